@@ -21,7 +21,7 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN, DQNState
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.dqn_loss import dqn_loss
-from llmrl_jax.rl.gradient import clipped_adam
+from llmrl_jax.rl.gradient import clipped_adam, traced_floats
 from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.rl.replay import Ring, Transition
 from llmrl_jax.systems.ellm.build import Ellm, build
@@ -83,7 +83,7 @@ def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> R
 
 def state_of(learner: DQN, config: DQNConfig, ring: Ring) -> DQNState:
     """The part of DQN's state that gradient steps read."""
-    hparams = {f.name: jnp.float32(getattr(config, f.name)) for f in dataclasses.fields(config) if f.type == "float"}
+    hparams = traced_floats(config)
     params, frozen = learner.policy.init(jax.random.key(0), jax.tree.map(lambda x: x[0], ring.items.obs))
     target = jax.tree.map(lambda x: x + 0.01, params)
     opt_state = clipped_adam(hparams).init(params)

@@ -81,9 +81,13 @@ def between(
     see `at_least`."""
     compare = lambda: (low < value if above else low <= value) and (value < high if below else value <= high)  # noqa: E731
     inside = _compared(name, value, compare, error)  # a function by `def` would be decorated at every call, in tests
+    _check(inside, name, value, needed(low, high, above, below), remedy, error)
+
+
+def needed(low: float, high: float, above: bool, below: bool) -> str:
+    """An interval in words, "from 0 to 1"; see `between`."""
     start = f"above {low} and " if above else f"from {low} to "
-    end = f"below {high}" if below else f"at most {high}" if above else f"{high}"
-    _check(inside, name, value, start + end, remedy, error)
+    return start + (f"below {high}" if below else f"at most {high}" if above else f"{high}")
 
 
 def fields_at_least(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
 from envs_jax.text import TokenTable
-from llmrl_jax.core.checks import WIDTH, fields_in
+from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.layers import GRU, linear
@@ -26,16 +26,15 @@ from llmrl_jax.rl.policy import epsilon_greedy, over_offered
 
 
 @dataclass(frozen=True)
-class DRRNConfig:
+class DRRNConfig(Checked):
     """Sizes of DRRN's network; the defaults are the published ones."""
 
-    embedding_dim: int = 128
-    """Width of the token embeddings."""
-    hidden_dim: int = 128
-    """Width of both GRUs and of the MLP's hidden layer."""
+    PREFIX: ClassVar[str] = "drrn."
 
-    def __post_init__(self):
-        fields_in(self, WIDTH, "embedding_dim", "hidden_dim", prefix="drrn.")
+    embedding_dim: Width = 128
+    """Width of the token embeddings."""
+    hidden_dim: Width = 128
+    """Width of both GRUs and of the MLP's hidden layer."""
 
 
 DRRN_DQN = DQNConfig(

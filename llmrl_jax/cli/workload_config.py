@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from llmrl_jax.core.checks import FROM_0, fields_in
+from llmrl_jax.core.checks import NonNegativeInt, PositiveInt
 from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
 
 
@@ -32,20 +32,16 @@ class WorkloadConfig(FitConfig):
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
     in PPO's minibatches (without the critic); `generate`: sampling; glam to dqn: an update of the system or algorithm
     with its default settings; kalm-imagine: imagined episodes; `world`: random actions in a world alone."""
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
     gradient step (offline)."""
-    steps: int = 0
+    steps: NonNegativeInt = 0
     """Systems, ppo, dqn, world: steps of an update in every environment; offline: gradient steps of an update;
     kalm-imagine: steps of an episode. 0: the default."""
     env: str = ""
     """glam, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
     algo: str = "iql"
     """offline: the algorithm, one of `llmrl rl train --algo`."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, FROM_0, "steps")
 
     def described(self) -> str:
         """The sizes of the workload in words."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 from operator import attrgetter
-from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from envs_jax.checks import above, at_least, between, fields_at_least, nearest
+from envs_jax.checks import above, at_least, between, fields_at_least, nearest, needed
 
 
 __all__ = [
-    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "above", "at_least", "between", "check_choices", "check_seed",
-    "fields_at_least", "fields_in", "in_interval", "nearest", "option", "refuse_nan", "refuse_unread",
+    "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "Checked", "Epochs", "FiniteFloat", "Fraction",
+    "FractionBelowOne", "In", "Needs", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt",
+    "PositiveOrInf", "Steps", "Width", "above", "at_least", "between", "bound", "check_fields", "check_seed",
+    "fields_at_least", "in_interval", "nearest", "option", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1
@@ -53,19 +55,77 @@ def _ends(interval: str) -> tuple[float, float, bool, bool]:
     return low, high, match[1] == "(", match[4] == ")"
 
 
-def fields_in(config: Any, interval: str, *names: str, prefix: str = "", remedy: str = "") -> None:
-    """Check that attributes of one object lie in an interval; NaN lies in none.
+@dataclasses.dataclass(frozen=True)
+class In:
+    """The bound of a configuration field, beside its type: `gamma: Annotated[float, In("[0, 1]")] = 0.99`.
 
-    **Arguments:** `interval`, as mathematics writes it: `[0, 1]`, `(0, 1]`, `[1, inf)`; `[0, inf]` includes infinity;
-    `prefix`, before the name of each in the message; `remedy`, what else the user can do, without a full stop.
-    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed".
+    `Checked` checks it, and the help text of the option shows it. Inside a tuple it bounds every element."""
+
+    interval: str
+    """As mathematics writes it: `[0, 1]`, `(0, 1]`, `[1, inf)`; `[0, inf]` includes infinity. NaN lies in none."""
+    remedy: str = ""
+    """What else the user can do, without a full stop."""
+
+    @property
+    def ends(self) -> tuple[float, float, bool, bool]:
+        """The lowest and the highest value, and whether each is excluded."""
+        return _ends(self.interval)
+
+    @property
+    def help(self) -> str:
+        """The bound for a help text, "from 0 to 1"; empty where it is no news: finite, at least -1, 0 or 1."""
+        low, high, open_low, open_high = self.ends
+        if high >= 10**6:
+            plain = low in (-1, 0, 1) and not open_low or low == -math.inf
+            return "" if plain else f"{'above' if open_low else 'at least'} {low}"
+        return needed(low, high, open_low, open_high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """A condition beside the type of a field, without which nothing reads it: `pool_size: Annotated[int,
+    Needs("reset", "pool")]` is read where `reset` is "pool". Elsewhere `Checked` refuses values other than the default.
     """
-    for name in names:
-        in_interval(prefix + name, getattr(config, name), interval, remedy=remedy)
+
+    field: str
+    """Another field of the same class."""
+    value: Any = None
+    """Its value; None: any except an empty one, False or 0."""
+
+
+PositiveInt = Annotated[int, In(COUNT)]
+NonNegativeInt = Annotated[int, In(FROM_0)]
+Steps = Annotated[int, In(STEPS)]
+Epochs = Annotated[float, In(EPOCHS)]
+Width = Annotated[int, In(WIDTH)]
+FiniteFloat = Annotated[float, In("(-inf, inf)")]
+NonNegativeFloat = Annotated[float, In("[0, inf)")]
+PositiveFloat = Annotated[float, In("(0, inf)")]
+PositiveOrInf = Annotated[float, In("(0, inf]")]
+Fraction = Annotated[float, In("[0, 1]")]
+FractionBelowOne = Annotated[float, In("[0, 1)")]
+
+
+class Checked:
+    """Base class of configurations, which are dataclasses: when one is made, its fields are checked.
+
+    Checked are the bounds (`In`), the values of a `Literal`, which the command line refuses and Python does not, that
+    no number is NaN, and that no option is changed that nothing reads (`Needs`). A subclass with a `__post_init__` of
+    its own calls this one first.
+
+    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed"."""
+
+    PREFIX: ClassVar[str] = ""
+    """Before the names of the fields in messages: the usual name of the part in a whole, and a dot ("ppo.")."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, lambda name: f"{self.PREFIX}{name}")
 
 
 def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> None:
-    """Check that a number lies in an interval; see `fields_in`."""
+    """Check that a number lies in an interval; see `In`.
+
+    **Raises:** `ValueError`, "ppo.gamma is 2.0; from 0 to 1 is needed"."""
     low, high, open_low, open_high = _ends(interval)
     if high == math.inf and not open_high and value == high:
         return
@@ -80,44 +140,79 @@ def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> No
 
 
 @lru_cache
-def _literals(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of each field of a class whose annotation is a `Literal`, or one of several types that are."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-        if literals:
-            others = [None] if type(None) in get_args(hint) else []
-            found[name] = (*(value for part in literals for value in get_args(part)), *others)
-    return found
+def _rules(kind: Any) -> tuple[tuple[str, In | None, tuple[Any, ...], bool], ...]:
+    """The fields of a dataclass: name, bound, values of a `Literal` (empty: any), and whether strings are allowed where
+    there is a bound."""
+    hints = get_type_hints(kind, include_extras=True)
+    rules = []
+    for f in dataclasses.fields(kind):
+        parts = list(_parts(hints[f.name]))
+        choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
+        others = (None,) if choices and type(None) in parts else ()
+        rules.append((f.name, bound(hints[f.name]), (*choices, *others), str in parts))
+    return tuple(rules)
 
 
-def check_choices(config: Any, prefix: str = "", but: tuple[str, ...] = ()) -> None:
-    """Check the fields of a dataclass that are annotated as a `Literal`: the command line refuses other values, Python
-    does not.
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type, or the types of a union, without what is annotated."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _parts(part)
+    else:
+        yield hint
 
-    **Arguments:** `prefix`, before the name of each in the message; `but`, fields that are checked elsewhere.
-    **Raises:** `ValueError`, "ppo.schedule is 'lin'; one of constant, linear is needed".
-    """
+
+def bound(hint: Any) -> In | None:
+    """The bound in an annotation, also in a union or a tuple; None without one."""
+    if get_origin(hint) is Literal:
+        return None
+    inside = [x for x in getattr(hint, "__metadata__", ()) if isinstance(x, In)]
+    return next(filter(None, (*inside, *map(bound, get_args(hint)))), None)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """A value, or the elements of a tuple or list, at any depth."""
+    if isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _leaves(element)
+    else:
+        yield value
+
+
+def check_fields(config: Any, spell: Callable[[str], str]) -> None:
+    """Check the fields of a dataclass as `Checked` does; its parts, which are dataclasses, check themselves.
+
+    **Arguments:** `spell`, from a field to its name in the message: `ppo.gamma`, or `--ppo.gamma`.
+    **Raises:** `ValueError`."""
     kind: Any = type(config)
-    for name, choices in _literals(kind).items():
+    for name, limits, choices, strings in _rules(kind):
         value = getattr(config, name)
-        if name not in but and value not in choices:
+        if choices and value not in choices:
             known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
-            raise ValueError(f"{prefix}{name} is {value!r}; one of {known} is needed")
+            raise ValueError(f"{spell(name)} is {value!r}; one of {known} is needed")
+        for element in _leaves(value):
+            if isinstance(element, float) and math.isnan(element):
+                raise ValueError(f"{spell(name)} is {value}; a number is needed")
+            if limits and element is not None and not (strings and isinstance(element, str)):
+                in_interval(spell(name), element, limits.interval, remedy=limits.remedy)
+    for need, names in _needs(kind).items():
+        value = getattr(config, need.field)
+        if not (value if need.value is None else value == need.value):
+            who = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
+            refuse_unread(config, names, who, spell=spell)
 
 
-def refuse_nan(config: Any, prefix: str = "") -> None:
-    """Refuse NaN in any field of a dataclass, its parts included: no option has a use for it.
-
-    **Arguments:** `prefix`, before the name of the field in the message, including a dot.
-    **Raises:** `ValueError`, "ppo.gamma is nan; a number is needed".
-    """
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name, None)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            refuse_nan(value, f"{prefix}{f.name}.")
-        elif any(isinstance(x, float) and math.isnan(x) for x in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{prefix}{f.name} is {value}; a number is needed")
+@lru_cache
+def _needs(kind: Any) -> dict[Needs, list[str]]:
+    """The fields of a dataclass by what they need."""
+    needs: dict[Needs, list[str]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for need in getattr(hint, "__metadata__", ()):
+            if isinstance(need, Needs):
+                needs.setdefault(need, []).append(name)
+    return needs
 
 
 def option(name: str) -> str:
@@ -126,18 +221,25 @@ def option(name: str) -> str:
 
 
 def refuse_unread(
-    config: Any, unread: Iterable[str], who: str, *, usual: Any = None, remedy: str = "", prefix: str = ""
+    config: Any,
+    unread: Iterable[str],
+    who: str,
+    *,
+    usual: Any = None,
+    remedy: str = "",
+    spell: Callable[[str], str] | None = None,
 ) -> None:
     """Refuse options that were changed although nothing reads them.
 
     **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read (a nested
     configuration means all of its fields); `who`, such as "the agent random"; `usual`, the unchanged values (None: the
-    defaults of the class); `remedy`, what else the user can do, without a full stop; `prefix`, the prefix of the names
-    on the command line, including a dot.
+    defaults of the class); `remedy`, what else the user can do, without a full stop; `spell`, from a field to its name
+    in the message (None: its flag, with the class's `PREFIX`).
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
     unread = tuple(unread)
+    spell = spell or (lambda name: option(f"{getattr(config, 'PREFIX', '')}{name}"))
     usual = _defaults(config, {name.partition(".")[0] for name in unread}) if usual is None else usual
     changed = [
         (name, value)
@@ -145,7 +247,7 @@ def refuse_unread(
         for name, value in _changed(attrgetter(field)(config), attrgetter(field)(usual), field)
     ]
     if changed:
-        listed = ", ".join(f"{option(prefix + name)} is {value}" for name, value in changed)
+        listed = ", ".join(f"{spell(name)} is {value}" for name, value in changed)
         them = "it" if len(changed) == 1 else "them"
         more = f" ({remedy})" if remedy else ""
         raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{more}")

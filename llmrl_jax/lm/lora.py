@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.core.checks import WIDTH, fields_in, nearest
+from llmrl_jax.core.checks import WIDTH, Checked, FiniteFloat, In, nearest
 
 
 BLOCKS = {
@@ -28,19 +28,18 @@ TARGETS = tuple(BLOCKS)
 
 
 @dataclass(frozen=True)
-class LoRAConfig:
+class LoRAConfig(Checked):
     """The matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values."""
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Annotated[int, In(WIDTH, "leave LoRA out to turn it off")] = 16
+    alpha: FiniteFloat = 32.0
     targets: tuple[str, ...] = ("q_proj", "v_proj")
     """Any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
     rslora: bool = False
     """Scale by `alpha / sqrt(rank)` (Kalajdzievski 2023) instead of `alpha / rank`."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "rank", remedy="leave LoRA out to turn it off")
-        fields_in(self, "(-inf, inf)", "alpha")
+        super().__post_init__()
         if not self.targets:
             raise ValueError(f"targets is empty; name some of {', '.join(TARGETS)}")
         for name in self.targets:

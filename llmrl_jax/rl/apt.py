@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import COUNT, WIDTH, fields_in
+from llmrl_jax.core.checks import Checked, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf, Width
 from llmrl_jax.rl.bonus import BonusState, Steps, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.networks import flatten
@@ -21,40 +21,38 @@ from llmrl_jax.rl.rnd import Embedding
 
 
 @dataclass(frozen=True)
-class APTConfig:
+class APTConfig(Checked):
     """Sizes and hyper-parameters of APT; the defaults are those of ELLM's baseline. Floats are traced."""
 
-    outputs: int = 512
+    PREFIX: ClassVar[str] = "apt."
+
+    outputs: Width = 512
     """Width of the learned representation."""
-    hidden: int = 1024
+    hidden: Width = 1024
     """Width of the hidden layers."""
-    neighbours: int = 12
+    neighbours: PositiveInt = 12
     """Nearest neighbours whose distances are averaged."""
-    others: int = 256
+    others: PositiveInt = 256
     """Observations among which they are found, those of the last steps; a multiple of the environments is best."""
-    clip: float = 1e-4
+    clip: NonNegativeFloat = 1e-4
     """Distance that is subtracted after normalisation: smaller ones count as 0."""
-    extrinsic_coef: float = 0.0
+    extrinsic_coef: NonNegativeFloat = 0.0
     """Weight of the environment's reward, which is added."""
-    coef: float = 1.0
+    coef: NonNegativeFloat = 1.0
     """Weight of the novelty."""
-    learning_rate: float = 1e-4
+    learning_rate: NonNegativeFloat = 1e-4
     """Step size of Adam."""
-    max_grad_norm: float = float("inf")
-    """Global norm to which gradients are clipped, above 0; inf: never."""
-    adam_b1: float = 0.9
+    max_grad_norm: PositiveOrInf = float("inf")
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay rate of the first moment."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay rate of the second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: NonNegativeFloat = 1e-8
     """Adam's epsilon."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "outputs", "hidden", prefix="apt.")
-        fields_in(self, COUNT, "neighbours", "others", prefix="apt.")
-        fields_in(self, "[0, inf)", "clip", "coef", "extrinsic_coef", "learning_rate", "adam_eps", prefix="apt.")
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix="apt.")
-        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="apt.")
+        super().__post_init__()
         if self.others < self.neighbours:
             raise ValueError(
                 f"apt.others is {self.others}, among which apt.neighbours {self.neighbours} cannot be found: raise it"

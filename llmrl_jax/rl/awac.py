@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import COUNT, fields_in, refuse_unread
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig
@@ -28,26 +28,19 @@ class AWACConfig(OfflineConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "awac"
-    batch_size: int = 1024
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
-    actor_learning_rate: float = 3e-4
+    batch_size: PositiveInt = 1024
+    actor_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the actor's Adam."""
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the critics' Adam."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target critics towards the critics, 0 to 1."""
-    temperature: float = 1.0
-    """Advantages are divided by it (lambda), above 0."""
-    action_samples: int = 1
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target critics towards the critics."""
+    temperature: PositiveFloat = 1.0
+    """Advantages are divided by it (lambda)."""
+    action_samples: PositiveInt = 1
     """Continuous actions: samples of which the value of a state is the mean."""
-
-    def check(self):
-        fields_in(self, "[0, inf)", "actor_learning_rate", "critic_learning_rate", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
-        fields_in(self, "(0, inf)", "temperature", prefix=self.prefix)
-        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
 
 
 class AWAC:
@@ -56,7 +49,7 @@ class AWAC:
     def __init__(self, config: AWACConfig, actions: ActionKind):
         self.config, self.actions = config, actions
         if actions.discrete:
-            refuse_unread(config, ["action_samples"], "awac with discrete actions", prefix=config.prefix)
+            refuse_unread(config, ["action_samples"], "awac with discrete actions")
             self.actor: Any = CategoricalActor(actions.width, config.hidden, config.activation)
         else:
             self.actor = GaussianActor(actions.width, config.hidden, config.activation, -6.0, 0.0, sigmoid=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.core.checks import fields_in, refuse_unread
+from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, DeterministicActor
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.offline import Context, Trained
@@ -32,17 +32,13 @@ class BCConfig(OfflineConfig):
     """Hyper-parameters, with the defaults of d3rlpy 2.0.2."""
 
     NAME: ClassVar[str] = "bc"
-    batch_size: int = 100
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
-    learning_rate: float = 1e-3
+    batch_size: PositiveInt = 100
+    learning_rate: NonNegativeFloat = 1e-3
     """Step size of Adam."""
-    beta: float = 0.5
+    beta: NonNegativeFloat = 0.5
     """Discrete actions: weight of the mean square of what `beta_on` names."""
     beta_on: BetaOn = "logits"
     """Discrete actions: the numbers that `beta` penalises; `log_probs`: d3rlpy from version 2.1 on."""
-
-    def check(self):
-        fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
 
 
 def cloning_loss(cloned: Categorical, action: Int[Array, " B"], beta: Any, beta_on: BetaOn) -> Float[Array, ""]:
@@ -61,7 +57,7 @@ class BC:
 
     def __init__(self, config: BCConfig, actions: ActionKind):
         if not actions.discrete:
-            refuse_unread(config, ["beta", "beta_on"], "bc with continuous actions", prefix=config.prefix)
+            refuse_unread(config, ["beta", "beta_on"], "bc with continuous actions")
         self.beta_on: BetaOn = config.beta_on
         kind = CategoricalActor if actions.discrete else DeterministicActor
         self.actor: Any = kind(actions.width, config.hidden, config.activation)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, Fixed
 from llmrl_jax.rl.mlp import beside, init_mlp
 from llmrl_jax.rl.offline import Context, Trained
@@ -33,32 +33,25 @@ class BCQConfig(OfflineConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "bcq"
-    batch_size: int = 100
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
-    actor_learning_rate: float = 1e-3
+    batch_size: PositiveInt = 100
+    actor_learning_rate: NonNegativeFloat = 1e-3
     """Step size of the Adam of the network that moves actions."""
-    critic_learning_rate: float = 1e-3
+    critic_learning_rate: NonNegativeFloat = 1e-3
     """Step size of the critics' Adam."""
-    imitator_learning_rate: float = 1e-3
+    imitator_learning_rate: NonNegativeFloat = 1e-3
     """Step size of the autoencoder's Adam."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target networks towards theirs, 0 to 1."""
-    lam: float = 0.75
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target networks towards theirs."""
+    lam: Fraction = 0.75
     """Weight of the smallest critic in a value; the largest has the rest."""
-    action_samples: int = 100
+    action_samples: PositiveInt = 100
     """Actions of which the best is valued, or taken."""
-    flexibility: float = 0.05
-    """The most by which an action of the autoencoder is moved, 0 to 1."""
-    beta: float = 0.5
+    flexibility: Fraction = 0.05
+    """The most by which an action of the autoencoder is moved."""
+    beta: NonNegativeFloat = 0.5
     """Weight of the divergence of the autoencoder's latent numbers from a standard Gaussian."""
-
-    def check(self):
-        rates = ("actor_learning_rate", "critic_learning_rate", "imitator_learning_rate")
-        fields_in(self, "[0, inf)", *rates, "beta", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", "lam", "flexibility", prefix=self.prefix)
-        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
 
 
 class BCQ:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -17,21 +17,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from envs_jax.actions import mask_of
-from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval
+from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.features import Symbols
 from llmrl_jax.rl.networks import Head, dense
 from llmrl_jax.rl.policy import epsilon_greedy, over_offered
 
 
 @dataclass(frozen=True)
-class BranchConfig:
+class BranchConfig(Checked):
     """Sizes of a network with branches; the defaults are the published ones."""
 
-    width: int = 512
+    PREFIX: ClassVar[str] = "network."
+
+    width: Width = 512
     """Outputs of each branch, and of the layer that fuses them."""
-    convolutions: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    convolutions: tuple[tuple[Width, Width, Width], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """Of pictures: channels, side of the kernel and stride of each layer. The defaults are for 84 x 84 pixels."""
-    head_hidden: tuple[int, ...] = (512, 512)
+    head_hidden: tuple[Width, ...] = (512, 512)
     """Widths of the hidden layers of the value's and of the advantages' head; empty: linear heads."""
     pooling: Literal["mean", "learned"] = "mean"
     """How the embeddings of several goals become one: their mean, or a mean with learned weights."""
@@ -42,15 +44,9 @@ class BranchConfig:
     goals."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "width", prefix="network.")
-        for width in self.head_hidden:
-            in_interval("network.head_hidden", width, WIDTH)
+        super().__post_init__()
         if not self.convolutions:
             raise ValueError("network.convolutions is empty; at least one layer is needed, as in 32 8 4")
-        for layer in self.convolutions:
-            for number in layer:
-                in_interval("network.convolutions", number, WIDTH)
-        check_choices(self, prefix="network.")
 
 
 Inputs = Mapping[str, Any]

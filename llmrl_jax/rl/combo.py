@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import COUNT, WIDTH, between, fields_in, in_interval
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Width, between
 from llmrl_jax.rl.cql import proposed, soft_gap
 from llmrl_jax.rl.dynamics import Dynamics
 from llmrl_jax.rl.offline import Context, Trained
@@ -40,59 +40,51 @@ class COMBOConfig(OfflineConfig):
     """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's worlds."""
 
     NAME: ClassVar[str] = "combo"
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Steps of a batch, half recorded and half of the model's; a multiple of 2."""
-    hidden: tuple[int, ...] = (256, 256, 256)
+    hidden: tuple[Width, ...] = (256, 256, 256)
     """Widths of the dense layers of actor and critics."""
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
-    actor_learning_rate: float = 1e-4
+    actor_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the actor's Adam."""
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the critics' Adam."""
-    temperature_learning_rate: float = 1e-4
+    temperature_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the Adam of the entropy's weight."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target critics towards the critics, 0 to 1."""
-    initial_temperature: float = 1.0
-    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
-    conservative_weight: float = 5.0
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target critics towards the critics."""
+    initial_temperature: PositiveFloat = 1.0
+    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
+    conservative_weight: NonNegativeFloat = 5.0
     """Weight of the conservative term; OfflineRL-Kit has 0.5 for some data."""
-    action_samples: int = 10
+    action_samples: PositiveInt = 10
     """Actions of each of the three kinds in the soft maximum."""
-    members: int = 7
+    members: PositiveInt = 7
     """Members of the model."""
-    elites: int = 5
+    elites: PositiveInt = 5
     """Members that imagine, those of the smallest errors on steps that the model does not learn from."""
-    model_hidden: tuple[int, ...] = (200, 200, 200, 200)
+    model_hidden: tuple[Width, ...] = (200, 200, 200, 200)
     """Widths of the dense layers of a member."""
-    model_learning_rate: float = 1e-3
+    model_learning_rate: NonNegativeFloat = 1e-3
     """Step size of the model's Adam."""
-    model_steps: int = 50_000
+    model_steps: PositiveInt = 50_000
     """Gradient steps of the model, which come first; the policy does not learn in them."""
-    rollout_every: int = 1_000
+    rollout_every: PositiveInt = 1_000
     """Gradient steps of the policy between rollouts in the model."""
-    rollouts: int = 10_000
+    rollouts: PositiveInt = 10_000
     """Recorded states from which the policy plays in the model."""
-    horizon: int = 5
+    horizon: PositiveInt = 5
     """Steps of a rollout; where one ends, it goes on from another recorded state."""
-    kept: int = 5
+    kept: PositiveInt = 5
     """Rounds of rollouts that are kept. Their memory is allocated at once, and is part of checkpoints."""
 
-    def check(self):
-        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "model_learning_rate")
-        fields_in(self, "[0, inf)", *rates, "conservative_weight", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
-        fields_in(self, "(0, inf)", "initial_temperature", prefix=self.prefix)
-        counts = ("action_samples", "members", "elites", "model_steps", "rollout_every", "rollouts", "horizon", "kept")
-        fields_in(self, COUNT, *counts, prefix=self.prefix)
-        between(f"{self.prefix}elites", self.elites, 1, self.members)
-        for width in self.model_hidden:
-            in_interval(f"{self.prefix}model_hidden", width, WIDTH)
+    def __post_init__(self):
+        super().__post_init__()
+        between(f"{self.PREFIX}elites", self.elites, 1, self.members)
         if self.batch_size % 2:
-            raise ValueError(f"{self.prefix}batch_size is {self.batch_size}; a multiple of 2 is needed")
+            raise ValueError(f"{self.PREFIX}batch_size is {self.batch_size}; a multiple of 2 is needed")
 
 
 class COMBO(SoftActorCritic):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, SquashedActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
@@ -31,35 +31,28 @@ class CQLConfig(OfflineConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "cql"
-    actor_learning_rate: float = 1e-4
+    actor_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the actor's Adam."""
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the critics' Adam."""
-    temperature_learning_rate: float = 1e-4
+    temperature_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the Adam of the entropy's weight."""
-    alpha_learning_rate: float = 1e-4
+    alpha_learning_rate: NonNegativeFloat = 1e-4
     """Step size of the Adam of the conservative term's weight; 0: it stays at initial_alpha."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target critics towards the critics, 0 to 1."""
-    initial_temperature: float = 1.0
-    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
-    initial_alpha: float = 1.0
-    """First weight of the conservative term, above 0."""
-    threshold: float = 10.0
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target critics towards the critics."""
+    initial_temperature: PositiveFloat = 1.0
+    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
+    initial_alpha: PositiveFloat = 1.0
+    """First weight of the conservative term."""
+    threshold: NonNegativeFloat = 10.0
     """The size at which the conservative term is kept by its weight."""
-    conservative_weight: float = 5.0
+    conservative_weight: NonNegativeFloat = 5.0
     """Factor of the conservative term; KALM has 10."""
-    action_samples: int = 10
+    action_samples: PositiveInt = 10
     """Actions of each of the three kinds in the soft maximum."""
-
-    def check(self):
-        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate", "alpha_learning_rate")
-        fields_in(self, "[0, inf)", *rates, "conservative_weight", "threshold", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
-        fields_in(self, "(0, inf)", "initial_temperature", "initial_alpha", prefix=self.prefix)
-        fields_in(self, COUNT, "action_samples", prefix=self.prefix)
 
 
 def proposed(

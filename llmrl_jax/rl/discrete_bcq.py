@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import CategoricalActor, Critics
 from llmrl_jax.rl.bc import BetaOn, cloning_loss
 from llmrl_jax.rl.discrete_cql import double_targets, huber
@@ -30,28 +30,21 @@ class DiscreteBCQConfig(OfflineConfig):
     """Hyper-parameters, with the defaults of d3rlpy 2.0.2."""
 
     NAME: ClassVar[str] = "discrete_bcq"
-    batch_size: int = 32
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
-    learning_rate: float = 6.25e-5
+    batch_size: PositiveInt = 32
+    learning_rate: NonNegativeFloat = 6.25e-5
     """Step size of Adam."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    flexibility: float = 0.3
-    """Probability, relative to the likeliest action's, above which an action may be chosen, 0 to 1."""
-    beta: float = 0.5
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    flexibility: FractionBelowOne = 0.3
+    """Probability, relative to the likeliest action's, above which an action may be chosen."""
+    beta: NonNegativeFloat = 0.5
     """Weight of the mean square of the numbers of the cloned policy that `beta_on` names."""
     beta_on: BetaOn = "logits"
     """The numbers that `beta` penalises: `logits` as the authors; `log_probs` as d3rlpy from version 2.1 on."""
-    critics: int = 1
+    critics: PositiveInt = 1
     """Critics; the target is that of the smallest value."""
-    target_every: int = 8_000
+    target_every: PositiveInt = 8_000
     """Gradient steps between copies of the critics to the target critics."""
-
-    def check(self):
-        fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", prefix=self.prefix)
-        fields_in(self, "[0, 1)", "flexibility", prefix=self.prefix)
-        fields_in(self, COUNT, "critics", "target_every", prefix=self.prefix)
 
 
 class DiscreteBCQ:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.offline import Context, Trained
@@ -27,23 +27,17 @@ class DiscreteCQLConfig(OfflineConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "discrete_cql"
-    batch_size: int = 32
-    """Steps of a batch; with imagined data half of them are real, half imagined."""
-    learning_rate: float = 6.25e-5
+    batch_size: PositiveInt = 32
+    learning_rate: NonNegativeFloat = 6.25e-5
     """Step size of Adam."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    alpha: float = 1.0
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    alpha: NonNegativeFloat = 1.0
     """Weight of the conservative term; KALM has 10."""
-    critics: int = 1
+    critics: PositiveInt = 1
     """Critics; the target is that of the smallest value."""
-    target_every: int = 8_000
+    target_every: PositiveInt = 8_000
     """Gradient steps between copies of the critics to the target critics."""
-
-    def check(self):
-        fields_in(self, "[0, inf)", "learning_rate", "alpha", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", prefix=self.prefix)
-        fields_in(self, COUNT, "critics", "target_every", prefix=self.prefix)
 
 
 def double_targets(

@@ -4,111 +4,105 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Fraction,
+    FractionBelowOne,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrInf,
+    refuse_unread,
+)
 from llmrl_jax.parallel import RULES, Placement
-from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
+from llmrl_jax.rl.rollout import RolloutConfig, check_statistics
 
 
 @dataclass(frozen=True)
-class DQNConfig:
+class DQNConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
-    num_envs: int = 16
-    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
-    num_steps: int = 4
-    """Steps per environment and update."""
-    gradient_steps: int = 4
+    PREFIX: ClassVar[str] = "dqn."
+
+    num_steps: PositiveInt = 4
+    gradient_steps: PositiveInt = 4
     """Gradient steps per update."""
-    batch_size: int = 128
+    batch_size: PositiveInt = 128
     """Stored steps per gradient step; over a mesh, a multiple of its data x fsdp devices."""
-    replay_size: int = 100_000
+    replay_size: PositiveInt = 100_000
     """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
     once, in checkpoints too."""
-    learning_starts: int = 0
+    learning_starts: NonNegativeInt = 0
     """Stored steps before the first gradient step; until then losses are reported as 0."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    n_step: int = 1
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    n_step: PositiveInt = 1
     """Steps whose rewards a target sums before it bootstraps."""
     double: bool = True
     """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
-    target_every: int = 8
+    target_every: NonNegativeInt = 8
     """Updates between changes of the target network; 0: no target network, targets use the online one."""
-    target_steps: int = 0
+    target_steps: NonNegativeInt = 0
     """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
-    target_tau: float = 1.0
-    """Step of the target network towards the online one at each change, 0 to 1; 1 copies it. Polyak averaging: a small
+    target_tau: Fraction = 1.0
+    """Step of the target network towards the online one at each change; 1 copies it. Polyak averaging: a small
     number, with target_every 1."""
     share_encoder: bool = False
     """Whether the target network has only its own heads, and the encoder of the online network, as published for ELLM.
     Needs a network that names its heads."""
-    reward_clip: float = math.inf
-    """Absolute value at which rewards, a bonus included, are clipped before they are stored, above 0; inf: never."""
-    huber_delta: float = 100.0
+    reward_clip: PositiveOrInf = math.inf
+    """Absolute value at which rewards, a bonus included, are clipped before they are stored; inf: never."""
+    huber_delta: PositiveFloat = 100.0
     """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
     clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
-    learning_rate: float = 2.5e-4
+    learning_rate: NonNegativeFloat = 2.5e-4
     """Step size of Adam."""
-    max_grad_norm: float = 10.0
-    """Global norm to which gradients are clipped, above 0; inf: never."""
-    adam_b1: float = 0.9
+    max_grad_norm: PositiveOrInf = 10.0
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay rate of the first moment."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay rate of the second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: NonNegativeFloat = 1e-8
     """Adam's epsilon."""
     acting: Literal["epsilon", "softmax"] = "epsilon"
     """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
     probabilities proportional to exp(value / temperature)."""
-    epsilon_start: float = 1.0
+    epsilon_start: Annotated[Fraction, Needs("acting", "epsilon")] = 1.0
     """With `acting` epsilon: the initial probability of a random action."""
-    epsilon_end: float = 0.05
+    epsilon_end: Annotated[Fraction, Needs("acting", "epsilon")] = 0.05
     """With `acting` epsilon: the final probability of a random action."""
-    epsilon_steps: int = 50_000
+    epsilon_steps: Annotated[PositiveInt, Needs("acting", "epsilon")] = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
-    epsilon_after_reward: bool = False
+    epsilon_after_reward: Annotated[bool, Needs("acting", "epsilon")] = False
     """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
     more, instead of from the start."""
-    guide_fraction: float = 0.5
+    guide_fraction: Annotated[Fraction, Needs("acting", "epsilon")] = 0.5
     """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
-    temperature: float = 1.0
+    temperature: Annotated[PositiveFloat, Needs("acting", "softmax")] = 1.0
     """With `acting` softmax: the temperature, in units of value."""
     replay: Literal["uniform", "prioritized"] = "uniform"
     """How stored steps are drawn: `prioritized`, in proportion to (|TD error| + 1e-6) ** priority_alpha, with the
     importance weights of the paper."""
-    priority_alpha: float = 0.6
+    priority_alpha: Annotated[Fraction, Needs("replay", "prioritized")] = 0.6
     """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
-    priority_beta: float = 0.4
+    priority_beta: Annotated[Fraction, Needs("replay", "prioritized")] = 0.4
     """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: int = 256
-    """Episodes in the pool, with `reset` pool."""
-    pool_every: int = 1
-    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
-    about as many steps as the pool's episodes last."""
-    reset_ratio: int = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
     def __post_init__(self):
-        counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size", "n_step", "epsilon_steps")
-        fields_in(self, COUNT, *counts, "pool_size", "pool_every", "reset_ratio", prefix="dqn.")
-        fields_in(self, FROM_0, "learning_starts", "target_every", "target_steps", prefix="dqn.")
-        fields_in(self, "[0, inf)", "learning_rate", "adam_eps", prefix="dqn.")
-        fields_in(self, "(0, inf]", "max_grad_norm", "reward_clip", prefix="dqn.")
-        check_choices(self, prefix="dqn.")
-        fractions = ("gamma", "target_tau", "epsilon_start", "epsilon_end", "priority_alpha", "priority_beta")
-        fields_in(self, "[0, 1]", *fractions, "guide_fraction", prefix="dqn.")
-        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="dqn.")
-        self._refuse_unread()
-        fields_in(self, "(0, inf)", "temperature", "huber_delta", prefix="dqn.")
+        super().__post_init__()
+        if not self.has_target:
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
+        if self.target_steps:
+            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0")
         steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(
@@ -121,19 +115,6 @@ class DQNConfig:
                     f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
                     f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
                 )
-
-    def _refuse_unread(self) -> None:
-        """**Raises** `ValueError` for options that were changed although the chosen modes do not read them."""
-        epsilon = ("epsilon_start", "epsilon_end", "epsilon_steps", "epsilon_after_reward", "guide_fraction")
-        acting = {"epsilon": ("temperature",), "softmax": epsilon}[self.acting]
-        refuse_unread(self, acting, f"--dqn.acting {self.acting}", prefix="dqn.")
-        if self.replay == "uniform":
-            refuse_unread(self, ("priority_alpha", "priority_beta"), "--dqn.replay uniform", prefix="dqn.")
-        if not self.has_target:
-            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0", prefix="dqn.")
-        if self.target_steps:
-            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0", prefix="dqn.")
-        refuse_unread(self, unread_of_reset(self.reset), f"--dqn.reset {self.reset}", prefix="dqn.")
 
     @property
     def has_target(self) -> bool:

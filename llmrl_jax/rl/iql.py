@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import FROM_0, fields_in
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
 from llmrl_jax.rl.mlp import init_mlp, mlp
 from llmrl_jax.rl.offline import Context, Trained
@@ -34,27 +34,20 @@ class IQLConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "iql"
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
-    learning_rate: float = 3e-4
+    learning_rate: NonNegativeFloat = 3e-4
     """Step size of Adam, for all networks."""
-    actor_decay_steps: int = 1_000_000
+    actor_decay_steps: NonNegativeInt = 1_000_000
     """Gradient steps over which the actor's step size falls to 0 along a cosine; 0: it is constant."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target critics towards the critics, 0 to 1."""
-    expectile: float = 0.7
-    """Expectile of the values of recorded actions, 0 to 1; 0.5 is their mean."""
-    beta: float = 3.0
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target critics towards the critics."""
+    expectile: Fraction = 0.7
+    """Expectile of the values of recorded actions; 0.5 is their mean."""
+    beta: NonNegativeFloat = 3.0
     """Weight of advantages in the exponents of the actor's weights."""
-    max_weight: float = 100.0
-    """Largest weight of a step in the actor's loss, above 0."""
-
-    def check(self):
-        fields_in(self, "[0, inf)", "learning_rate", "beta", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", "expectile", prefix=self.prefix)
-        fields_in(self, "(0, inf)", "max_weight", prefix=self.prefix)
-        fields_in(self, FROM_0, "actor_decay_steps", prefix=self.prefix)
+    max_weight: PositiveFloat = 100.0
+    """Largest weight of a step in the actor's loss."""
 
 
 def expectile_loss(error: Float[Array, " B"], expectile: Any) -> Float[Array, ""]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax import spaces, tracing
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import WIDTH, check_choices, fields_in, in_interval, refuse_unread
+from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
 from llmrl_jax.rl.policy import over_offered
@@ -162,15 +162,17 @@ class ActorCritic(nn.Module):
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Checked):
     """A small network for an environment with ordinary array observations."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    PREFIX: ClassVar[str] = "network."
+
+    hidden: tuple[Width, ...] = (64, 64)
     """Widths of the dense layers."""
-    channels: tuple[int, ...] = ()
+    channels: tuple[Width, ...] = ()
     """Channels of 3 x 3 convolutions over an image; the image is then the only input. Empty: no convolutions; all parts
     of the observation are flattened into one vector."""
-    memory: int = 0
+    memory: Annotated[int, In("[0, 1048576]")] = 0
     """Units of a GRU; 0: no memory."""
     dueling: bool = False
     """Q-networks: separate layers for the value of the state and the advantages of actions."""
@@ -178,13 +180,9 @@ class NetworkConfig:
     """Activation between dense layers; auto: tanh in actor-critics, relu in Q-networks."""
 
     def __post_init__(self):
-        fields_in(self, "[0, 1048576]", "memory", prefix="network.")
-        for name in ("hidden", "channels"):
-            for width in getattr(self, name):
-                in_interval(f"network.{name}", width, WIDTH)
+        super().__post_init__()
         if not self.hidden:
             raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
-        check_choices(self, prefix="network.")
 
 
 class NetworkPolicy:
@@ -262,7 +260,7 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
     """
-    refuse_unread(network, ["dueling"], "an actor-critic", prefix="network.")
+    refuse_unread(network, ["dueling"], "an actor-critic")
     return NetworkPolicy(
         env.action_space(env_params),
         hidden=network.hidden,

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from llmrl_jax.core.checks import fields_in
+from llmrl_jax.core.checks import NonNegativeFloat
 from llmrl_jax.rl.bonus import BonusState, Steps
 from llmrl_jax.rl.rnd import RND, RNDConfig
 
@@ -20,13 +20,9 @@ class NovelDConfig(RNDConfig):
 
     PREFIX: ClassVar[str] = "noveld."
 
-    alpha: float = 1.0
+    alpha: NonNegativeFloat = 1.0
     """Weight of the novelty of the observation before a step, which is subtracted: 1 in ELLM's baseline, 0.5 in
     NovelD's paper."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, "[0, inf)", "alpha", prefix=self.PREFIX)
 
 
 class NovelD(RND):

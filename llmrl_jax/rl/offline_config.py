@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from llmrl_jax.core.checks import COUNT, WIDTH, check_choices, fields_in, in_interval
+from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.rl.offline_data import ActionKind
 
 
 @dataclass(frozen=True)
-class OfflineConfig:
+class OfflineConfig(Checked):
     """What every offline learner has. Floats are traced (`state.hparams`): they can differ between rows of a vmap."""
 
     NAME: ClassVar[str] = "offline"
     """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
 
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Steps of a batch; with imagined data half of them are real, half imagined."""
-    gradient_steps: int = 100
+    gradient_steps: PositiveInt = 100
     """Gradient steps per update, in one compiled loop. What is learned does not depend on it."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden: tuple[Width, ...] = (256, 256)
     """Widths of the dense layers of every network."""
     activation: Literal["relu", "tanh"] = "relu"
     """Activation between dense layers."""
@@ -28,21 +28,12 @@ class OfflineConfig:
     """Whether features are normalised by their mean and deviation over the real data."""
 
     def __post_init__(self):
-        fields_in(self, COUNT, "batch_size", "gradient_steps", prefix=self.prefix)
-        for width in self.hidden:
-            in_interval(f"{self.prefix}hidden", width, WIDTH)
+        super().__post_init__()
         if not self.hidden:
-            raise ValueError(f"{self.prefix}hidden is empty; the width of at least one dense layer is needed")
-        check_choices(self, prefix=self.prefix)
-        self.check()
+            raise ValueError(f"{self.PREFIX}hidden is empty; the width of at least one dense layer is needed")
 
-    def check(self) -> None:
-        """Check the fields of one algorithm. **Raises:** `ValueError`."""
-
-    @property
-    def prefix(self) -> str:
-        """Before the names of options in messages."""
-        return f"{self.NAME}."
+    def __init_subclass__(cls):
+        cls.PREFIX = f"{cls.NAME}."
 
 
 def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:

@@ -4,90 +4,76 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jax.sharding import Mesh
 
 from envs_jax.env import Environment
-from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Fraction,
+    FractionBelowOne,
+    In,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInf,
+)
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Policy
-from llmrl_jax.rl.rollout import check_statistics, unread_of_reset
+from llmrl_jax.rl.rollout import RolloutConfig, check_statistics
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
-    num_envs: int = 16
-    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
-    num_steps: int = 64
-    """Steps per environment and update."""
-    unroll: int = 1
+    PREFIX: ClassVar[str] = "ppo."
+
+    unroll: PositiveInt = 1
     """Steps unrolled per iteration of the rollout's loop: slightly faster for very cheap steps, slower to compile."""
-    epochs: int = 4
+    epochs: PositiveInt = 4
     """Passes over the steps of an update."""
-    minibatches: int = 4
+    minibatches: PositiveInt = 4
     """Gradient steps per epoch; divides num_envs x num_steps (with a recurrent policy: num_envs)."""
-    microbatches: int = 1
+    microbatches: PositiveInt = 1
     """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation, 0 to 1."""
-    learning_rate: float = 2.5e-4
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    learning_rate: NonNegativeFloat = 2.5e-4
     """Step size of Adam."""
     schedule: Literal["constant", "linear"] = "constant"
     """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
-    schedule_updates: int = 0
+    schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
     """Updates after which a linear schedule reaches zero; used with `schedule` linear only."""
-    clip_eps: float = 0.2
+    clip_eps: NonNegativeFloat = 0.2
     """Distance of the probability ratio from 1 beyond which the policy loss is clipped."""
-    value_clip: float = 0.2
+    value_clip: Annotated[float, In("[0, inf]")] = 0.2
     """Change of a value beyond which the value loss is clipped, in units of return; inf: never."""
-    value_loss_coef: float = 0.5
+    value_loss_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    entropy_coef: float = 0.01
+    entropy_coef: NonNegativeFloat = 0.01
     """Weight of the entropy bonus, per nat."""
-    max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped, above 0; inf: never."""
-    adam_b1: float = 0.9
+    max_grad_norm: PositiveOrInf = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay rate of the first moment."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay rate of the second moment."""
-    adam_eps: float = 1e-5
+    adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
     normalize_advantages: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch. With a bonus of
     novelty, its noise is not scaled up: they are divided by at least 0.1 of its scale (`rl.bonus.Stream.floor`)."""
-    target_kl: float = math.inf
+    target_kl: Annotated[float, In("[0, inf]")] = math.inf
     """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: int = 256
-    """Episodes in the pool, with `reset` pool."""
-    pool_every: int = 1
-    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
-    about as many steps as the pool's episodes last."""
-    reset_ratio: int = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
     bootstrap_truncation: bool = True
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     value_broadcast: Literal["off", "glam"] = "off"
     """`glam`: every value is compared with every return of its microbatch, a bug of the published code that pulls
     values to the mean return (glam reference, section 3.3)."""
-
-    def __post_init__(self):
-        counts = ("num_envs", "num_steps", "unroll", "epochs", "minibatches", "microbatches", "pool_size", "pool_every")
-        fields_in(self, COUNT, *counts, "reset_ratio", prefix="ppo.")
-        fields_in(self, FROM_0, "schedule_updates", prefix="ppo.")
-        fields_in(self, "[0, 1]", "gamma", "gae_lambda", prefix="ppo.")
-        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix="ppo.")
-        scales = ("learning_rate", "clip_eps", "value_loss_coef", "entropy_coef", "adam_eps")
-        fields_in(self, "[0, inf)", *scales, prefix="ppo.")
-        fields_in(self, "[0, inf]", "value_clip", "target_kl", prefix="ppo.")
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix="ppo.")
-        check_choices(self, prefix="ppo.")
 
 
 GLAM = PPOConfig(
@@ -112,9 +98,6 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
     """
     if config.schedule == "linear" and config.schedule_updates < 1:
         raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
-    refuse_unread(config, unread_of_reset(config.reset), f"--ppo.reset {config.reset}", prefix="ppo.")
-    if config.schedule == "constant":
-        refuse_unread(config, ("schedule_updates",), "--ppo.schedule constant", prefix="ppo.")
     rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"
     if not policy.recurrent:
         rows, what = rows * config.num_steps, f"{what} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"

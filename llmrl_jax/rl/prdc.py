@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.offline import Context
 from llmrl_jax.rl.offline_data import Batch, batch_of
@@ -33,17 +33,12 @@ class PRDCConfig(TD3BCConfig):
     """Hyper-parameters, with the authors' defaults."""
 
     NAME: ClassVar[str] = "prdc"
-    alpha: float = 2.5
+    alpha: NonNegativeFloat = 2.5
     """Weight of the value beside imitation; the authors have 40 for HalfCheetah."""
-    beta: float = 2.0
+    beta: NonNegativeFloat = 2.0
     """Weight of states beside actions in distances."""
-    block: int = 8192
+    block: PositiveInt = 8192
     """Recorded steps that are compared at once; memory grows with it, results stay the same."""
-
-    def check(self):
-        super().check()
-        fields_in(self, "[0, inf)", "beta", prefix=self.prefix)
-        fields_in(self, COUNT, "block", prefix=self.prefix)
 
 
 products = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)

@@ -103,7 +103,7 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
             f"dqn needs a finite number of actions, but those of {env.id} are {kind}: choose another algorithm, as in "
             "--algo ppo"
         )
-    refuse_unread(network, ["memory"], "dqn", prefix="network.")
+    refuse_unread(network, ["memory"], "dqn")
     return NetworkQPolicy(
         space.n,
         hidden=network.hidden,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import WIDTH, fields_in, in_interval, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    Fraction,
+    FractionBelowOne,
+    In,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveOrInf,
+    Width,
+    refuse_unread,
+)
 from llmrl_jax.rl.bonus import BonusState, Steps, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.moments import Moments
@@ -22,60 +32,50 @@ from llmrl_jax.rl.networks import Convolutions, flatten, image
 
 
 @dataclass(frozen=True)
-class RNDConfig:
+class RNDConfig(Checked):
     """Sizes and hyper-parameters of random network distillation. Floats are traced."""
 
     PREFIX: ClassVar[str] = "rnd."
     """Of its options on the command line."""
 
-    outputs: int = 512
+    outputs: Width = 512
     """Outputs of the random network and of the predictor."""
-    hidden: int = 512
+    hidden: Width = 512
     """Width of the dense layers of both networks."""
-    channels: tuple[int, ...] = ()
+    channels: tuple[Width, ...] = ()
     """Channels of 3 x 3 convolutions before them, for images; empty for none."""
-    critic_hidden: tuple[int, ...] = (64, 64)
+    critic_hidden: tuple[Width, ...] = (64, 64)
     """Widths of the layers of the value function of novelty."""
     episodic: bool = False
     """Whether returns of novelty stop at the end of an episode; those of the paper do not."""
-    gamma: float = 0.99
-    """Discount of novelty per step, 0 to 1."""
-    coef: float = 1.0
+    gamma: Fraction = 0.99
+    """Discount of novelty per step."""
+    coef: NonNegativeFloat = 1.0
     """Weight of the advantages of novelty."""
-    extrinsic_coef: float = 2.0
+    extrinsic_coef: NonNegativeFloat = 2.0
     """Weight of the environment's advantages."""
-    update_proportion: float = 0.25
-    """Fraction of the steps of a minibatch that the predictor learns from, above 0 and at most 1; the default is the
-    paper's for 128 environments."""
-    value_coef: float = 0.5
+    update_proportion: Annotated[float, In("(0, 1]")] = 0.25
+    """Fraction of the steps of a minibatch that the predictor learns from; the default is the paper's for 128
+    environments."""
+    value_coef: NonNegativeFloat = 0.5
     """Weight of the loss of the value function of novelty."""
-    obs_clip: float = 5.0
-    """Standard deviations at which normalised observations are clipped, above 0."""
-    learning_rate: float = 1e-4
+    obs_clip: PositiveFloat = 5.0
+    """Standard deviations at which normalised observations are clipped."""
+    learning_rate: NonNegativeFloat = 1e-4
     """Step size of Adam."""
-    max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped, above 0; inf: never."""
-    adam_b1: float = 0.9
+    max_grad_norm: PositiveOrInf = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay rate of the first moment."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay rate of the second moment."""
-    adam_eps: float = 1e-5
+    adam_eps: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "outputs", "hidden", prefix=self.PREFIX)
-        for name in ("channels", "critic_hidden"):
-            for width in getattr(self, name):
-                in_interval(f"{self.PREFIX}{name}", width, WIDTH)
+        super().__post_init__()
         if not self.critic_hidden:
             raise ValueError(f"{self.PREFIX}critic_hidden is empty; the width of at least one layer is needed")
-        scales = ("coef", "extrinsic_coef", "value_coef", "learning_rate", "adam_eps")
-        fields_in(self, "[0, inf)", *scales, prefix=self.PREFIX)
-        fields_in(self, "(0, inf)", "obs_clip", prefix=self.PREFIX)
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix=self.PREFIX)
-        fields_in(self, "[0, 1]", "gamma", prefix=self.PREFIX)
-        fields_in(self, "[0, 1)", "adam_b1", "adam_b2", prefix=self.PREFIX)
-        fields_in(self, "(0, 1]", "update_proportion", prefix=self.PREFIX)
 
 
 def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:
@@ -144,7 +144,7 @@ class RND:
 
     def check_one_reward(self) -> None:
         who = "a learner with one value function (DQN)"
-        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who, prefix=self.config.PREFIX)
+        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who)
 
     def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])

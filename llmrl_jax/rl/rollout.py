@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,28 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
+from llmrl_jax.core.checks import Checked, Needs, PositiveInt
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
+
+
+@dataclass(frozen=True)
+class RolloutConfig(Checked):
+    """The play of a learner's updates: how many environments and steps, and how episodes restart."""
+
+    num_envs: PositiveInt = 16
+    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
+    num_steps: PositiveInt = 64
+    """Steps per environment and update."""
+    reset: Literal["pool", "always", "optimistic"] = "pool"
+    """How episodes restart, see `envs_jax.VectorEnv`."""
+    pool_size: Annotated[PositiveInt, Needs("reset", "pool")] = 256
+    """Episodes in the pool, with `reset` pool."""
+    pool_every: Annotated[PositiveInt, Needs("reset", "pool")] = 1
+    """Updates between renewals of the pool, with `reset` pool. Where an episode is expensive to prepare, as in Crafter,
+    about as many steps as the pool's episodes last."""
+    reset_ratio: Annotated[PositiveInt, Needs("reset", "optimistic")] = 16
+    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
 
 @struct.dataclass
@@ -105,12 +126,6 @@ def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array,
     if every == 1 or env.policy != "pool":
         return runner.replace(env_state=renewed(runner.env_state))
     return runner.replace(env_state=tracing.cond(update % every == 0, renewed, lambda x: x, runner.env_state))
-
-
-def unread_of_reset(reset: str) -> tuple[str, ...]:
-    """The options of resets that a way of resetting does not read (`envs_jax.VectorEnv`)."""
-    readers = {"pool_size": "pool", "pool_every": "pool", "reset_ratio": "optimistic"}
-    return tuple(name for name, reader in readers.items() if reader != reset)
 
 
 def place(runner: Runner, placement: Placement) -> Runner:

@@ -7,7 +7,7 @@ batches from the replay memory. The first `learning_starts` steps are uniform ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,15 @@ from jax.sharding import Mesh
 from envs_jax import spaces, tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
-from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Fraction,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    refuse_unread,
+)
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.learner import Learner
@@ -28,66 +36,50 @@ from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import Replay, Ring, Transition
 from llmrl_jax.rl.rollout import (
+    RolloutConfig,
     Runner,
     check_statistics,
     episode_info,
     episode_metrics,
     start,
     task_names,
-    unread_of_reset,
     with_pool,
 )
 from llmrl_jax.rl.soft import SoftActorCritic
 
 
 @dataclass(frozen=True)
-class SACConfig:
+class SACConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`)."""
 
-    num_envs: int = 16
-    """Environments played at once."""
-    num_steps: int = 1
-    """Steps per environment and update."""
-    gradient_steps: int = 16
+    PREFIX: ClassVar[str] = "sac."
+
+    num_steps: PositiveInt = 1
+    gradient_steps: PositiveInt = 16
     """Gradient steps per update; as many as num_envs times num_steps is the usual one per step."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Stored steps per gradient step."""
-    replay_size: int = 1_000_000
+    replay_size: PositiveInt = 1_000_000
     """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. It is allocated at once, and is
     part of checkpoints."""
-    learning_starts: int = 5_000
+    learning_starts: NonNegativeInt = 5_000
     """Steps of uniform random actions before the first gradient step; until then losses are reported as 0."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target critics towards the critics, 0 to 1."""
-    actor_learning_rate: float = 3e-4
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target critics towards the critics."""
+    actor_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the actor's Adam."""
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the critics' Adam."""
-    temperature_learning_rate: float = 3e-4
+    temperature_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the Adam of the entropy's weight."""
-    initial_temperature: float = 1.0
-    """First weight of the entropy, above 0; it is adapted so that the entropy is minus the number of action values."""
-    reset: Literal["pool", "always", "optimistic"] = "pool"
-    """How episodes restart, see `envs_jax.VectorEnv`."""
-    pool_size: int = 256
-    """Episodes in the pool, with `reset` pool."""
-    pool_every: int = 16
-    """Updates between renewals of the pool, with `reset` pool."""
-    reset_ratio: int = 16
-    """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+    initial_temperature: PositiveFloat = 1.0
+    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
+    pool_every: Annotated[PositiveInt, Needs("reset", "pool")] = 16
 
     def __post_init__(self):
-        counts = ("num_envs", "num_steps", "gradient_steps", "batch_size", "replay_size")
-        fields_in(self, COUNT, *counts, "pool_size", "pool_every", "reset_ratio", prefix="sac.")
-        fields_in(self, FROM_0, "learning_starts", prefix="sac.")
-        rates = ("actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
-        fields_in(self, "[0, inf)", *rates, prefix="sac.")
-        fields_in(self, "[0, 1]", "gamma", "tau", prefix="sac.")
-        fields_in(self, "(0, inf)", "initial_temperature", prefix="sac.")
-        check_choices(self, prefix="sac.")
-        refuse_unread(self, unread_of_reset(self.reset), f"--sac.reset {self.reset}", prefix="sac.")
+        super().__post_init__()
         for what, needed in (
             ("an update", self.num_envs * self.num_steps),
             ("sac.learning_starts", self.learning_starts),
@@ -128,7 +120,7 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
     **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
     read.
     """
-    refuse_unread(network, ["channels", "memory", "dueling"], "sac", prefix="network.")
+    refuse_unread(network, ["channels", "memory", "dueling"], "sac")
     space = env.action_space(env_params)
     box = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
     if not box or not np.all(np.isfinite(space.low) & np.isfinite(space.high)):  # type: ignore[attr-defined]

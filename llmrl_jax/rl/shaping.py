@@ -21,7 +21,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import check_choices, fields_in
+from llmrl_jax.core.checks import Checked, FiniteFloat
 from llmrl_jax.rl.bonus import BonusState, Steps
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.moments import Moments
@@ -79,24 +79,20 @@ class OfObservation:
 
 
 @dataclass(frozen=True)
-class ShapingConfig:
+class ShapingConfig(Checked):
     """How a potential changes rewards. Floats are traced."""
 
     PREFIX: ClassVar[str] = "shaping."
     """Of its options on the command line."""
 
-    coef: float = 1.0
+    coef: FiniteFloat = 1.0
     """Weight of the shaping reward."""
-    extrinsic_coef: float = 1.0
+    extrinsic_coef: FiniteFloat = 1.0
     """Weight of the environment's reward."""
     compat: Literal["none", "paper"] = "none"
     """`paper`: as the published code, each shaping reward is credited to the action after it and does not stop at the
     end of an episode, the potential is divided by a running standard deviation, and the first action of an episode
     stands for those before it."""
-
-    def __post_init__(self):
-        fields_in(self, "(-inf, inf)", "coef", "extrinsic_coef", prefix=self.PREFIX)
-        check_choices(self, prefix=self.PREFIX)
 
 
 @struct.dataclass

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, DeterministicActor
 from llmrl_jax.rl.offline import Context, Trained
 from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
@@ -28,29 +28,22 @@ class TD3BCConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "td3_bc"
     normalize: bool = True
-    """Whether features are normalised by their mean and deviation over the real data."""
-    actor_learning_rate: float = 3e-4
+    actor_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the actor's Adam."""
-    critic_learning_rate: float = 3e-4
+    critic_learning_rate: NonNegativeFloat = 3e-4
     """Step size of the critics' Adam."""
-    gamma: float = 0.99
-    """Discount per step, 0 to 1."""
-    tau: float = 0.005
-    """Step of the target networks towards theirs, 0 to 1, with every step of the actor."""
-    alpha: float = 2.5
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Step of the target networks towards theirs, with every step of the actor."""
+    alpha: NonNegativeFloat = 2.5
     """Weight of the value beside imitation; KALM's paper has 0.5."""
-    policy_noise: float = 0.2
+    policy_noise: NonNegativeFloat = 0.2
     """Deviation of the noise on the target actor's actions."""
-    noise_clip: float = 0.5
+    noise_clip: NonNegativeFloat = 0.5
     """Largest noise."""
-    actor_every: int = 2
+    actor_every: PositiveInt = 2
     """Gradient steps of the critics per step of the actor and of the target networks."""
-
-    def check(self):
-        rates = ("actor_learning_rate", "critic_learning_rate")
-        fields_in(self, "[0, inf)", *rates, "alpha", "policy_noise", "noise_clip", prefix=self.prefix)
-        fields_in(self, "[0, 1]", "gamma", "tau", prefix=self.prefix)
-        fields_in(self, COUNT, "actor_every", prefix=self.prefix)
 
 
 class TD3BC:

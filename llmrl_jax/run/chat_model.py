@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from llmrl_jax.chat import (
     Budget,
@@ -24,7 +24,7 @@ from llmrl_jax.chat import (
     Spent,
     check_server,
 )
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
+from llmrl_jax.core.checks import Checked, FiniteFloat, In, NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl_jax.core.config import FREE
 
 
@@ -33,8 +33,10 @@ LOCAL = "local:"
 
 
 @dataclass(frozen=True)
-class ChatConfig:
+class ChatConfig(Checked):
     """Options of the chat model."""
+
+    PREFIX: ClassVar[str] = "chat."
 
     model: str = SCRIPTED
     """`scripted`: the scripted adviser, rules instead of a model; `local:MODEL`: a Llama on this machine, as
@@ -49,11 +51,11 @@ class ChatConfig:
     template: str = ""
     """The chat template of a `local:` model: empty: its own; `plain`: the messages joined, as for models
     fine-tuned without a template; else a file."""
-    temperature: float = 1.0
+    temperature: FiniteFloat = 1.0
     """Sampling temperature; negative: the server's default."""
-    max_tokens: int = 2048
+    max_tokens: PositiveInt = 2048
     """Maximum number of tokens of a reply."""
-    concurrency: int = field(default=8, metadata=FREE)
+    concurrency: Annotated[int, In("[1, 1024]")] = field(default=8, metadata=FREE)
     """Number of concurrent requests."""
     split: bool = field(default=False, metadata=FREE)
     """Request one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
@@ -67,18 +69,11 @@ class ChatConfig:
     """SQLite file of replies, which several runs may share; empty: one in the run's folder."""
     cache_mode: CacheMode = field(default="write", metadata=FREE)
     """`write`: request missing replies and store them; `read`: store nothing; `replay`: send no request; `off`."""
-    max_calls: int = field(default=0, metadata=FREE)
+    max_calls: NonNegativeInt = field(default=0, metadata=FREE)
     """Requests after which the run stops, including those before a resume; 0: no limit."""
-    max_usd: float = field(default=0.0, metadata=FREE)
+    max_usd: NonNegativeFloat = field(default=0.0, metadata=FREE)
     """Cost in US dollars after which the run stops, including that before a resume; 0: no limit. Needs a model with a
     known price."""
-
-    def __post_init__(self):
-        fields_in(self, "(-inf, inf)", "temperature", prefix="chat.")
-        fields_in(self, COUNT, "max_tokens", prefix="chat.")
-        fields_in(self, "[1, 1024]", "concurrency", prefix="chat.")
-        fields_in(self, FROM_0, "max_calls", prefix="chat.")
-        fields_in(self, "[0, inf)", "max_usd", prefix="chat.")
 
     @property
     def sampling(self) -> dict[str, Any]:

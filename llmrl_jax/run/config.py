@@ -6,12 +6,12 @@ import os
 import typing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import COUNT, FROM_0, check_seed, in_interval, nearest, option
+from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, check_seed, nearest
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import expanded
 
@@ -45,8 +45,10 @@ def _split(folder: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class BaseRunConfig:
+class BaseRunConfig(Checked):
     """The options that every run has: its folder, its seed, and whether it continues an earlier run."""
+
+    PREFIX: ClassVar[str] = "run."
 
     name: str = field(default="", metadata=FREE)
     """Name of the run, which writes to `<out>/<name>/`. Empty: the command's name and the time."""
@@ -59,6 +61,7 @@ class BaseRunConfig:
     Without a value: the run `<out>/<name>`. `False`: a new run, although a file says otherwise."""
 
     def __post_init__(self):
+        super().__post_init__()
         if isinstance(self.resume, str):
             self._take_place_of(self.resume)
         if not -(2**63) <= self.seed < 2**63:  # `check_new` refuses more, which saved settings may hold
@@ -74,11 +77,6 @@ class BaseRunConfig:
         """Check what new runs only must fulfil: earlier versions began runs with other seeds, and those are continued,
         evaluated and compared with what they have. **Raises:** `ValueError`."""
         check_seed("--run.seed", self.seed)
-
-    def _inside(self, interval: str, *names: str) -> None:
-        """`in_interval` for fields of this class, named as on the command line."""
-        for name in names:
-            in_interval(option(f"run.{name}"), getattr(self, name), interval)
 
     def _take_place_of(self, folder: str) -> None:
         """Set `name` and `out` from the folder of the run to continue; `resume` is False without one."""
@@ -101,21 +99,21 @@ class BaseRunConfig:
 class RunConfig(BaseRunConfig):
     """The options of a training run: where it writes, how often, and whether it continues an earlier run."""
 
-    log_every: int = field(default=1, metadata=FREE)
+    log_every: PositiveInt = field(default=1, metadata=FREE)
     """Updates per line of `metrics.jsonl`."""
-    eval_every: int = field(default=0, metadata=FREE)
+    eval_every: NonNegativeInt = field(default=0, metadata=FREE)
     """Updates between evaluations; 0: none while training."""
-    checkpoint_every: int = field(default=50, metadata=FREE)
+    checkpoint_every: NonNegativeInt = field(default=50, metadata=FREE)
     """Updates between checkpoints; 0: only at the end and when interrupted."""
-    keep: int = field(default=2, metadata=FREE)
-    """Newest checkpoints to keep; at least 1."""
+    keep: PositiveInt = field(default=2, metadata=FREE)
+    """Newest checkpoints to keep."""
     best: str = field(default="", metadata=FREE)
     """Metric, named as in `metrics.jsonl`, whose highest checkpoint is kept as well; empty: none."""
-    resume_from: int = field(default=-1, metadata=FREE)
+    resume_from: Annotated[int, In("[-1, 2147483647]")] = field(default=-1, metadata=FREE)
     """With `resume`: update number of the checkpoint to continue from; later ones are deleted. -1: newest."""
     accept_gaps: bool = field(default=False, metadata=FREE)
     """With `resume`: continue although lines of `metrics.jsonl` are missing or damaged; they are lost."""
-    max_seconds: float = field(default=0.0, metadata=FREE)
+    max_seconds: Annotated[float, In("[0, inf]")] = field(default=0.0, metadata=FREE)
     """Time budget in seconds of training, without compilation; then the run saves and stops. 0 or inf: none."""
     tensorboard: bool = field(default=False, metadata=FREE)
     """Write TensorBoard event files beside `metrics.jsonl` (extra `track`)."""
@@ -129,10 +127,6 @@ class RunConfig(BaseRunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._inside(FROM_0, "eval_every", "checkpoint_every")
-        self._inside("[0, inf]", "max_seconds")
-        self._inside(COUNT, "log_every", "keep")
-        self._inside("[-1, 2147483647]", "resume_from")
         if self.resume_from >= 0 and not self.resume:
             raise ValueError(
                 f"--run.resume-from is {self.resume_from}, but no run is resumed: name it with --run.resume, or leave "

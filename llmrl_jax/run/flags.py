@@ -3,11 +3,11 @@
 A new command needs a configuration with a kind, a function, and the decorator `command`:
 
     @dataclass(frozen=True)
-    class TrainConfig:
+    class TrainConfig(Checked):                             # checks the bounds of fields
         KIND: ClassVar[str] = "rl train"        # the command's full name, written into config.json
         algo: str = "ppo"
         "The docstring under a field is the help text of its flag."
-        steps: int = field(default=1_000_000, metadata=FREE)    # FREE: a resumed run may change it
+        steps: Steps = field(default=1_000_000, metadata=FREE)  # from 1; FREE: a resumed run may change it
         run: RunConfig = field(default_factory=RunConfig)       # BaseRunConfig without a training loop
 
     @command(TrainConfig)
@@ -52,10 +52,12 @@ from tyro.constructors import (
     PrimitiveConstructorSpec,
     PrimitiveTypeInfo,
     StructConstructorSpec,
+    StructFieldSpec,
     StructTypeInfo,
 )
 
 from llmrl_jax.core.activity import say
+from llmrl_jax.core.checks import bound
 from llmrl_jax.run.asked import Asked, Reader, flag, read_asked
 from llmrl_jax.run.config import BaseRunConfig, refuse_changes, resumed
 from llmrl_jax.run.settings import blank, checked, draft, overlaid, to_yaml
@@ -119,7 +121,21 @@ def _parts(info: StructTypeInfo) -> StructConstructorSpec | None:
         _RULES.pop()
     if not isinstance(spec, StructConstructorSpec):
         return spec  # type: ignore[return-value]  # tyro's message about an invalid default
-    return dataclasses.replace(spec, instantiate=lambda **values: draft(info.type, values))
+    fields = tuple(_with_bound(f) for f in spec.fields)
+    return dataclasses.replace(spec, fields=fields, instantiate=lambda **values: draft(info.type, values))
+
+
+def _with_bound(f: StructFieldSpec) -> StructFieldSpec:
+    """A field whose help text ends with its bound, as in "Discount per step. From 0 to 1."."""
+    limits = bound(f.type)
+    if limits is None or not limits.help:
+        return f
+
+    def text() -> str:
+        before = f.helptext() if callable(f.helptext) else f.helptext
+        return f"{(before or '').rstrip()} {limits.help[0].upper()}{limits.help[1:]}.".lstrip()
+
+    return dataclasses.replace(f, helptext=text)
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:

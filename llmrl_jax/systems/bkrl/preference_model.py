@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -22,35 +22,32 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Checked, In, PositiveFloat, PositiveInt
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 
 
 @dataclass(frozen=True)
-class PreferenceModelConfig:
+class PreferenceModelConfig(Checked):
     """Sizes of the preference transformer, and how it is fitted."""
 
-    width: int = 128
-    """Of embeddings; one attention head."""
-    feed_forward: int = 256
-    """Of the hidden layer after attention."""
-    hidden: int = 128
-    """Of the hidden layer of the encoder of observations."""
-    epochs: int = 5
-    """Passes over the pairs."""
-    batch_size: int = 32
-    """Pairs per gradient step."""
-    learning_rate: float = 3e-4
-    """Step size of AdamW, whose weight decay is 0.01."""
-    smoothing: float = 0.1
-    """Probability of the other answer that is assumed for every pair, from 0 to below 0.5."""
-    max_grad_norm: float = 1.0
-    """Global norm to which gradients are clipped."""
+    PREFIX: ClassVar[str] = "model."
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "width", "feed_forward", "hidden", "epochs", "batch_size", prefix="model.")
-        fields_in(self, "(0, inf)", "learning_rate", "max_grad_norm", prefix="model.")
-        fields_in(self, "[0, 0.5)", "smoothing", prefix="model.")
+    width: PositiveInt = 128
+    """Of embeddings; one attention head."""
+    feed_forward: PositiveInt = 256
+    """Of the hidden layer after attention."""
+    hidden: PositiveInt = 128
+    """Of the hidden layer of the encoder of observations."""
+    epochs: PositiveInt = 5
+    """Passes over the pairs."""
+    batch_size: PositiveInt = 32
+    """Pairs per gradient step."""
+    learning_rate: PositiveFloat = 3e-4
+    """Step size of AdamW, whose weight decay is 0.01."""
+    smoothing: Annotated[float, In("[0, 0.5)")] = 0.1
+    """Probability of the other answer that is assumed for every pair."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
 
 
 class Encoder(nn.Module):

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from llmrl_jax.core.checks import COUNT, FROM_0, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    FractionBelowOne,
+    In,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    refuse_unread,
+)
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
@@ -19,49 +28,44 @@ from llmrl_jax.systems.ellm.suggesters import SuggesterName
 
 
 @dataclass(frozen=True)
-class ChatGoals:
+class ChatGoals(Checked):
     """The table of a chat model's suggestions, and when it is asked."""
 
-    exchange_every: int = 8
+    PREFIX: ClassVar[str] = "goals."
+
+    exchange_every: PositiveInt = 8
     """Updates between requests; states met in between have no goals until they are answered."""
-    max_states: int = 16384
+    max_states: PositiveInt = 16384
     """States for which suggestions are kept; further ones have no goals, and are counted."""
-    max_goals: int = 512
+    max_goals: PositiveInt = 512
     """Different goals that can be known, including one per action; further ones are counted and not used."""
-    per_state: int = 16
+    per_state: PositiveInt = 16
     """Goals kept per state."""
-    at_once: int = 64
+    at_once: PositiveInt = 64
     """States asked about per exchange; others are asked about when met again."""
     parse: Parse = "lines"
     """How replies are read: `lines`, each bulleted or numbered line is a goal; `paper`, as published: a reply with a
     line that does not start with a dash is discarded, and every dash separates goals."""
-    shots: int = 2
+    shots: NonNegativeInt = 2
     """Examples in the prompt: 0 to 2 published ones, or any number of those of `examples`."""
     examples: str = ""
     """File of `llmrl ellm answers`, over whose rows the examples are spread; empty: the published examples."""
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "exchange_every", "max_states", "max_goals", "per_state", "at_once", prefix="goals.")
-        fields_in(self, FROM_0, "shots", prefix="goals.")
-        check_choices(self, prefix="goals.")
-
 
 @dataclass(frozen=True)
-class Judge:
+class Judge(Checked):
     """How a chat model is asked about every object and place, in a world with closed-form goals."""
 
-    samples: int = 1
-    """Answers per question."""
-    share: float = 0.5
-    """The share of yes among the answers above which the object should be stored there."""
+    PREFIX: ClassVar[str] = "judge."
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "samples", prefix="judge.")
-        fields_in(self, "[0, 1)", "share", prefix="judge.")
+    samples: PositiveInt = 1
+    """Answers per question."""
+    share: FractionBelowOne = 0.5
+    """The share of yes among the answers above which the object should be stored there."""
 
 
 @dataclass(frozen=True)
-class EllmConfig:
+class EllmConfig(Checked):
     """World, goals, agent and learner."""
 
     env: str = "CrafterText-v1"
@@ -69,21 +73,21 @@ class EllmConfig:
     suggester: SuggesterName = "oracle"
     """The source of goals: `oracle`, rules with access to the state; `chat`, a chat model (`chat.model`); `novelty`,
     all actions; `uniform`, actions at random; `fixed`, always those of `fixed`; `none`."""
-    threshold: float = 0.99
-    """Cosine similarity of a caption and a goal above which the goal is reached, from -1 to below 1. At 0.99 only
-    captions with the same words reach a goal."""
-    fixed: tuple[str, ...] = ()
+    threshold: Annotated[float, In("[-1, 1)", "no cosine exceeds 1: take 0.99 for an exact match")] = 0.99
+    """Cosine similarity of a caption and a goal above which the goal is reached. At 0.99 only captions with the
+    same words reach a goal."""
+    fixed: Annotated[tuple[str, ...], Needs("suggester", "fixed")] = ()
     """With suggester `fixed`: the goals, by the names of actions."""
-    intrinsic: float = 1.0
+    intrinsic: NonNegativeFloat = 1.0
     """Weight of the reward for goals."""
     once: bool = True
     """Whether a goal is rewarded once in an episode only."""
     gate: Gate = "effect"
     """Which actions can reach goals: `effect`, those that had their effect; `lenient`, the published flag: also any
     action whose noun is what the player faces or holds; `none`, all."""
-    uniform_goals: int = 10
+    uniform_goals: Annotated[PositiveInt, Needs("suggester", "uniform")] = 10
     """With suggester `uniform`: goals drawn per step."""
-    extrinsic: float = 0.0
+    extrinsic: NonNegativeFloat = 0.0
     """Weight of the world's own reward, which is added to that for goals."""
     bonus: Literal["none", "rnd", "noveld", "apt"] = "none"
     """Novelty as a further reward: `rnd`, random network distillation; `noveld`, its gain; `apt`, distance to the
@@ -104,28 +108,28 @@ class EllmConfig:
     lenient."""
     mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
-    goals: ChatGoals = field(default_factory=ChatGoals)
+    goals: Annotated[ChatGoals, Needs("suggester", "chat")] = field(default_factory=ChatGoals)
     """With suggester `chat`, in Crafter."""
-    judge: Judge = field(default_factory=Judge)
+    judge: Annotated[Judge, Needs("suggester", "chat")] = field(default_factory=Judge)
     """With suggester `chat`, in Housekeep."""
     network: BranchConfig = field(default_factory=BranchConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
     """With learner `dqn`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
     """With learner `ppo`."""
-    rnd: RNDConfig = field(default_factory=RNDConfig)
+    rnd: Annotated[RNDConfig, Needs("bonus", "rnd")] = field(default_factory=RNDConfig)
     """With bonus `rnd`."""
-    noveld: NovelDConfig = field(default_factory=NovelDConfig)
+    noveld: Annotated[NovelDConfig, Needs("bonus", "noveld")] = field(default_factory=NovelDConfig)
     """With bonus `noveld`."""
-    apt: APTConfig = field(default_factory=APTConfig)
+    apt: Annotated[APTConfig, Needs("bonus", "apt")] = field(default_factory=APTConfig)
     """With bonus `apt`."""
 
     def __post_init__(self):
-        fields_in(self, "[-1, 1)", "threshold", remedy="no cosine exceeds 1: take 0.99 for an exact match")
-        fields_in(self, COUNT, "uniform_goals")
-        fields_in(self, "[0, inf)", "intrinsic", "extrinsic")
-        check_choices(self)
-        self._refuse_unread()
+        super().__post_init__()
+        if self.suggester == "none":
+            refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
+        if self.compat == "paper":
+            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")
         if self.suggester == "fixed" and not self.fixed:
             raise ValueError("suggester is fixed, but fixed is empty: name its goals, as in --fixed 'chop tree'")
         goals = self.suggester != "none" and self.intrinsic
@@ -136,17 +140,3 @@ class EllmConfig:
             )
         if self.suggester == "chat" and self.bonus != "none":
             raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
-
-    def _refuse_unread(self) -> None:
-        """**Raises** `ValueError` for options that were changed although nothing reads them."""
-        readers = {"uniform": ("uniform_goals",), "chat": ("goals", "judge"), "fixed": ("fixed",)}
-        for name, options in readers.items():
-            if self.suggester != name:
-                refuse_unread(self, options, f"--suggester {self.suggester}")
-        for name in ("rnd", "noveld", "apt"):
-            if self.bonus != name:
-                refuse_unread(self, (name,), f"--bonus {self.bonus}")
-        if self.suggester == "none":
-            refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
-        if self.compat == "paper":
-            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")

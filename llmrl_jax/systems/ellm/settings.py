@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, STEPS, check_choices, fields_in
+from llmrl_jax.core.checks import Checked, Fraction, In, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
@@ -21,7 +21,7 @@ CHAT = ChatConfig(temperature=0.1, max_tokens=200)
 
 
 @dataclass(frozen=True)
-class PretrainRun:
+class PretrainRun(Checked):
     """Training with goals as the reward. `presets.preset(name)` gives values for `ellm`."""
 
     KIND: ClassVar[str] = "ellm pretrain"
@@ -29,15 +29,11 @@ class PretrainRun:
     ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("embedded"))
     chat: ChatConfig = field(default_factory=lambda: CHAT)
     """With suggester `chat`."""
-    steps: int = field(default=300_000, metadata=FREE)
+    steps: Steps = field(default=300_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
-    eval_episodes: int = field(default=100, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
-
-    def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
@@ -52,7 +48,7 @@ class Downstream(PretrainRun):
 
     from_run: Annotated[str, tyro.conf.arg(name="from")]
     """Folder of the run of `llmrl ellm pretrain` whose agent is used."""
-    checkpoint: int = -1
+    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
     """Its checkpoint, by update number; -1: the newest."""
     task: str
     """The single task that is rewarded, such as `place_table` or `deforestation` (see the page of Crafter); in
@@ -60,10 +56,6 @@ class Downstream(PretrainRun):
     subgoals: bool = False
     """Whether the agent sees all steps of the task as goals, instead of the last one; for tasks of Crafter with several
     different steps."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, "[-1, 2147483647]", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +73,6 @@ class FinetuneRun(Downstream):
     actions; `keep`, as pretrained and as published: a sum over many goals, beside which the success of one task is a
     loss, and the agent avoids it at first."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_choices(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreRun(Downstream):
@@ -101,26 +89,21 @@ def _asking() -> EllmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatesMet:
+class StatesMet(Checked):
     """Different states that an agent meets, and how a chat model is asked about them."""
 
     ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=_asking)
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Folder of a run of `llmrl ellm pretrain`: states that its agent meets; empty: those of random play."""
-    checkpoint: int = -1
+    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
     """Its checkpoint, by update number; -1: the newest."""
-    states: int = 200
+    states: PositiveInt = 200
     """Different states, at most."""
-    episodes: int = 64
+    episodes: PositiveInt = 64
     """Episodes in which they are met."""
     half: Half = "both"
     """Only the states of one half, which a hash of their key decides, so that it is the same for every run and seed:
     `training`, `held-out`; or `both`."""
-
-    def __post_init__(self):
-        fields_in(self, COUNT, "states", "episodes")
-        fields_in(self, "[-1, 2147483647]", "checkpoint")
-        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +126,12 @@ class AnswersRun(StatesMet):
     """The file, .jsonl: a row per state with the request and the oracle's answer as `messages`, for `llmrl lm sft`, and
     its `key`, `state` and `goals`, for `goals.examples`."""
     half: Half = "training"
-    seed: int = 0
-    """Seed of the episodes, from 0 to 4294967295."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, "[0, 4294967295]", "seed")
+    seed: Annotated[int, In("[0, 4294967295]")] = 0
+    """Seed of the episodes."""
 
 
 @dataclass(frozen=True)
-class CollectRun:
+class CollectRun(Checked):
     """Play that is recorded for `llmrl ellm offline`."""
 
     KIND: ClassVar[str] = "ellm collect"
@@ -161,22 +140,17 @@ class CollectRun:
     """With random play: the world, and goals for the report."""
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Folder of a run of `llmrl ellm pretrain` or `offline`: its agent plays; empty: random play."""
-    checkpoint: int = -1
+    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
     """Its checkpoint, by update number; -1: the newest."""
-    epsilon: float = 0.2
+    epsilon: Fraction = 0.2
     """Fraction of the agent's actions that are random, if it was trained by DQN."""
-    episodes: int = 500
+    episodes: PositiveInt = 500
     """Whole episodes."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
-    def __post_init__(self):
-        fields_in(self, COUNT, "episodes")
-        fields_in(self, "[0, 1]", "epsilon")
-        fields_in(self, "[-1, 2147483647]", "checkpoint")
-
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineRun:
+class OfflineRun(Checked):
     """Learning from recorded steps, without play."""
 
     KIND: ClassVar[str] = "ellm offline"
@@ -185,15 +159,11 @@ class OfflineRun:
     """The goals that recorded steps are given, and the agent."""
     buffer: str
     """Folder of a run of `llmrl ellm collect`, with the steps."""
-    steps: int = field(default=20_000, metadata=FREE)
+    steps: Steps = field(default=20_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates of `dqn.gradient_steps`."""
-    eval_episodes: int = field(default=100, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation, which are played: at the end, and every `run.eval_every` updates."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
-
-    def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""

@@ -15,7 +15,7 @@ from llmrl_jax.agents.contract import Agent, Baseline
 from llmrl_jax.agents.drrn import DRRNPolicy
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import nearest, option, refuse_unread
+from llmrl_jax.core.checks import option, refuse_unread
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.dqn import make_dqn
@@ -31,10 +31,6 @@ def make_agent(config: GlamConfig) -> Agent:
 
     **Raises:** `ValueError` for changed settings that the agent does not read, and what `build` raises.
     """
-    if config.agent not in AGENTS:
-        raise KeyError(
-            f"there is no agent {config.agent!r}{nearest(config.agent, list(AGENTS))} (there are {', '.join(AGENTS)})"
-        )
     make, reads = AGENTS[config.agent]
     unread = [f.name for f in dataclasses.fields(config) if f.name not in reads]
     listed = ", ".join(option(name) for name in sorted(reads))

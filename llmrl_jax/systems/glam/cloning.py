@@ -21,7 +21,7 @@ from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
 from llmrl_jax.agents.babyai_demonstrations import Demonstration, DemosError, read_demos, text_id
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import COUNT, EPOCHS, FROM_0, fields_in, nearest, refuse_unread
+from llmrl_jax.core.checks import Checked, Epochs, FractionBelowOne, NonNegativeInt, PositiveInt, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.presets import DEMO, GLAM
@@ -33,17 +33,17 @@ BATCH = 1024
 
 
 @dataclass(frozen=True)
-class CloningConfig:
+class CloningConfig(Checked):
     """Selection of demonstrated steps, and training on them."""
 
-    pairs: int = 400_000
+    pairs: PositiveInt = 400_000
     """Number of training steps, taken from the start of the demonstrations and excluding held-out steps; all if there
     are fewer."""
-    held_out: float = 0.05
+    held_out: FractionBelowOne = 0.05
     """Fraction of the episodes, the last ones, that are held out to measure the loss."""
-    epochs: float = 1.0
+    epochs: Epochs = 1.0
     """Passes over the training steps."""
-    length: int = 0
+    length: NonNegativeInt = 0
     """Tokens per row of a batch; 0: the length of the longest step."""
     pack: bool = True
     """Pack several steps into a row; they do not attend to each other."""
@@ -56,12 +56,6 @@ class CloningConfig:
     def read(self) -> int:
         """Number of steps to play or read, including held-out ones."""
         return math.ceil(self.pairs / (1 - self.held_out))
-
-    def __post_init__(self):
-        fields_in(self, COUNT, "pairs")
-        fields_in(self, "[0, 1)", "held_out")
-        fields_in(self, EPOCHS, "epochs")
-        fields_in(self, FROM_0, "length")
 
 
 PUBLISHED = CloningConfig(

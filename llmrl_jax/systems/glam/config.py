@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from llmrl_jax.agents.drrn import DRRN_DQN, DRRNConfig
 from llmrl_jax.agents.language import Scoring
-from llmrl_jax.core.checks import COUNT, FROM_0, WIDTH, check_choices, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    In,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Width,
+)
 from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.lm.attention import Attention
@@ -33,25 +42,25 @@ AgentName = Literal["llm", "symbolic", "drrn", "random", "bot"]
 
 
 @dataclass(frozen=True)
-class EmbeddedConfig:
+class EmbeddedConfig(Checked):
     """The small Llama created by `--model embedded`; its tokenizer has one token per word of the prompt."""
 
-    hidden_size: int = 64
+    PREFIX: ClassVar[str] = "embedded."
+
+    hidden_size: Width = 64
     """Width of the residual stream."""
-    layers: int = 2
+    layers: Annotated[int, In("[1, 1000]")] = 2
     """Number of transformer layers."""
-    heads: int = 4
+    heads: Width = 4
     """Number of attention heads; twice this number must divide `hidden_size`."""
-    intermediate_size: int = 128
+    intermediate_size: Width = 128
     """Width of the gated feed-forward layer."""
-    spare_words: int = 0
+    spare_words: Annotated[int, In("[0, 1048576]")] = 0
     """Tokens to which words unseen in training prompts are hashed; also doubles the maximum prompt length. 0: unseen
     words are an error."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "hidden_size", "heads", "intermediate_size", prefix="embedded.")
-        fields_in(self, "[1, 1000]", "layers", prefix="embedded.")
-        fields_in(self, "[0, 1048576]", "spare_words", prefix="embedded.")
+        super().__post_init__()
         if self.hidden_size % (2 * self.heads):
             raise ValueError(
                 f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
@@ -71,7 +80,7 @@ def _with_dqn(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class GlamConfig:
+class GlamConfig(Checked):
     """Environment, agent, model and learner."""
 
     upgraded = staticmethod(_with_dqn)
@@ -99,41 +108,41 @@ class GlamConfig:
     """The adapters, if `tune` is `lora`."""
     quantize: Literal["none", "int8", "nf4"] = "none"
     """Quantise the frozen base's matrices to 8.5 (int8) or 4.5 (nf4) bits per weight; requires `tune` to be `lora`."""
-    num_actions: int = 6
+    num_actions: PositiveInt = 6
     """Number of available actions, in the environment's canonical order: 3, 6 or 9 in the paper. The last three of nine
     have no effect ("sleep", "do nothing", "think")."""
-    history: int = 3
+    history: Annotated[int, In("[1, 256]")] = 3
     """Number of observations in the prompt, with the actions between them."""
     list_actions: bool = True
     """Whether the prompt begins with the list of possible actions."""
-    max_prompt: int = 0
+    max_prompt: NonNegativeInt = 0
     """Maximum prompt length in tokens; it is an error if the longest possible prompt exceeds it. 0: as long as needed,
     up to the model's maximum length."""
     candidate_space: Literal["healed", "separate"] = "healed"
     """Tokenisation of the space between prompt and action: `healed`, as part of the action, as tokenizers expect;
     `separate`, as part of the prompt, with the action tokenised separately (compatible with the released code)."""
-    scoring: Scoring = "sum"
+    scoring: Annotated[Scoring, Needs("policy", "scoring")] = "sum"
     """How scores become action logits: `sum` of token log-probabilities, `mean` per token, `per_word`, or the released
     code's `raw_logits` or `max_normalised`."""
-    value_width: int = 1024
+    value_width: Width = 1024
     """Width of the two hidden layers of the value head, and of the action head if used."""
     value_activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
     """Activation function of these heads: `sigmoid` is GLAM's; `relu` learns faster."""
     stop_value_gradient: bool = False
     """Stop the critic's gradient at the language model."""
-    competence_coef: float = 0.0
+    competence_coef: NonNegativeFloat = 0.0
     """Loss coefficient of a head that predicts from each prompt whether the goal will be reached; 0: no such head."""
-    stop_competence_gradient: bool = False
+    stop_competence_gradient: Annotated[bool, Needs("competence_coef")] = False
     """Stop the competence head's gradient at the language model."""
-    reward_scale: float = 20.0
+    reward_scale: PositiveFloat = 20.0
     """Factor applied to the environment's reward before learning."""
     dtype: Computed = "float32"
     """Compute dtype of the model; trained weights, log-probabilities and losses are always float32. `mixed`: float32,
     with the factors of products with weights rounded to bfloat16 (see docs/language-model.md, Precision)."""
-    score_rows: int = 0
+    score_rows: NonNegativeInt = 0
     """Number of prompts scored at once, if it divides the batch. On a CPU, groups of 16 fit into the cache and run
     twice as fast. 0: all with one length; with several, a size that suits play and learning."""
-    score_widths: int = 0
+    score_widths: Annotated[int, In("[0, 64]")] = 0
     """Number of padded lengths, evenly spaced up to the longest prompt. Prompts are sorted by length, and each group of
     `score_rows` uses the shortest length that fits it. More lengths: less computation on padding, longer
     compilation. If microbatches (`ppo.microbatches`) have at most `score_rows` prompts, they are sorted by length
@@ -157,19 +166,8 @@ class GlamConfig:
     """The learner of the agent `drrn`."""
 
     def __post_init__(self):
-        fields_in(self, COUNT, "num_actions")
-        fields_in(self, "[1, 256]", "history")
-        fields_in(self, WIDTH, "value_width")
-        fields_in(self, "[0, 64]", "score_widths")
-        fields_in(self, FROM_0, "max_prompt", "score_rows")
-        fields_in(self, "[0, inf)", "competence_coef")
-        fields_in(self, "(0, inf)", "reward_scale")
-        check_choices(self, but=("agent",))  # `make_agent` names the nearest
+        super().__post_init__()
         if self.quantize != "none" and self.tune == "full":
             raise ValueError(
                 f"quantize is {self.quantize}, which freezes the base: take --tune lora, or leave --quantize out"
             )
-        if not self.competence_coef:
-            refuse_unread(self, ("stop_competence_gradient",), "an agent without --competence-coef")
-        if self.policy == "heads":
-            refuse_unread(self, ("scoring",), "--policy heads")

@@ -20,7 +20,7 @@ from flax import struct
 from llmrl_jax import lm
 from llmrl_jax.agents.expert import NoisyExpert
 from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Checked, Fraction, PositiveFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.tuning.sft import SFTConfig, learning_rates
 
@@ -30,30 +30,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PriorConfig:
+class PriorConfig(Checked):
     """Settings of the prior."""
 
-    updates: int = 60
+    updates: PositiveInt = 60
     """Number of gradient steps."""
-    batch_size: int = 512
+    batch_size: PositiveInt = 512
     """Demonstrated steps per gradient step, one from each of as many environments."""
-    stride: int = 4
+    stride: PositiveInt = 4
     """Environment steps between two gradient steps, so that batches differ."""
-    noise: float = 0.5
+    noise: Fraction = 0.5
     """Probability that the expert acts uniformly at random (the prior imitates that too)."""
     seen_only: bool = False
     """Whether the expert searches for a goal out of view by turning left (true) or knows its position (false). Actions
     that depend on information absent from the text cannot be learnt."""
-    learning_rate: float = 3e-3
+    learning_rate: PositiveFloat = 3e-3
     """Adam's learning rate, with 10% warm-up and cosine decay to zero at the last update."""
-    max_grad_norm: float = 1.0
-    """Maximum global gradient norm, above 0; inf: none."""
-
-    def __post_init__(self):
-        fields_in(self, COUNT, "updates", "batch_size", "stride")
-        fields_in(self, "[0, 1]", "noise")
-        fields_in(self, "(0, inf)", "learning_rate")
-        fields_in(self, "(0, inf]", "max_grad_norm")
+    max_grad_norm: PositiveOrInf = 1.0
+    """Maximum global gradient norm; inf: none."""
 
 
 @struct.dataclass

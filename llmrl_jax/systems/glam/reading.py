@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.agents.expert import NoisyExpert
-from llmrl_jax.core.checks import above, between, fields_at_least
+from llmrl_jax.core.checks import Checked, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl_jax.tuning import Example
 
 
@@ -35,40 +35,36 @@ SEEN = re.compile(rf"You see an? (?:open |closed |locked )?({THING}) ([^,]+),")
 
 
 @dataclass(frozen=True)
-class ReadingConfig:
+class ReadingConfig(Checked):
     """Settings of the reading lesson."""
 
-    updates: int = 0
+    updates: NonNegativeInt = 0
     """Number of gradient steps; 0: no lesson."""
     env: str = "BabyAI-Text/GoToLocalS7N4-v0"
     """Environment whose captions are read; its vocabulary must be that of the training environment."""
-    rows: int = 40_000
+    rows: PositiveInt = 40_000
     """Number of texts, each used as often as the updates allow."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Texts per gradient step."""
-    learning_rate: float = 2e-3
+    learning_rate: PositiveFloat = 2e-3
     """Adam's peak learning rate, with 5% warm-up and cosine decay to a tenth."""
-    questions: int = 0
+    questions: NonNegativeInt = 0
     """Questions of a text after the goal's, for objects drawn from all in view, so that what was not named yet is no
     hint: in turn another goal in the words of the text's, and a name; 0: every other object once, in any order."""
-    associations: int = 0
+    associations: NonNegativeInt = 0
     """Gradient steps of a lesson before this one, with twice the batch size, in which random tokens stand for names and
     positions (`associations.association`); 0: none."""
-    goals: int = 0
+    goals: NonNegativeInt = 0
     """Gradient steps of a lesson after the associations, of rows that ask for the value of their goal alone
     (`associations.association`); 0: none."""
-    goal_only: float = 0.0
+    goal_only: Fraction = 0.0
     """Fraction of the texts that end after the positions of the goal's objects, if one is in view."""
-    invented: float = 0.0
+    invented: Fraction = 0.0
     """Fraction of the texts in which about half of the colours and object types are replaced by random spare tokens
     (`EmbeddedConfig.spare_words`), drawn per text. This teaches reference in general, not only for known names."""
 
     def __post_init__(self):
-        fields_at_least(self, 0, "updates", "questions", "associations", "goals")
-        fields_at_least(self, 1, "rows", "batch_size")
-        above("learning_rate", self.learning_rate, 0)
-        between("invented", self.invented, 0, 1)
-        between("goal_only", self.goal_only, 0, 1)
+        super().__post_init__()
         for name in ("associations", "goals"):
             if getattr(self, name) and not self.updates:
                 raise ValueError(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, FROM_0, STEPS, fields_in, refuse_unread
+from llmrl_jax.core.checks import Checked, In, Needs, NonNegativeInt, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import cloning, presets
@@ -22,22 +22,18 @@ def _without_preset(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Checked):
     """A GLAM training run. `presets.preset(name)` gives values for `glam`."""
 
     KIND: ClassVar[str] = "glam train"
     upgraded = staticmethod(_without_preset)
 
     glam: Annotated[GlamConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: presets.preset("glam"))
-    steps: int = field(default=1_500_000, metadata=FREE)
+    steps: Steps = field(default=1_500_000, metadata=FREE)
     """Total environment steps over all environments, rounded up to whole updates."""
-    eval_episodes: int = field(default=200, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=200, metadata=FREE)
     """Held-out episodes per evaluation during training (see `run.eval_every`)."""
     run: RunConfig = field(default_factory=RunConfig)
-
-    def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes")
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
@@ -47,7 +43,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class CloneRun:
+class CloneRun(Checked):
     """A behaviour-cloning run: the demonstrator, the environment and the model. `cloning.preset(name)` gives values for
     `glam` and `clone`."""
 
@@ -60,22 +56,18 @@ class CloneRun:
     and they are saved as `demos.parquet`."""
     from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Folder of a run of `llmrl glam train`, whose agent's successful episodes are imitated; empty: the bot's."""
-    checkpoint: int = -1
+    checkpoint: Annotated[int, In("[-1, inf)"), Needs("from_run")] = -1
     """With `from`: the checkpoint, by update number; -1: the newest."""
-    greedy: bool = False
+    greedy: Annotated[bool, Needs("from_run")] = False
     """With `from`: the agent takes its most likely actions instead of sampling."""
-    episodes: int = 100_000
+    episodes: PositiveInt = 100_000
     """Maximum number of episodes played to generate demonstrations."""
     clone: Annotated[CloningConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: cloning.preset("bc")[1])
-    eval_episodes: int = field(default=1000, metadata=FREE)
+    eval_episodes: NonNegativeInt = field(default=1000, metadata=FREE)
     """Held-out episodes before and after training, each for sampled and greedy actions; 0: none."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
 
     def __post_init__(self):
+        super().__post_init__()
         if self.demos and self.from_run:
             raise ValueError(f"--demos is {self.demos} and --from is {self.from_run}: give one of them")
-        if not self.from_run:
-            refuse_unread(self, ("greedy", "checkpoint"), "a run without --from")
-        fields_in(self, "[-1, inf)", "checkpoint")
-        fields_in(self, COUNT, "episodes")
-        fields_in(self, FROM_0, "eval_episodes")

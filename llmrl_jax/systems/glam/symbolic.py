@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsInt
+from typing import Any, ClassVar, SupportsInt
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ from envs_jax.actions import MASK
 from envs_jax.babyai.text.english import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
-from llmrl_jax.core.checks import COUNT, WIDTH, fields_in
+from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import over_offered
@@ -41,21 +41,22 @@ HEAD = 64
 
 
 @dataclass(frozen=True)
-class SymbolicConfig:
+class SymbolicConfig(Checked):
     """Sizes of Symbolic-PPO's network; the defaults are the published ones."""
 
-    image_dim: int = 128
+    PREFIX: ClassVar[str] = "symbolic."
+
+    image_dim: Width = 128
     """Channels of every convolution; a multiple of 16."""
-    instr_dim: int = 128
+    instr_dim: Width = 128
     """Width of the word embeddings and of the GRU that reads the mission."""
-    memory_dim: int = 128
+    memory_dim: Width = 128
     """Units of the LSTM."""
-    recurrence: int = 20
+    recurrence: PositiveInt = 20
     """Maximum number of steps of backpropagation through the LSTM."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "image_dim", "instr_dim", "memory_dim", prefix="symbolic.")
-        fields_in(self, COUNT, "recurrence", prefix="symbolic.")
+        super().__post_init__()
         if self.image_dim % GROUP:
             raise ValueError(f"symbolic.image_dim is {self.image_dim}; a multiple of {GROUP} is needed")
 

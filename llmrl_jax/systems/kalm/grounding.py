@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from llmrl_jax.core.checks import at_least, fields_in
+from llmrl_jax.core.checks import Checked, NonNegativeFloat, at_least
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.learner import Learner
@@ -20,18 +20,17 @@ from llmrl_jax.tuning.sft import SFTConfig, SFTState, adamw, first_params, learn
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(Checked):
     """Weights of the three errors, as in the paper."""
 
-    state: float = 0.5
-    """Squared error of states, or of their changes, in units of the standard deviation."""
-    action: float = 0.5
-    """Nats of discrete actions; squared error of continuous ones."""
-    text: float = 1.0
-    """Nats per token of an explanation."""
+    PREFIX: ClassVar[str] = "weights."
 
-    def __post_init__(self):
-        fields_in(self, "[0, inf)", "state", "action", "text", prefix="weights.")
+    state: NonNegativeFloat = 0.5
+    """Squared error of states, or of their changes, in units of the standard deviation."""
+    action: NonNegativeFloat = 0.5
+    """Nats of discrete actions; squared error of continuous ones."""
+    text: NonNegativeFloat = 1.0
+    """Nats per token of an explanation."""
 
 
 def make_grounding(

@@ -6,11 +6,20 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import ChatModel
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    FiniteFloat,
+    In,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    refuse_unread,
+)
 from llmrl_jax.core.files import expanded
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.evollm import EvoLLM
@@ -37,19 +46,21 @@ matrix; or a numeric method on the same parameters."""
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Checked):
     """Policy class, where it differs from the task's."""
+
+    PREFIX: ClassVar[str] = "policy."
 
     kind: Kind | None = None
     """Kind of policy; None: linear with bias, or a table for numbered states."""
-    rank: int = 0
+    rank: NonNegativeInt = 0
     """Number of parameters of a `projection`."""
     init: Init | None = None
     """Distribution of the initial policies; None: the default of the kind."""
-    low: float | None = None
+    low: FiniteFloat | None = None
     """Bounds of each parameter; None: -6 and 6 for linear policies, the range of action ids for tables."""
-    high: float | None = None
-    decimals: int | None = None
+    high: FiniteFloat | None = None
+    decimals: Annotated[int, In("[0, 12]")] | None = None
     """Decimals of a parameter in a prompt; None: 1, or 0 for a table."""
 
     @property
@@ -59,17 +70,16 @@ class PolicyConfig:
         return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
 
     def __post_init__(self):
-        fields_in(self, FROM_0, "rank", prefix="policy.")
-        for name, interval in (("low", "(-inf, inf)"), ("high", "(-inf, inf)"), ("decimals", "[0, 12]")):
-            if getattr(self, name) is not None:
-                fields_in(self, interval, name, prefix="policy.")
+        super().__post_init__()
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"policy.low is {self.low} and policy.high {self.high}; low must be below high")
 
 
 @dataclass(frozen=True)
-class ReplyConfig:
+class ReplyConfig(Checked):
     """Parsing of the model's replies, and handling of invalid ones."""
+
+    PREFIX: ClassVar[str] = "reply."
 
     beyond: Literal["reject", "clip", "keep"] | None = None
     """Handling of a parameter outside the bounds; None: `reject`, except that `legacy` keeps it, as published, and so
@@ -81,14 +91,14 @@ class ReplyConfig:
     """Handling of a policy that was already evaluated; None: `reject`, but `keep` for `legacy`, as published."""
     take: Literal["first", "last"] = "first"
     """Which proposals to use if a reply contains more than requested."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Number of retries, each with the reasons of the failure sent to the model; published: 5 attempts in total."""
     on_failure: OnFailure = "skip"
     """Action after the last retry: `skip` the iteration, `repeat` a policy, or `stop`. Each is logged."""
-    repeat: Repeat = "best"
+    repeat: Annotated[Repeat, Needs("on_failure", "repeat")] = "best"
     """The policy that `repeat` evaluates again: the `best`, or the `last`, as in the fine-tuning repository; `legacy`
     always uses the last."""
-    failures: int = 10
+    failures: NonNegativeInt = 10
     """Maximum number of consecutive failed iterations; one more stops the search."""
     compat: Literal["", "paper"] = ""
     """`paper`: the released parser, which checks neither indices nor bounds."""
@@ -98,11 +108,6 @@ class ReplyConfig:
         """The options that are set, as keyword arguments of `Grammar`."""
         named = ("beyond", "finer", "repeated", "take", "compat")
         return {name: value for name in named if (value := getattr(self, name)) is not None}
-
-    def __post_init__(self):
-        fields_in(self, FROM_0, "retries", "failures", prefix="reply.")
-        if self.on_failure != "repeat":
-            refuse_unread(self, ("repeat",), f"--reply.on-failure {self.on_failure}", prefix="reply.")
 
 
 @dataclass(frozen=True)
@@ -167,30 +172,30 @@ UNREAD: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class PropsConfig:
+class PropsConfig(Checked):
     """Search settings. 0 or None: the published value of the task (props reference, section 5)."""
 
     method: Method = "props"
-    iterations: int = 0
+    iterations: NonNegativeInt = 0
     """Number of proposals by the model, or the equivalent budget of a numeric method; 0: as published, usually 400."""
-    episodes: int = 0
+    episodes: NonNegativeInt = 0
     """Episodes per evaluation; 0: as published, usually 20."""
-    warmup: int | None = None
+    warmup: NonNegativeInt | None = None
     """Random policies before the first proposal; None: as published."""
-    warmup_episodes: int = 0
+    warmup_episodes: NonNegativeInt = 0
     """Episodes per warm-up policy; 0: as many as for other policies. The released code plays 1, which mixes noisy
     returns with means."""
-    max_steps: int = 0
+    max_steps: NonNegativeInt = 0
     """Maximum episode length; 0: the task's."""
-    proposals: int = 1
+    proposals: PositiveInt = 1
     """Number of policies proposed per reply."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     optimum: str = "true"
     """Optimal return given in prompts: `true`, the published one, which is oracle knowledge (omitted if none is
     published); `hidden`; or a number."""
-    step_size: float = 0.0
+    step_size: NonNegativeFloat = 0.0
     """Exploration step size suggested in prompts; 0: as published."""
-    hints: int = 0
+    hints: Annotated[int, In("[0, 2]")] = 0
     """For `props+`: level of hints: 0 none, 1 a rule of behaviour, 2 also its meaning for the parameters."""
     hide: bool = False
     """For `props+`: omit the meaning of states, actions and rewards."""
@@ -204,41 +209,29 @@ class PropsConfig:
     """Evaluate the policies of one iteration on the same episodes (common random numbers)."""
     polish: str = ""
     """Numeric method that refines every proposal, e.g. `cma_es`; empty: none."""
-    polish_rounds: int = 5
+    polish_rounds: Annotated[PositiveInt, Needs("polish")] = 5
     """Rounds of `polish` after each proposal."""
-    population: int = 5
+    population: PositiveInt = 5
     """For `evollm`: policies per generation."""
-    block: int = 0
+    block: NonNegativeInt = 0
     """For `evollm`: parameters per question; 0: all."""
     use_replay_buffer: bool = False
     """For `legacy`: show steps of an episode (the replay buffer)."""
-    buffer_rows: int = 100
+    buffer_rows: Annotated[PositiveInt, Needs("use_replay_buffer")] = 100
     """Number of steps shown from the replay buffer."""
-    buffer_episodes: int = 0
+    buffer_episodes: Annotated[NonNegativeInt, Needs("use_replay_buffer")] = 0
     """Use only the last this many episodes of an evaluation; 0: all. Published as `max_traj_count`."""
-    buffer_steps: int = 0
+    buffer_steps: Annotated[NonNegativeInt, Needs("use_replay_buffer")] = 0
     """Use only the last this many steps of an episode; 0: all. Published as `max_traj_length`."""
     reset_llm_conversation: bool = False
     """For `legacy`: clear the conversation before every question."""
-    final_episodes: int = 1000
+    final_episodes: PositiveInt = 1000
     """Fresh episodes for the final evaluation of the best policy, whose return during the search is biased upwards by
     selection."""
 
     def __post_init__(self):
-        known = get_args(Method)
-        if self.method not in known:
-            raise ValueError(f"method is {self.method!r}; it is one of {', '.join(known)}")
-        counts = ("iterations", "episodes", "warmup_episodes", "max_steps", "buffer_episodes", "buffer_steps", "block")
-        fields_in(self, FROM_0, *counts)
-        fields_in(self, "[0, inf)", "step_size")
-        fields_in(self, COUNT, "proposals", "polish_rounds", "final_episodes", "buffer_rows", "population")
-        if self.warmup is not None:
-            fields_in(self, FROM_0, "warmup")
+        super().__post_init__()
         refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
-        if not self.polish:
-            refuse_unread(self, ("polish_rounds",), "a search without --polish")
-        if not self.use_replay_buffer:
-            refuse_unread(self, _BUFFER, "a search without --use-replay-buffer")
         if self.reply.compat == "paper":
             checked = ("proposals", "reply.beyond", "reply.finer", "reply.repeated")
             remedy = "that is the released parser, which takes one proposal and checks no number"

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
-from llmrl_jax.core.checks import COUNT, fields_in
+from llmrl_jax.core.checks import Checked, NonNegativeFloat, PositiveInt
 from llmrl_jax.lm import Generation, StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer
 from llmrl_jax.systems.props.describe import describe
@@ -56,32 +56,32 @@ _TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(Checked):
     """Prompts and rewards of fine-tuning. The defaults are the corrected form."""
 
     tasks: tuple[str, ...] = ("mountain_car_continuous", "cartpole")
     """Training tasks, by name (`llmrl props list`) or environment id."""
     held_out_tasks: tuple[str, ...] = ()
     """Tasks used only for evaluation, before and after training."""
-    policies: int = 4000
+    policies: PositiveInt = 4000
     """Number of random policies per task, shown in the prompts."""
-    history: int = 5
+    history: PositiveInt = 5
     """Rows of history per prompt; published: 1, which leaves nothing to compare."""
-    episodes: int = 20
+    episodes: PositiveInt = 20
     """Episodes per evaluation of a policy shown in a prompt."""
-    judged_episodes: int = 20
+    judged_episodes: PositiveInt = 20
     """Episodes per evaluation of a proposed policy; published: 1, which rewards luck."""
-    eval_prompts: int = 128
+    eval_prompts: PositiveInt = 128
     """Maximum number of held-out prompts per task in an evaluation."""
     method: Literal["props", "props+"] = "props"
     """`props`: numbers only; `props+`: the prompt also describes the environment."""
-    iterations: int = 400
+    iterations: PositiveInt = 400
     """`N` in the prompt's "iteration 1 of N"."""
     optimum: Literal["true", "hidden"] = "true"
     """Whether prompts state the published optimum, if there is one, which is oracle knowledge."""
     explain: bool = True
     """Ask for an explanation after the proposal."""
-    format_weight: float = 1.0
+    format_weight: NonNegativeFloat = 1.0
     """Weight of each of the two format parts of the reward; published: 1. A valid reply gets their sum even if its
     policy earns nothing, so where good policies are rare, a smaller weight lets them decide what is learnt."""
     compat: Literal["", "paper"] = ""
@@ -89,16 +89,7 @@ class FinetuneConfig:
     tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
 
     def __post_init__(self):
-        counts = ("policies", "history", "episodes", "judged_episodes", "eval_prompts", "iterations")
-        fields_in(self, COUNT, *counts)
-        fields_in(self, "[0, inf)", "format_weight")
-        for name, known in (
-            ("method", ("props", "props+")),
-            ("optimum", ("true", "hidden")),
-            ("compat", ("", "paper")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, known))}")
+        super().__post_init__()
         if not self.tasks:
             raise ValueError("tasks is empty; name at least one to learn on")
         names = [get(name).name for name in (*self.tasks, *self.held_out_tasks)]

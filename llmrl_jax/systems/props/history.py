@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from llmrl_jax.core.checks import COUNT, FROM_0, fields_in
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt
 
 
 Values = int | float | tuple[float, ...]
@@ -130,31 +130,29 @@ def _values(values: Values) -> str:
 
 
 @dataclass(frozen=True)
-class HistoryView:
+class HistoryView(Checked):
     """Which rows a prompt shows, and in which order. Default: all of them, in order of evaluation.
 
     `last` and `top` combine: with both, a prompt shows the best rows and the most recent ones.
     """
 
-    last: int | None = None
+    PREFIX: ClassVar[str] = "history."
+
+    last: NonNegativeInt | None = None
     """Show only this many of the most recent rows."""
-    top: int | None = None
+    top: NonNegativeInt | None = None
     """Show only this many of the rows with the highest returns."""
     order: Order = "time"
-    tokens: int | None = None
+    tokens: PositiveInt | None = None
     """Maximum number of tokens of the rows: the oldest selected rows are dropped first, but never the best."""
-    trajectory_steps: int | None = None
+    trajectory_steps: NonNegativeInt | None = None
     """Maximum number of steps of the episode shown below each row that has one; 0: no episodes. None: as published, 200
     for ProPS+ on a table, otherwise no episodes."""
 
     def __post_init__(self):
-        for name, interval in (("last", FROM_0), ("top", FROM_0), ("tokens", COUNT), ("trajectory_steps", FROM_0)):
-            if getattr(self, name) is not None:
-                fields_in(self, interval, name, prefix="history.")
+        super().__post_init__()
         if (self.last, self.top) in ((0, 0), (0, None), (None, 0)):
             raise ValueError(f"last is {self.last} and top is {self.top}, which shows nothing; let one be 1 or more")
-        if self.order not in get_args(Order):
-            raise ValueError(f"order is {self.order!r}; it is one of {', '.join(get_args(Order))}")
 
     def select(self, rows: Sequence[Row]) -> list[Row]:
         """The selected rows, before the token limit. Among equal returns the later row ranks higher."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import COUNT, FROM_0, MAX_SEED, fields_in
+from llmrl_jax.core.checks import MAX_SEED, Checked, In, NonNegativeInt, PositiveInt, between
 from llmrl_jax.core.config import FREE
 from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
@@ -24,11 +24,10 @@ def _check_searches(config: Any) -> None:
     """Check the options that `PropsRun` and `TableConfig` share.
 
     **Raises:** `ValueError` naming the option."""
-    fields_in(config, "[1, 1024]", "workers")
     seed = config.run.seed
     last = MAX_SEED + 1 - seed if 0 <= seed <= MAX_SEED else MAX_SEED  # a saved run may have another seed
     remedy = f"seeds go up to {MAX_SEED}, from --run.seed {seed}"
-    fields_in(config, f"[1, {last}]", "seeds", remedy=remedy if config.seeds > 1 else "")
+    between("seeds", config.seeds, 1, last, remedy=remedy if config.seeds > 1 else "")
     if not config.tasks:
         raise ValueError("tasks is empty; name at least one, or all")
     if twice := [name for i, name in enumerate(config.tasks) if name in config.tasks[:i]]:
@@ -46,7 +45,7 @@ def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class PropsRun:
+class PropsRun(Checked):
     """A run of searches: tasks, method and model."""
 
     KIND: ClassVar[str] = "props run"
@@ -54,21 +53,21 @@ class PropsRun:
 
     tasks: tuple[str, ...] = ("mountain_car_continuous",)
     """Tasks, by name (`llmrl props list`) or environment id; `all`: the paper's fifteen."""
-    seeds: int = 1
+    seeds: PositiveInt = 1
     """Searches per task, with the seeds `run.seed`, `run.seed` + 1, ..."""
     search: Annotated[PropsConfig, tyro.conf.arg(name="")] = field(default_factory=PropsConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     video: bool = field(default=False, metadata=FREE)
     """Also write an episode of the best policy of each search as `episode.gif`."""
-    workers: int = field(default=4, metadata=FREE)
+    workers: Annotated[int, In("[1, 1024]")] = field(default=4, metadata=FREE)
     """Number of concurrent searches, whose requests to a server are concurrent too."""
-    print_every: int = field(default=50, metadata=FREE)
+    print_every: NonNegativeInt = field(default=50, metadata=FREE)
     """Rounds between progress lines of a search; 0: only at its end."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         _check_searches(self)
-        fields_in(self, FROM_0, "print_every")
 
 
 SCRIPTED = "scripted"
@@ -78,7 +77,7 @@ EPISODES = 20
 
 
 @dataclass(frozen=True)
-class TableConfig:
+class TableConfig(Checked):
     """Results of several methods on the published tasks, as a page and JSON."""
 
     KIND: ClassVar[str] = "props table"
@@ -87,13 +86,13 @@ class TableConfig:
     """Tasks, by name; `all`: the paper's fifteen."""
     methods: tuple[str, ...] = field(default=(SCRIPTED, "random_search", "ars", "cma_es"), metadata=FREE)
     """`scripted`, the scripted adviser; or numeric methods: random_search, hill_climbing, ars, cma_es, open_es, cem."""
-    seeds: int = field(default=10, metadata=FREE)
+    seeds: PositiveInt = field(default=10, metadata=FREE)
     """Searches per task and method, with the seeds `run.seed`, `run.seed` + 1, ..."""
-    budget: int = field(default=8000, metadata=FREE)
+    budget: Annotated[int, In(f"[{EPISODES}, 2147483647]")] = field(default=8000, metadata=FREE)
     """Episodes per search."""
-    final_episodes: int = field(default=100, metadata=FREE)
+    final_episodes: Annotated[int, In("[2, 2147483647]")] = field(default=100, metadata=FREE)
     """Fresh episodes for the final evaluation of the best policy of each search."""
-    workers: int = field(default=2, metadata=FREE)
+    workers: Annotated[int, In("[1, 1024]")] = field(default=2, metadata=FREE)
     """Number of concurrent searches of the scripted adviser."""
     page: Path = field(default=Path("docs/systems"), metadata=FREE)
     """Folder of `props-table.md` and `props-table.json`, to which rows are added."""
@@ -102,9 +101,8 @@ class TableConfig:
     run: BaseRunConfig = field(default_factory=lambda: BaseRunConfig(name="props-table"))
 
     def __post_init__(self):
+        super().__post_init__()
         _check_searches(self)
-        fields_in(self, f"[{EPISODES}, 2147483647]", "budget")
-        fields_in(self, "[2, 2147483647]", "final_episodes")
         if not self.methods:
             raise ValueError(f"methods is empty; name at least one, as in --methods {SCRIPTED} cma_es")
 
@@ -124,18 +122,14 @@ class FinetuneRun(Tuned):
     data: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
     lora: lm.LoRAConfig = field(default_factory=lambda: lm.LoRAConfig(rank=8, alpha=32.0, targets=lm.lora.TARGETS))
     """The adapters, if `tune` is `lora`."""
-    updates: int = field(default=500, metadata=FREE)
+    updates: PositiveInt = field(default=500, metadata=FREE)
     """Number of updates; each samples `grpo.prompts` x `grpo.group` answers."""
-    max_prompt: int = 2048
+    max_prompt: PositiveInt = 2048
     """Maximum prompt length in tokens; a longer prompt is an error that names its task."""
     grpo: GRPOConfig = field(
         default_factory=lambda: GRPOConfig(prompts=16, group=8, max_new_tokens=256, microbatches=8)
     )
     """The learner."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        fields_in(self, COUNT, "updates", "max_prompt")
 
 
 def preset(name: str, model: str = "") -> FinetuneRun:

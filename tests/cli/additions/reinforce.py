@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from envs_jax.resets import VectorEnv
+from llmrl_jax.core.checks import Checked, Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.learner import Learner
@@ -20,24 +21,26 @@ from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, place, start,
 
 
 @dataclass(frozen=True)
-class ReinforceConfig:
+class ReinforceConfig(Checked):
     """Hyper-parameters of REINFORCE."""
 
-    num_envs: int = 16
+    PREFIX: ClassVar[str] = "reinforce."
+
+    num_envs: PositiveInt = 16
     """Environments played at once."""
-    num_steps: int = 8
+    num_steps: PositiveInt = 8
     """Steps per environment and update."""
-    gamma: float = 0.9
+    gamma: Fraction = 0.9
     """Discount per step."""
-    learning_rate: float = 0.02
+    learning_rate: NonNegativeFloat = 0.02
     """Step size of Adam."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveOrInf = 1.0
     """Global norm to which gradients are clipped."""
-    adam_b1: float = 0.9
+    adam_b1: FractionBelowOne = 0.9
     """Adam's decay of the mean."""
-    adam_b2: float = 0.999
+    adam_b2: FractionBelowOne = 0.999
     """Adam's decay of the square."""
-    adam_eps: float = 1e-8
+    adam_eps: NonNegativeFloat = 1e-8
     """Adam's epsilon."""
 
 

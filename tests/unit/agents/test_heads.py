@@ -164,5 +164,5 @@ def test_the_published_ablations():
 def test_bad_input():
     with pytest.raises(ValueError, match="the embedded model has none to keep"):
         build(replace(HEADS, init="embeddings"))
-    with pytest.raises(ValueError, match="--scoring is mean, but --policy heads does not read it"):
+    with pytest.raises(ValueError, match="^scoring is mean, but policy heads does not read it"):
         build(replace(HEADS, scoring="mean"))

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 
-from llmrl_jax.core.checks import COUNT, WIDTH, check_seed, fields_in, option, refuse_nan, refuse_unread
+from llmrl_jax.core.checks import (
+    COUNT,
+    WIDTH,
+    Checked,
+    In,
+    Needs,
+    PositiveInt,
+    Width,
+    check_fields,
+    check_seed,
+    in_interval,
+    option,
+    refuse_unread,
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,8 @@ def test_every_changed_option_is_named_with_its_value():
         refuse_unread(both, ("num_actions", "inner"), "x")
     with pytest.raises(ValueError, match=r"--inner.num-envs is 8, but x does not read it; leave it out \(take y\)"):
         refuse_unread(Outer(), ("inner",), "x", usual=replace(both, num_actions=0), remedy="take y")
-    with pytest.raises(ValueError, match=r"--glam.mesh is data=2"):
-        refuse_unread(Outer(mesh="data=2"), ("mesh",), "x", prefix="glam.")
+    with pytest.raises(ValueError, match=r"--x.rate is 2.0, but y does"):
+        refuse_unread(Part(rate=2.0), ("rate",), "y")
 
 
 def test_a_configuration_may_check_itself_while_it_is_made():
@@ -60,61 +74,113 @@ def test_a_configuration_may_check_itself_while_it_is_made():
         Itself(warmup=3)
 
 
-@dataclass(frozen=True)
-class Numbers:
-    gamma: float = 0.9
-    rows: int = 4
-    norm: float = 1.0
-    parts: tuple[float, ...] = (1.0,)
-    outer: Outer = field(default_factory=Outer)
-
-
 @pytest.mark.parametrize(
-    ("interval", "values", "message"),
+    ("interval", "value", "message"),
     [
-        ("[0, 1]", {"gamma": 1.5}, "x.gamma is 1.5; from 0 to 1 is needed"),
-        ("[0, 1]", {"gamma": -0.5}, "x.gamma is -0.5; from 0 to 1 is needed"),
-        ("[0, 1)", {"gamma": 1.0}, "x.gamma is 1.0; from 0 to below 1 is needed"),
-        ("(0, 1]", {"gamma": 0.0}, "x.gamma is 0.0; above 0 and at most 1 is needed"),
-        ("[0, 1]", {"gamma": math.nan}, "x.gamma is nan; from 0 to 1 is needed"),
-        ("[0, inf)", {"norm": math.inf}, "x.norm is inf; a finite number is needed"),
-        ("(0, inf)", {"norm": 0.0}, "x.norm is 0.0; above 0 is needed"),
-        ("[0, inf]", {"norm": math.nan}, "x.norm is nan; at least 0 is needed"),
-        ("[0, inf]", {"norm": -math.inf}, "x.norm is -inf; at least 0 is needed"),
-        ("(-inf, inf)", {"norm": math.nan}, "x.norm is nan; above -inf is needed"),
-        ("(-inf, inf)", {"norm": math.inf}, "x.norm is inf; a finite number is needed"),
-        ("(-inf, inf)", {"norm": -math.inf}, "x.norm is -inf; above -inf is needed"),
-        (COUNT, {"rows": 0}, "x.rows is 0; at least 1 is needed"),
-        (COUNT, {"rows": 2**31}, "x.rows is 2147483648; from 1 to 2147483647 is needed"),
+        ("[0, 1]", 1.5, "x is 1.5; from 0 to 1 is needed"),
+        ("[0, 1]", -0.5, "x is -0.5; from 0 to 1 is needed"),
+        ("[0, 1)", 1.0, "x is 1.0; from 0 to below 1 is needed"),
+        ("(0, 1]", 0.0, "x is 0.0; above 0 and at most 1 is needed"),
+        ("[0, 1]", math.nan, "x is nan; from 0 to 1 is needed"),
+        ("[0, inf)", math.inf, "x is inf; a finite number is needed"),
+        ("(0, inf)", 0.0, "x is 0.0; above 0 is needed"),
+        ("[0, inf]", math.nan, "x is nan; at least 0 is needed"),
+        ("[0, inf]", -math.inf, "x is -inf; at least 0 is needed"),
+        ("(-inf, inf)", math.nan, "x is nan; above -inf is needed"),
+        ("(-inf, inf)", math.inf, "x is inf; a finite number is needed"),
+        ("(-inf, inf)", -math.inf, "x is -inf; above -inf is needed"),
+        (COUNT, 0, "x is 0; at least 1 is needed"),
+        (COUNT, 2**31, "x is 2147483648; from 1 to 2147483647 is needed"),
     ],
 )
-def test_numbers_outside_of_their_interval(interval, values, message):
-    (name,) = values
+def test_numbers_outside_of_their_interval(interval, value, message):
     with pytest.raises(ValueError) as error:
-        fields_in(Numbers(**values), interval, name, prefix="x.")
+        in_interval("x", value, interval)
     assert str(error.value) == message
 
 
 def test_numbers_inside_of_their_interval():
-    fields_in(Numbers(gamma=0.0), "[0, 1)", "gamma")
-    fields_in(Numbers(gamma=1), "(0, 1]", "gamma")
-    fields_in(Numbers(norm=math.inf), "[0, inf]", "norm", "gamma")
-    fields_in(Numbers(norm=-3.0), "(-inf, inf)", "norm")
-    fields_in(Numbers(rows=2**31 - 1), COUNT, "rows")
-    fields_in(Numbers(), WIDTH, "rows", remedy="never said")
+    for value, interval in ((0.0, "[0, 1)"), (1, "(0, 1]"), (math.inf, "[0, inf]"), (-3.0, "(-inf, inf)")):
+        in_interval("x", value, interval)
+    in_interval("x", 2**31 - 1, COUNT)
+    in_interval("x", 4, WIDTH, remedy="never said")
     with pytest.raises(AssertionError, match="no interval"):
-        fields_in(Numbers(), "0 to 1", "gamma")
+        in_interval("x", 0, "0 to 1")
 
 
-def test_nan_is_refused_in_every_field():
-    refuse_nan(Numbers(norm=math.inf, gamma=-math.inf))
-    for made, name in (
-        (Numbers(norm=math.nan), "p.norm is nan"),
-        (Numbers(parts=(1.0, math.nan)), r"p.parts is \(1.0, nan\)"),
-        (Numbers(outer=Outer(inner=Inner(gamma=math.nan))), "p.outer.inner.gamma is nan"),
-    ):
-        with pytest.raises(ValueError, match=f"^{name}; a number is needed$"):
-            refuse_nan(made, "p.")
+@dataclass(frozen=True)
+class Part(Checked):
+    PREFIX: ClassVar[str] = "x."
+
+    gamma: Annotated[float, In("[0, 1]", "take less")] = 0.9
+    rows: PositiveInt | None = 4
+    widths: tuple[tuple[Width, Width], ...] = ((1, 2),)
+    rate: float = 1.0
+    rates: tuple[float, ...] = (1.0,)
+    scale: Annotated[float, In("(0, 2)")] | str = 1.0
+    schedule: Literal["constant", "linear"] | None = "constant"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gamma": 1.5}, "gamma is 1.5; from 0 to 1 is needed (take less)"),
+        ({"gamma": math.nan}, "gamma is nan; a number is needed"),
+        ({"gamma": "a"}, "gamma is 'a'; a number is needed"),
+        ({"rows": 0}, "rows is 0; at least 1 is needed"),
+        ({"widths": ((1, 2), (3, 0))}, "widths is 0; at least 1 is needed"),
+        ({"rate": math.nan}, "rate is nan; a number is needed"),
+        ({"rates": (1.0, math.nan)}, "rates is (1.0, nan); a number is needed"),
+        ({"scale": 2.0}, "scale is 2.0; above 0 and below 2 is needed"),
+        ({"schedule": "cubic"}, "schedule is 'cubic'; one of constant, linear, None is needed"),
+    ],
+)
+def test_a_field_outside_its_bound_is_refused_by_its_name(values, message):
+    with pytest.raises(ValueError) as error:
+        Part(**values)
+    assert str(error.value) == f"x.{message}"
+    unchecked = Part()
+    for name, value in values.items():
+        object.__setattr__(unchecked, name, value)
+    with pytest.raises(ValueError) as error:
+        check_fields(unchecked, option)
+    assert str(error.value) == f"--{message}"
+
+
+def test_fields_inside_their_bounds():
+    Part(gamma=1, rows=None, widths=(), rate=-math.inf, rates=(math.inf,), scale="auto", schedule=None)
+
+
+@dataclass(frozen=True)
+class Play(Checked):
+    PREFIX: ClassVar[str] = "x."
+
+    reset: Literal["pool", "always"] = "pool"
+    pool_size: Annotated[PositiveInt, Needs("reset", "pool")] = 8
+    path: str = ""
+    inner: Annotated[Inner, Needs("path")] = field(default_factory=Inner)
+
+
+def test_an_option_that_nothing_reads_is_refused():
+    assert Play(reset="always").pool_size == 8 and Play(pool_size=3, path="a", inner=Inner(2)).inner.num_envs == 2
+    with pytest.raises(ValueError, match="^x.pool_size is 3, but x.reset always does not read it; leave it out$"):
+        Play(reset="always", pool_size=3)
+    with pytest.raises(ValueError, match="^x.inner.num_envs is 2, but a run without x.path does not read it; "):
+        Play(inner=Inner(2))
+    with pytest.raises(ValueError, match="^x.pool_size is 0; at least 1 is needed$"):
+        Play(pool_size=0)
+    unchecked = Play()
+    object.__setattr__(unchecked, "inner", Inner(2))
+    with pytest.raises(ValueError, match="^--inner.num-envs is 2, but a run without --path does not read it; "):
+        check_fields(unchecked, option)
+
+
+def test_what_a_help_text_says_of_a_bound():
+    for interval, text in (("[0, 1]", "from 0 to 1"), ("(0, 0.5)", "above 0 and below 0.5"), ("(0, inf]", "above 0")):
+        assert In(interval).help == text
+    for interval in (COUNT, WIDTH, "[0, inf)", "(-inf, inf)"):
+        assert In(interval).help == ""
+    assert In("[2, inf)").help == "at least 2"
 
 
 def test_seeds_are_those_that_differ():

@@ -128,10 +128,10 @@ def test_identity_leaves_out_what_may_change():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"log_every": 0}, "--run.log-every is 0; at least 1 is needed"),
+        ({"log_every": 0}, "run.log_every is 0; at least 1 is needed"),
         ({"seed": -1}, "--run.seed is -1; from 0 to 4294967295 is needed"),
         ({"seed": 2**32}, "--run.seed is 4294967296; from 0"),
-        ({"max_seconds": -2.0}, "--run.max-seconds is -2.0; at least 0"),
+        ({"max_seconds": -2.0}, "run.max_seconds is -2.0; at least 0"),
         ({"name": "a/b"}, "--run.name is 'a/b'; one folder's name is needed"),
         ({"name": "a\0"}, "one folder's name is needed"),
         ({"out": "a\0"}, "without a null character"),

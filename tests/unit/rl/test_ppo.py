@@ -77,7 +77,7 @@ FLOATS = {
 
 
 def test_every_float_is_tried():
-    assert set(FLOATS) == {f.name for f in dataclasses.fields(PPOConfig) if f.type == "float"}
+    assert set(FLOATS) == set(gradient.traced_floats(PPOConfig()))
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -355,8 +355,8 @@ def test_episode_metrics_by_hand():
         ({"learning_rate": math.inf}, "learning_rate is inf"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"schedule": "linear"}, "schedule_updates"),
-        ({"schedule_updates": 9}, "--ppo.schedule-updates is 9, but --ppo.schedule constant does not read it"),
-        ({"reset": "always"}, "--ppo.pool-size is 8, but --ppo.reset always does not read it; leave it out"),
+        ({"schedule_updates": 9}, "ppo.schedule_updates is 9, but ppo.schedule constant does not read it"),
+        ({"reset": "always"}, "ppo.pool_size is 8, but ppo.reset always does not read it; leave it out"),
         (
             {"minibatches": 32},
             r"one step \(.*x ppo.num_steps 8 = 32 / ppo.minibatches 32 = 1\): .*--ppo.no-normalize",

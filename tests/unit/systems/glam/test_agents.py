@@ -75,8 +75,8 @@ def test_settings_that_an_agent_does_not_read_are_refused():
         make_agent(replace(DRRN, ppo=SYMBOLIC.ppo))
     with pytest.raises(ValueError, match=r"^--symbolic.image-dim is 16, but the agent llm does not"):
         make_agent(GlamConfig(symbolic=SymbolicConfig(image_dim=16)))
-    with pytest.raises(KeyError, match="no agent 'drnn'; did you mean 'drrn'"):
-        make_agent(replace(DRRN, agent="drnn"))
+    with pytest.raises(ValueError, match="agent is 'drnn'; one of .*drrn.* is needed"):
+        replace(DRRN, agent="drnn")
 
 
 FLAGS = {

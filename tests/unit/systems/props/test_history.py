@@ -112,7 +112,7 @@ def test_integers_of_a_grid_by_hand():
         (lambda: HistoryView(last=-1), "last is -1"),
         (lambda: HistoryView(last=0), "shows nothing"),
         (lambda: HistoryView(top=0, last=0), "shows nothing"),
-        (lambda: HistoryView(order="descending"), "order is 'descending'; it is one of time, ascending"),
+        (lambda: HistoryView(order="descending"), "order is 'descending'; one of time, ascending"),
         (lambda: HistoryView(tokens=0), "tokens is 0"),
         (lambda: Grid(1.0, 1.0), "a grid of 1000 steps from 1.0 to 1.0"),
         (lambda: Grid(0.0, 1.0, 100_000), "1 to 99999"),

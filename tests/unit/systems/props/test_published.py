@@ -322,7 +322,7 @@ def test_the_last_policy_is_repeated_where_that_is_published():
         params, state = opt.ask(opt.tell(state, first, jnp.array([1.0, 9.0, 4.0])))
         assert params[0].tolist() == first[1 if repeat == "best" else 2].tolist()
         assert state.record["outcome"] == "repeated"
-    with pytest.raises(ValueError, match="--reply.repeat is last, but --reply.on-failure skip does not read it"):
+    with pytest.raises(ValueError, match="reply.repeat is last, but reply.on_failure skip does not read it"):
         ReplyConfig(repeat="last")
     with pytest.raises(ValueError, match="reply.repeat is last, but the method evollm does not read it"):
         PropsConfig("evollm", reply=ReplyConfig(on_failure="repeat", repeat="last"))

@@ -171,8 +171,8 @@ def test_a_damaged_log_is_left_alone(tmp_path):
         ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but the method evollm"),
         ({"method": "legacy", "warmup": 3}, "warmup is 3, but the method legacy"),
         ({"method": "evollm", "history": HistoryView(trajectory_steps=5)}, "history.trajectory-steps is 5"),
-        ({"polish_rounds": 2}, "--polish-rounds is 2, but a search without --polish does not read it"),
-        ({"method": "legacy", "buffer_rows": 2}, "--buffer-rows is 2, but a search without --use-replay-buffer"),
+        ({"polish_rounds": 2}, "polish_rounds is 2, but a run without polish does not read it"),
+        ({"method": "legacy", "buffer_rows": 2}, "buffer_rows is 2, but a run without use_replay_buffer"),
         ({"method": "props", "block": 2}, "block is 2, but the method props"),
         ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
         ({"reply": ReplyConfig(compat="paper"), "proposals": 4}, "proposals is 4, .*compat paper .* one proposal"),
@@ -251,7 +251,7 @@ def test_a_log_of_other_settings_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "prop"}, "method is 'prop'; it is one of props"),
+        ({"method": "prop"}, "method is 'prop'; one of props"),
         ({"episodes": -1}, "episodes is -1"),
         ({"polish": "cmaes"}, "polish is 'cmaes'"),
         ({"method": "ars", "polish": "cma_es"}, "ars is numeric itself"),
