@@ -18,7 +18,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.agents.play import episode_keys, make_player, policy_actor
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -128,56 +128,21 @@ def played(
 ) -> Iterator[Transitions]:
     """Whole episodes of a policy, `ROWS` at a time, as NumPy arrays; see `relabel.Tape` for `text`. `goal` has
     `earned`, what goals paid."""
-    rows, (params, frozen) = min(ROWS, episodes), weights
-    actor = policy_actor(policy, params, frozen, False)
-
-    @jax.jit
-    def start(key, numbers):
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
-        return begin(world, env_params, actor, keys[:, 0], keys[:, 1])
-
-    def see(rows, step):
-        info = step.info
-        flags = {name: info[name] for name in ("eval_success", "action_success")}
-        return {
-            "obs": rows.obs,
-            "action": step.action.astype(jnp.int32),
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "truncated": step.truncated,
-            "text": {"caption": info["effective_action"].astype(jnp.int32), **flags},
-            "goal": {"earned": info["earned"]},
-        }
-
-    @jax.jit
-    def go_on(state):
-        return watch(world, env_params, actor, state, see, steps=CHUNK)
-
-    with doing("playing", episodes, "episodes") as activity:
-        for first in range(0, episodes, rows):
-            state, parts = start(key, first + jnp.arange(rows)), []
-            while not bool(jnp.all(state.over)):
-                state, seen = go_on(state)
-                parts.append(jax.device_get(seen))
-            whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-            last = jax.device_get(state.obs)
-            for row in range(min(rows, episodes - first)):
-                yield _episode(whole, last, row)
-            activity.done = min(first + rows, episodes)
-
-
-def _episode(whole: dict[str, Any], last: Any, row: int) -> Transitions:
-    """The steps of one row. The rows of `watch` keep the last observation of an episode."""
-    length = int(whole["live"][:, row].sum())
-    obs = jax.tree.map(lambda x, end: np.append(x[:length, row], end[None, row], axis=0), whole["obs"], last)
-    own = {name: jax.tree.map(lambda x: x[:length, row], x) for name, x in whole.items() if name not in ("obs", "live")}
-    before, after = (jax.tree.map(lambda x, part=part: x[part], obs) for part in (slice(None, -1), slice(1, None)))
-    return Transitions(obs=_recorded(before), next_obs=_recorded(after), **own)
-
-
-def _recorded(obs: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an observation that are the world's own."""
-    return {name: x for name, x in obs.items() if name not in ("goals", "known")}
+    play = make_player(
+        world,
+        env_params,
+        lambda weights: policy_actor(policy, *weights, False),
+        lambda obs, state: {name: x for name, x in obs.items() if name not in ("goals", "known")},  # the world's own
+        lambda step: {
+            name: step.info[name] for name in ("effective_action", "eval_success", "action_success", "earned")
+        },
+        chunk=CHUNK,
+    )
+    for one in play(weights, episode_keys(key, episodes), lanes=ROWS):
+        text = dict(one.extra)
+        goal = {"earned": text.pop("earned")}
+        text["caption"] = text.pop("effective_action").astype(np.int32)
+        yield one.transitions(action=one.action.astype(np.int32), text=text, goal=goal)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

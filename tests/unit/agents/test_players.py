@@ -227,13 +227,13 @@ def test_a_recording_is_the_episode_that_a_population_evaluator_plays():
     for row, value in enumerate((1.0, -1.0)):
         for i, key in enumerate(keys):
             recording = record(jnp.array([value]), key)
-            assert recording.length == played.lengths[row, i] <= 4
+            assert len(recording) == played.lengths[row, i] <= 4
             assert recording.reward.sum() == pytest.approx(float(played.returns[row, i]), rel=1e-6)
             reset_key, step_key = jax.random.split(key)
-            drawn = [jax.random.uniform(jax.random.fold_in(step_key, t)) for t in range(recording.length)]
+            drawn = [jax.random.uniform(jax.random.fold_in(step_key, t)) for t in range(len(recording))]
             np.testing.assert_array_equal(recording.reward, np.asarray(drawn))
-            assert recording.state_at(recording.length)[2] == recording.length
-            assert recording.obs_at(0)[0] == ENV.reset(reset_key, None)[0][0]
+            assert recording.at(len(recording))["state"][2] == len(recording)
+            assert recording.at(0)["obs"][0] == ENV.reset(reset_key, None)[0][0]
     assert played.lengths[1].tolist() == [4, 4, 4] and min(played.lengths[0].tolist()) < 4
 
 
