@@ -165,9 +165,10 @@ def watch(
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def episode_keys(key: Key[Array, ""], episodes: int) -> Key[Array, "{episodes} 2"]:
-    """The keys of the resets and of the steps of episodes: those of episode `i` depend only on `key` and `i`."""
-    return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
+def key_pairs(key: Key[Array, ""], episodes: int, first: int | Int[Array, ""] = 0) -> Key[Array, "{episodes} 2"]:
+    """The keys of the resets and of the steps of episodes, from number `first` on: those of episode `i` depend only on
+    `key` and `i`."""
+    return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(first + jnp.arange(episodes))
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def make_player(
     lanes; `end`, whether the view after the last step is recorded too; `chunk`, steps on the device between transfers
     to the host; `max_steps`, steps after which an episode always ends.
 
-    `play` takes the `keys` of the episodes, `[E, 2]`, see `episode_keys`, and yields them in this order as they end. It
+    `play` takes the `keys` of the episodes, `[E, 2]`, see `key_pairs`, and yields them in this order as they end. It
     plays `lanes` of them at once (None: all): when half of the lanes are idle they get the next ones, so that a step is
     rarely taken for lanes that have ended.
     """

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import episode_keys, make_player, policy_actor
+from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
@@ -59,7 +59,7 @@ def collect(config: CollectRun) -> RunResult:
     with opened(config.run, "bkrl-collect") as folder:
 
         def write(state: Any, key: jax.Array) -> dict[str, float]:
-            played = play((state.params, state.frozen), episode_keys(key, config.episodes))
+            played = play((state.params, state.frozen), key_pairs(key, config.episodes))
             steps = [one.transitions(truncated=one.truncated & ~one.terminated) for one in played]
             data = collected.of_transitions(jax.tree.map(lambda *x: np.concatenate(x), *steps))
             return _write(folder, int(state.update), data, env, config.npy)

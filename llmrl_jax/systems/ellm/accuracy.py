@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from llmrl_jax.agents.play import episode_keys, make_player, policy_actor
+from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -58,7 +58,7 @@ def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key
         end=False,
         chunk=CHUNK,
     )
-    played = list(play(weights, episode_keys(key, episodes)))
+    played = list(play(weights, key_pairs(key, episodes)))
     seen = jax.tree.map(lambda *x: np.concatenate(x), *(one.seen for one in played))
     order = np.argsort(np.concatenate([np.arange(len(one)) for one in played]), kind="stable")  # step by step
     every, masks = seen["key"][order], seen["goals"][order]

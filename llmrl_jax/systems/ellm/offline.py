@@ -18,7 +18,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.play import episode_keys, make_player, policy_actor
+from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -138,7 +138,7 @@ def played(
         },
         chunk=CHUNK,
     )
-    for one in play(weights, episode_keys(key, episodes), lanes=ROWS):
+    for one in play(weights, key_pairs(key, episodes), lanes=ROWS):
         text = dict(one.extra)
         goal = {"earned": text.pop("earned")}
         text["caption"] = text.pop("effective_action").astype(np.int32)

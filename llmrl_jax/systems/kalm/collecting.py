@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Wrapper, innermost
-from llmrl_jax.agents.play import Actor, episode_keys, make_player
+from llmrl_jax.agents.play import Actor, key_pairs, make_player
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
@@ -78,7 +78,7 @@ def play(
 
     player = make_player(_Watched(env), params, lambda _: Actor(act), view, chunk=CHUNK)
     steps, success = [], []
-    for one in player((), episode_keys(jax.random.key(seed), episodes), lanes=together):
+    for one in player((), key_pairs(jax.random.key(seed), episodes), lanes=together):
         steps.append(one.transitions(truncated=one.truncated & ~one.terminated))
         success.append(one.success)
     return jax.tree.map(lambda *x: np.concatenate(x), *steps), np.array(success)
