@@ -30,7 +30,6 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN
 from llmrl_jax.rl.dqn_config import check
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.replay import Transition
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.build import Ellm, build, dqn_settings
 from llmrl_jax.systems.ellm.config import EllmConfig
@@ -187,7 +186,7 @@ def _difference(name: str, found: Any, wanted: Any) -> tuple[str, Any, Any]:
     return name, found, wanted
 
 
-def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tuple[Transition, np.ndarray]:
+def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tuple[Transitions, np.ndarray]:
     """Recorded steps as DQN stores them, with the goals and rewards of a world, in their order: leaves `[N, ...]`.
 
     **Returns:** the steps, as NumPy arrays; and the rewards for goals of every episode."""
@@ -208,11 +207,11 @@ def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tupl
     ends = terminated if config.bootstrap_truncation else terminated | truncated
     clipped = np.clip(reward, -config.reward_clip, config.reward_clip)
     parts: Any = (obs, action, clipped, after, ends, truncated)
-    steps = Transition(*parts)
+    steps = Transitions(*parts)
     return jax.tree.map(lambda x: x[mask], steps), np.where(mask, earned, 0).sum(axis=1)
 
 
-def make_offline(made: Ellm, steps: Transition) -> Learner:
+def make_offline(made: Ellm, steps: Transitions) -> Learner:
     """DQN on a memory that holds recorded steps, as a `Learner`, with the state of a run that plays.
 
     **Arguments:** `steps`, leaves `[N, ...]`, of whole episodes in their order; the memory holds all of them, except
