@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from envs_jax.env import innermost
 from llmrl_jax.agents.contract import Agent
-from llmrl_jax.agents.play import Episode, make_player, policy_actor
+from llmrl_jax.agents.play import Episode, actor_of, make_player
 from llmrl_jax.core.checks import at_least
 
 
@@ -62,7 +62,7 @@ def play_episodes(
     play = make_player(
         agent.env,
         agent.env_params,
-        lambda weights: policy_actor(agent.policy, *weights, greedy),
+        actor_of(agent.policy, greedy),
         lambda obs, state: see(innermost(state)),
         end=False,
         chunk=CHUNK,

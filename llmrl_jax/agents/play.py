@@ -101,6 +101,16 @@ def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor
     return Actor(act, policy.initial_carry)
 
 
+def actor_of(policy: Player, greedy: Any = False) -> Callable[[Any], Actor]:
+    """From a policy's weights, `(params, frozen)`, to its actor; see `policy_actor`."""
+
+    def actor(weights: Any) -> Actor:
+        params, frozen = weights
+        return policy_actor(policy, params, frozen, greedy)
+
+    return actor
+
+
 @tracing.default_types
 def begin(
     env: Environment, env_params: Any, actor: Actor, reset_keys: Key[Array, " B"], step_keys: Key[Array, " B"]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
@@ -52,7 +52,7 @@ def collect(config: CollectRun) -> RunResult:
     play = make_player(
         whole,
         whole.default_params,
-        lambda weights: policy_actor(policy, *weights, False),
+        actor_of(policy),
         lambda obs, state: obs,
         chunk=CHUNK,
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -53,7 +53,7 @@ def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key
     play = make_player(
         env,
         env_params,
-        lambda weights: policy_actor(policy, *weights, False),
+        actor_of(policy),
         lambda obs, state: {name: obs[name] for name in ("key", "goals")},
         end=False,
         chunk=CHUNK,

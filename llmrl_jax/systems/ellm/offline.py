@@ -18,7 +18,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.play import key_pairs, make_player, policy_actor
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -130,7 +130,7 @@ def played(
     play = make_player(
         world,
         env_params,
-        lambda weights: policy_actor(policy, *weights, False),
+        actor_of(policy),
         lambda obs, state: {name: x for name, x in obs.items() if name not in ("goals", "known")},  # the world's own
         lambda step: {
             name: step.info[name] for name in ("effective_action", "eval_success", "action_success", "earned")
