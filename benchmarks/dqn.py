@@ -17,13 +17,14 @@ import optax
 import envs_jax
 from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, fastest, rates, speedup, threads
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN, DQNState
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.dqn_loss import dqn_loss
 from llmrl_jax.rl.gradient import clipped_adam, traced_floats
 from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Ring, Transition
+from llmrl_jax.rl.replay import Ring
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.presets import EMBEDDED
 
@@ -70,7 +71,7 @@ def products(params: Any, batch: int, tables: int = 0, gathered: int = 0) -> flo
 def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> Ring:
     """A full memory of random steps; one in 200 ends an episode."""
     lead = (CAPACITY // ROWS, ROWS)
-    steps = Transition(
+    steps = Transitions(
         obs=draw(),
         action=jnp.asarray(rng.integers(0, actions, lead), jnp.int32),
         reward=jnp.asarray(rng.random(lead), jnp.float32),

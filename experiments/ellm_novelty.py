@@ -25,7 +25,8 @@ from envs_jax import tracing
 from llmrl_jax.agents.play import begin, policy_actor, watch
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.rl.bonus import Bonus, BonusState, Steps
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import Bonus, BonusState
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.flags import parse
@@ -90,7 +91,7 @@ def novelty(bonus: Bonus, state: BonusState, seen: Any) -> np.ndarray:
     if not isinstance(state.rows, tuple):
         state = state.replace(rows=jnp.zeros(action.shape[1]))
     zeros, no = jnp.zeros(action.shape), jnp.zeros(action.shape, bool)
-    steps = Steps(seen["obs"], action, zeros, seen["next_obs"], no, no)
+    steps = Transitions(seen["obs"], action, zeros, seen["next_obs"], no, no)
     chunks = jax.tree.map(lambda x: x.reshape(LENGTH // CHUNK, CHUNK, *x.shape[1:]), steps)
     rewards = jax.jit(lambda s: tracing.scan(lambda _, x: (None, bonus.reward(state, x, 0.99)[1]), None, s)[1])
     return np.asarray(rewards(chunks)).reshape(action.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from offline_policies import HIDDEN, SAC, World, learn, looks, read_actor, write_actor
 
 from llmrl_jax.agents.evaluate import make_evaluator
-from llmrl_jax.agents.play import Actor, Rows, Step, begin, policy_actor, watch
+from llmrl_jax.agents.play import Actor, Episode, key_pairs, make_player, policy_actor
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.arrays import write_arrays
 from llmrl_jax.data.transitions import Transitions
@@ -129,42 +130,24 @@ def world_of(world_id: str) -> World:
 
 
 @functools.cache
-def programs(world_id: str, random: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Begin `LANES` episodes, and play `CHUNK` steps of them, with uniform random actions or those of a policy."""
+def player(world_id: str, random: bool) -> Callable[..., Iterator[Episode]]:
+    """Episodes with uniform random actions, or those of a policy."""
     world = world_of(world_id)
 
     def actor_of(params: Any) -> Actor:
         return uniform(world) if random else policy_actor(world.policy, params, (), False)
 
-    def see(rows: Rows, step: Step) -> dict[str, Any]:
-        seen = {"obs": rows.obs, "action": step.action, "reward": step.reward}
-        return seen | {"terminated": step.terminated, "truncated": step.truncated}
-
-    def start(params: Any, key: jax.Array, numbers: jax.Array) -> Rows:
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
-        return begin(world.env, world.params, actor_of(params), keys[:, 0], keys[:, 1])
-
-    def go_on(params: Any, rows: Rows) -> tuple[Rows, dict[str, Any]]:
-        return watch(world.env, world.params, actor_of(params), rows, see, steps=CHUNK)
-
-    return jax.jit(start), jax.jit(go_on)
+    return make_player(world.env, world.params, actor_of, lambda obs, state: obs, chunk=CHUNK)
 
 
 def episodes(world_id: str, params: Any, key: jax.Array) -> Iterator[dict[str, np.ndarray]]:
     """Episodes without end, of sampled actions: columns of `Transitions`, in the order of their numbers, so that short
     ones are not preferred. **Arguments:** `params`, of the policy; None: uniform random actions."""
-    start, go_on = programs(world_id, params is None)
-    first = 0
-    while True:
-        rows, parts = start(params, key, first + jnp.arange(LANES)), []
-        while not bool(jnp.all(rows.over)):
-            rows, seen = go_on(params, rows)
-            parts.append(jax.device_get(seen))
-        steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        after = np.concatenate([steps["obs"][1:], np.asarray(rows.obs)[None]])  # finished rows keep their observation
-        for lane, length in enumerate(steps.pop("live").sum(axis=0)):
-            yield {name: x[:length, lane] for name, x in (steps | {"next_obs": after}).items()}
-        first += LANES
+    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+    for first in itertools.count(0, LANES):
+        for one in player(world_id, params is None)(params, key_pairs(key, LANES, first)):
+            steps = one.transitions()
+            yield {name: getattr(steps, name) for name in names}
 
 
 def played(world_id: str, params: Any, key: jax.Array, count: int) -> tuple[dict[str, np.ndarray], list[float]]:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from envs_jax.babyai.env import BabyAI
-from llmrl_jax.agents.demonstrations import Episode, See
+from llmrl_jax.agents.demonstrations import See
+from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
-from llmrl_jax.agents.play import Rows, Step, advance, begin, policy_actor
+from llmrl_jax.agents.play import Rows, Step, advance, begin, key_pairs, policy_actor
 from llmrl_jax.agents.random import RandomPolicy, random_policy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
@@ -54,21 +54,40 @@ class _Loop:
     begun: Any
     """int32 `[]`, the number of the next episode to begin, also beyond the last."""
     rows: Rows
-    results: Episodes
+    results: Any
     """Of the episodes that ended."""
 
 
+def outcomes_of(step: Step) -> Episodes:
+    """The outcomes of the episodes that a step ended; undefined in other rows."""
+    return Episodes(
+        success=jnp.bool_(step.info.get("success", step.terminated)),
+        episode_return=jnp.float32(step.info["episode_return"]),
+        episode_length=jnp.int32(step.info["episode_length"]),
+        task=jnp.int32(step.info.get("task", jnp.zeros_like(step.ended))),
+    )
+
+
 def make_evaluator(
-    env: Environment, env_params: Any, policy: Any, *, episodes: int, lanes: int = 128, max_steps: int | None = None
-) -> Callable[..., Episodes]:
-    """Build `evaluate(policy_params, frozen, key, *, greedy) -> Episodes` of NumPy arrays.
+    env: Environment,
+    env_params: Any,
+    policy: Any,
+    *,
+    episodes: int,
+    lanes: int = 128,
+    max_steps: int | None = None,
+    outcomes: Callable[[Step], Any] = outcomes_of,
+) -> Callable[..., Any]:
+    """Build `evaluate(policy_params, frozen, key, *, greedy, env_params=None) -> Episodes` of NumPy arrays.
 
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
     `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
     when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
     the mode of the distribution instead of a sample; one compiled program plays either way. It runs in chunks of about
     `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes. `max_steps`: steps
-    after which an episode is truncated, besides the environment's own limit.
+    after which an episode is truncated, besides the environment's own limit. `outcomes`: from a step to what is
+    kept of the episodes that it ended, leaves `[lanes, ...]`, in place of `Episodes`. `env_params` of a call take the
+    place of those above.
 
     Episode `i` uses only `fold_in(key, i)`, for any number of lanes.
     **Raises:** `ValueError` if `episodes` or `lanes` is below 1.
@@ -76,35 +95,39 @@ def make_evaluator(
     at_least("episodes", episodes, 1)
     at_least("lanes", lanes, 1)
     lanes = min(lanes, episodes)
-    estimate = getattr(policy, "estimate", None)
+    estimate = getattr(policy, "estimate", None) if outcomes is outcomes_of else None
+
+    def params_of(given: Any) -> Any:
+        return env_params if given is None else given
 
     @tracing.default_types
-    def start(policy_params: Any, frozen: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
+    def start(policy_params: Any, frozen: Any, given: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
-        starts = begin(env, env_params, actor, keys[:, 0], keys[:, 1])
+        keys = key_pairs(key, episodes)
+        starts = begin(env, params_of(given), actor, keys[:, 0], keys[:, 1])
         first = jnp.arange(lanes)
-        blank = Episodes(*(jnp.zeros(episodes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
-        return starts, _Loop(first, jnp.int32(lanes), _rows_of(starts, first), blank)
+        rows = _rows_of(starts, first)
+        shapes = jax.eval_shape(lambda rows: outcomes(advance(env, params_of(given), actor, rows)[1]), rows)
+        blank = jax.tree.map(lambda x: jnp.zeros((episodes, *x.shape[1:]), x.dtype), shapes)
+        return starts, _Loop(first, jnp.int32(lanes), rows, blank)
 
     @tracing.default_types
     def play(
-        policy_params: Any, frozen: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
+        policy_params: Any, frozen: Any, given: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
     ) -> tuple[_Loop, jax.Array]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
 
         def step(taken: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
             t, loop = taken
             # rows that are over are refilled, or not read
-            rows, step = advance(env, env_params, actor, loop.rows, max_steps, hold=False)
+            rows, step = advance(env, params_of(given), actor, loop.rows, max_steps, hold=False)
             place = jnp.where(
                 step.ended, loop.episode, episodes
             )  # the index of other rows is out of range, and dropped
-            results = jax.tree.map(
-                lambda all, some: all.at[place].set(some, mode="drop"), loop.results, _outcomes(rows, step)
-            )
+            results = jax.tree.map(lambda all, some: all.at[place].set(some, mode="drop"), loop.results, outcomes(step))
             episode = jnp.where(step.ended, loop.begun + jnp.cumsum(step.ended) - 1, loop.episode)
-            rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
+            if lanes < episodes:
+                rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
             return t + 1, _Loop(episode, loop.begun + jnp.sum(step.ended), rows, results)
 
         def unfinished(taken: tuple[jax.Array, _Loop]) -> jax.Array:
@@ -116,7 +139,7 @@ def make_evaluator(
     @functools.cache
     def programs(home: Sharding) -> tuple[Callable[..., Any], Callable[..., Any]]:
         # a program whose arguments lie elsewhere in its next call is compiled again
-        return jax.jit(start, out_shardings=home), jax.jit(play, donate_argnums=4, out_shardings=home)
+        return jax.jit(start, out_shardings=home), jax.jit(play, donate_argnums=5, out_shardings=home)
 
     @jax.jit
     @tracing.default_types
@@ -126,17 +149,17 @@ def make_evaluator(
         values = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)
         return values.reshape(-1)[:episodes]
 
-    def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool) -> Episodes:
+    def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool, env_params: Any = None) -> Any:
         how = jnp.bool_(greedy)
         with doing("greedy" if greedy else "sampled", episodes, "episodes") as activity:
-            begin_all, play_on = programs(_home((policy_params, frozen)))
+            begin_all, play_on = programs(_home((policy_params, frozen, env_params)))
             with doing("compiling"):
-                starts, loop = begin_all(policy_params, frozen, key, how)
-                loop, _ = play_on(policy_params, frozen, how, starts, loop, np.int32(0))
+                starts, loop = begin_all(policy_params, frozen, env_params, key, how)
+                loop, _ = play_on(policy_params, frozen, env_params, how, starts, loop, np.int32(0))
             steps = FIRST_STEPS if jax.process_count() == 1 else ALL_STEPS  # one chunk: processes measure other times
             while activity.done < episodes:
                 began = time.monotonic()
-                loop, done = play_on(policy_params, frozen, how, starts, loop, np.int32(steps))
+                loop, done = play_on(policy_params, frozen, env_params, how, starts, loop, np.int32(steps))
                 activity.done = int(done)
                 rate = steps / max(time.monotonic() - began, 1e-9)
                 steps = int(np.clip(rate * CHUNK_SECONDS, 1, ALL_STEPS))
@@ -181,13 +204,3 @@ def _home(weights: Any) -> Sharding:
 def _rows_of(tree: Any, chosen: jax.Array) -> Any:
     """The chosen rows of every leaf; an index out of range selects the last."""
     return jax.tree.map(lambda x: jnp.take(x, chosen, axis=0, mode="clip"), tree)
-
-
-def _outcomes(rows: Rows, step: Step) -> Episodes:
-    """The outcome of every row's episode, assuming that this step ended it."""
-    return Episodes(
-        success=step.info.get("success", step.terminated),
-        episode_return=step.info["episode_return"],
-        episode_length=step.info["episode_length"],
-        task=step.info.get("task", jnp.zeros_like(rows.t)),
-    )

@@ -1,20 +1,25 @@
-"""Episodes in progress, one per row: the step shared by evaluation, demonstrations and recordings.
+"""Episodes, from their keys to what is recorded of them: the player that every driver of whole episodes is built on.
 
-Two keys define an episode. The first resets the environment. The second is the key of its steps: step `t` uses only
-`fold_in(key, t)`. So an episode depends only on its keys and on the policy's parameters: not on the number of rows, nor
-on other rows. Callers schedule the rows: `llmrl_jax.agents.evaluate` refills them, `llmrl_jax.agents.population`
-gathers the unfinished ones, `llmrl_jax.agents.demonstrations` refills them from the host, and
-`llmrl_jax.agents.recording` has one.
+*Actor*: a function that acts in all lanes at once, with a memory per lane. It is made inside the compiled program from
+`variables` (a policy's parameters, for example), so that one program serves every checkpoint.
+*Keys*: the first of an episode resets the environment, the second is that of its steps: step `t` uses
+`fold_in(key, t)` alone. So an episode depends on its keys and on `variables`, and neither on lanes nor on chunks.
+*Records*: `make_player` gives whole episodes, step by step, with what the caller reads from states (`view`) and from
+steps (`extra`); `llmrl_jax.agents.evaluate` keeps one result of each episode, and nothing else leaves the device.
+*Lanes*: rows of one batch, each with an episode. A lane whose episode has ended stands still until it gets the next.
+*Chunks*: steps per call of the device; between two calls the host takes the records and refills lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Int, Key
 
@@ -22,6 +27,14 @@ from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.contract import Player
+from llmrl_jax.core.activity import doing
+from llmrl_jax.data.transitions import Transitions
+
+
+CHUNK = 16
+"""Default number of steps between transfers to the host."""
+IDLE = -1
+"""The number of a lane without an episode."""
 
 
 @struct.dataclass
@@ -88,6 +101,16 @@ def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor
     return Actor(act, policy.initial_carry)
 
 
+def actor_of(policy: Player, greedy: Any = False) -> Callable[[Any], Actor]:
+    """From a policy's weights, `(params, frozen)`, to its actor; see `policy_actor`."""
+
+    def actor(weights: Any) -> Actor:
+        params, frozen = weights
+        return policy_actor(policy, params, frozen, greedy)
+
+    return actor
+
+
 @tracing.default_types
 def begin(
     env: Environment, env_params: Any, actor: Actor, reset_keys: Key[Array, " B"], step_keys: Key[Array, " B"]
@@ -146,3 +169,144 @@ def watch(
         return after, {"live": ~rows.over, **see(rows, step)}
 
     return tracing.scan(one, rows, None, steps)
+
+
+# --- whole episodes ---------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def key_pairs(key: Key[Array, ""], episodes: int, first: int | Int[Array, ""] = 0) -> Key[Array, "{episodes} 2"]:
+    """The keys of the resets and of the steps of episodes, from number `first` on: those of episode `i` depend only on
+    `key` and `i`."""
+    return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(first + jnp.arange(episodes))
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode of `T` steps, as NumPy arrays."""
+
+    number: int
+    success: bool
+    """The environment's success flag; without one, whether the environment ended the episode."""
+    seen: Any
+    """The view before each step, leaves `[T, ...]`."""
+    action: np.ndarray
+    """`[T, ...]`."""
+    reward: np.ndarray
+    """float32 `[T]`."""
+    terminated: np.ndarray
+    """bool `[T]`."""
+    truncated: np.ndarray
+    """bool `[T]`."""
+    end: Any = ()
+    """The view after the last step; `()` if it was not recorded."""
+    extra: Any = ()
+    """Further results of each step, leaves `[T, ...]`."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @functools.cached_property
+    def views(self) -> Any:
+        """The views before each step and after the last, leaves `[T + 1, ...]`."""
+        return jax.tree.map(lambda x, end: _concatenated(x, end[None]), self.seen, self.end)
+
+    def at(self, t: int) -> Any:
+        """The view before step `t`, or after the last one for `t = T`."""
+        return jax.tree.map(lambda x: x[t], self.views)
+
+    def transitions(self, **parts: Any) -> Transitions:
+        """The steps, whose observations are the views. **Arguments:** `parts`, fields of other contents."""
+        fields = {name: getattr(self, name) for name in ("action", "reward", "terminated", "truncated")}
+        before, after = (jax.tree.map(lambda x, part=part: x[part], self.views) for part in (np.s_[:-1], np.s_[1:]))
+        return Transitions(**{"obs": before, "next_obs": after, **fields, **parts})
+
+
+def make_player(
+    env: Environment,
+    env_params: Any,
+    actor: Callable[[Any], Actor],
+    view: Callable[[Any, Any], Any],
+    extra: Callable[[Step], Any] = lambda step: (),
+    *,
+    end: bool = True,
+    chunk: int = CHUNK,
+    max_steps: int | None = None,
+) -> Callable[..., Iterator[Episode]]:
+    """Build `play(variables, keys, *, lanes=None)`, an iterator over episodes, compiled once.
+
+    **Arguments:** `env`, not batched, and its `env_params`; `actor`, from `variables` to what acts; `view`, from the
+    observation and the state of one lane to what is recorded of it; `extra`, what else is recorded of a step of all
+    lanes; `end`, whether the view after the last step is recorded too; `chunk`, steps on the device between transfers
+    to the host; `max_steps`, steps after which an episode always ends.
+
+    `play` takes the `keys` of the episodes, `[E, 2]`, see `key_pairs`, and yields them in this order as they end. It
+    plays `lanes` of them at once (None: all): when half of the lanes are idle they get the next ones, so that a step is
+    rarely taken for lanes that have ended.
+    """
+
+    def record(rows: Rows, step: Step) -> dict[str, Any]:
+        return {
+            "seen": jax.vmap(view)(rows.obs, rows.state),
+            "action": step.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "success": step.info.get("success", step.terminated),
+            "extra": extra(step),
+        }
+
+    @jax.jit
+    def start(variables: Any, keys: jax.Array) -> Rows:
+        return begin(env, env_params, actor(variables), keys[:, 0], keys[:, 1])
+
+    @jax.jit
+    def go_on(variables: Any, rows: Rows) -> tuple[Rows, dict[str, Any], Any]:
+        acting = actor(variables)
+        rows, steps = watch(env, env_params, acting, rows, record, steps=chunk, max_steps=max_steps, hold=end)
+        return rows, steps, jax.vmap(view)(rows.obs, rows.state) if end else ()
+
+    @jax.jit
+    def renew(variables: Any, rows: Rows, keys: jax.Array, chosen: jax.Array) -> Rows:
+        return select(chosen, start(variables, keys), rows)
+
+    def play(variables: Any, keys: Key[Array, "E 2"], *, lanes: int | None = None) -> Iterator[Episode]:
+        episodes = len(keys)
+        lanes = min(lanes or episodes, episodes)
+        numbers, following, done = np.arange(lanes), lanes, 0
+        parts: list[list[dict[str, Any]]] = [[] for _ in range(lanes)]
+        waiting: dict[int, Episode] = {}
+        rows = start(variables, keys[:lanes])
+        with doing("playing", episodes, "episodes") as activity:
+            while done < episodes:
+                rows, steps, last = go_on(variables, rows)
+                steps, last, over = jax.device_get((steps, last, rows.over))
+                lengths = steps.pop("live").sum(axis=0)
+                for lane in np.flatnonzero(numbers != IDLE):
+                    taken = np.s_[: lengths[lane], lane]
+                    parts[lane].append(jax.tree.map(lambda x, taken=taken: x[taken], steps))
+                    if over[lane]:
+                        whole = jax.tree.map(_concatenated, *parts[lane])
+                        whole["success"] = bool(whole["success"][-1])
+                        final = jax.tree.map(lambda x, lane=lane: x[lane].copy(), last)
+                        number = int(numbers[lane])
+                        waiting[number] = Episode(number=number, end=final, **whole)
+                        numbers[lane], parts[lane] = IDLE, []
+                activity.done = done + len(waiting)
+                while done in waiting:
+                    yield waiting.pop(done)
+                    done += 1
+                idle = np.flatnonzero(numbers == IDLE)
+                if following < episodes and 2 * len(idle) >= lanes:
+                    refilled = idle[: episodes - following]
+                    numbers[refilled] = np.arange(following, following + len(refilled))
+                    following += len(refilled)
+                    chosen = np.isin(np.arange(lanes), refilled)
+                    rows = renew(variables, rows, keys[np.where(chosen, numbers, 0)], chosen)
+
+    return play
+
+
+def _concatenated(*parts: Any) -> Any:
+    """On the host; PRNG keys, which NumPy does not have, stay on the device."""
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else jnp.concatenate(parts)

@@ -17,7 +17,8 @@ class DataError(ValueError):
 
 @struct.dataclass
 class Transitions:
-    """`N` steps, with the steps of an episode in order; leaves `[N, ...]`."""
+    """`N` steps, with the steps of an episode in order; leaves `[N, ...]`. Learners hold steps in other shapes, such as
+    `[T, N, ...]` for `T` steps of `N` environments."""
 
     obs: Any
     """An array, or nested dicts of arrays."""
@@ -26,13 +27,16 @@ class Transitions:
     next_obs: Any
     """The observation after the step, before any reset; as `obs`."""
     terminated: Bool[Array, " N"]
-    """Whether the step ends in a terminal state, whose value is 0."""
-    truncated: Bool[Array, " N"]
-    """Whether the episode was cut off after the step, by a time-out or because recording stopped."""
+    """Whether the step ends in a terminal state, whose value is 0; in learning, whether nothing is bootstrapped."""
+    truncated: Any = ()
+    """bool `[N]`, whether the episode was cut off after the step, by a time-out or because recording stopped; `()` in a
+    replay memory of single steps."""
     text: Any = ()
     """The text of the step: indices of strings, captions, tokens or embeddings; `()`: none."""
     goal: Any = ()
     """The goal of the step, as `text`; `()`: none."""
+    returns: Any = ()
+    """For a bonus, the returns of its stream from the step on; `()` in data, and from a learner without a stream."""
 
     def __len__(self) -> int:
         return self.reward.shape[0]
@@ -71,7 +75,7 @@ class Trajectories:
 
 
 FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "text", "goal")
-"""The fields of both classes."""
+"""The fields of data in both classes."""
 
 
 def episode_lengths(terminated: Any, truncated: Any) -> np.ndarray:

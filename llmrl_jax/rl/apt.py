@@ -14,7 +14,8 @@ import optax
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Checked, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf, Width
-from llmrl_jax.rl.bonus import BonusState, Steps, Stream
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import BonusState, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.networks import flatten
 from llmrl_jax.rl.rnd import Embedding
@@ -135,7 +136,7 @@ class APT:
         z: Any = self.encoder.apply({"params": params["encoder"]}, self.features(obs, batch_dims))
         return z
 
-    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         """The rewards of steps. **Arguments:** as for `Bonus.reward`."""
         whole, h = state.whole, state.whole["hparams"]
         z = self.encoded(whole["params"], steps.next_obs, 2)
@@ -152,7 +153,7 @@ class APT:
     def value(self, state: BonusState, obs: Any, batch_dims: int):
         raise NotImplementedError("APT's rewards take the place of the world's: they have no value of their own")
 
-    def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
+    def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
         """One gradient step of the representation: the action's cross-entropy plus the squared error of the effect."""
         whole, h = state.whole, state.whole["hparams"]
 

@@ -18,29 +18,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.returns import gae
 
 
 INIT = 0xB0
 """Folded into a learner's keys for a bonus, so that the learner's own draws are the same with and without one."""
-
-
-@struct.dataclass
-class Steps:
-    """Steps as passed to a bonus: leaves `[T, N, ...]` in `reward`, `[B, ...]` in `update`."""
-
-    obs: Any
-    action: jax.Array
-    reward: jax.Array
-    """The environment's reward."""
-    next_obs: Any
-    """The observation that the step reached, before any reset."""
-    terminated: jax.Array
-    """Whether the learner does not bootstrap after the step."""
-    truncated: jax.Array
-    returns: Any = ()
-    """In `update`, the returns of the bonus's stream; `()` from a learner without such a stream."""
 
 
 @struct.dataclass
@@ -91,7 +75,7 @@ class Bonus(Protocol):
         ...
 
     def reward(
-        self, state: BonusState, steps: Steps, gamma: float | jax.Array
+        self, state: BonusState, steps: Transitions, gamma: float | jax.Array
     ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
         """The rewards of consecutive steps of all environments, which follow the steps of the last call.
 
@@ -111,7 +95,7 @@ class Bonus(Protocol):
         """The value of observations, in returns of the bonus's stream; called only if there is one."""
         ...
 
-    def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
+    def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
         """One gradient step of the bonus's own networks.
 
         **Arguments:** `steps`, any steps, leaves `[B, ...]`; `key`.
@@ -128,7 +112,7 @@ def place(state: Any, placement: Placement) -> Any:
 
 
 def one_reward(
-    bonus: Bonus, state: BonusState, steps: Steps, gamma: float | jax.Array
+    bonus: Bonus, state: BonusState, steps: Transitions, gamma: float | jax.Array
 ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
     """The rewards for a learner with one value function, such as one with a replay memory: those of the bonus, or the
     sum of both streams with their coefficients. Arguments and returns as for `Bonus.reward`."""
@@ -143,7 +127,7 @@ def stream_advantages(
     bonus: Bonus,
     state: BonusState,
     stream: Stream,
-    steps: Steps,
+    steps: Transitions,
     reward: Float[Array, "T N"],
     obs_after: Any,
     gae_lambda: float | jax.Array,

@@ -21,10 +21,11 @@ from jaxtyping import Array, Float
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
-from llmrl_jax.rl.bonus import Bonus, Steps
+from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn_config import DQNConfig, check
 from llmrl_jax.rl.dqn_loss import dqn_loss
@@ -35,7 +36,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring, Transition, importance_weights
+from llmrl_jax.rl.replay import Replay, Ring, importance_weights
 from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names, with_pool
 
 
@@ -156,7 +157,7 @@ class DQN:
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
-        step = jax.eval_shape(lambda: Transition(obs, action, reward, obs, flag, truncated))
+        step = jax.eval_shape(lambda: Transitions(obs, action, reward, obs, flag, truncated))
         self._check_room(step)
         # Inside jit, so that no device ever holds the whole memory
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
@@ -212,7 +213,7 @@ class DQN:
         )
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-    def filled(self, state: DQNState, steps: Transition) -> DQNState:
+    def filled(self, state: DQNState, steps: Transitions) -> DQNState:
         """The state with recorded steps in its memory, leaves `[T, N, ...]`, rewards as they are learned from."""
         ended = steps.terminated | steps.truncated
         steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
@@ -252,7 +253,7 @@ class DQN:
         guide_q = self.guide.q(params, frozen, obs)
         return guided(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
-    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transition, Played]:
+    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, Played]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
         config, rows = self.config, self.placement.rows
 
@@ -267,7 +268,7 @@ class DQN:
             done = terminated | truncated
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
-            seen = Transition(runner.obs, action, reward, info["final_observation"], ends, cut)
+            seen = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
             played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
@@ -277,8 +278,8 @@ class DQN:
         return runner, steps, played
 
     def _rewarded(
-        self, state: DQNState, steps: Transition, played: Played
-    ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
+        self, state: DQNState, steps: Transitions, played: Played
+    ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
         report: dict[str, jax.Array] = {}
         if self.bonus is not None:
@@ -291,10 +292,10 @@ class DQN:
         return state, steps, report
 
     def _with_bonus(
-        self, state: DQNState, steps: Transition, played: Played
-    ) -> tuple[DQNState, Transition, dict[str, jax.Array]]:
+        self, state: DQNState, steps: Transitions, played: Played
+    ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         assert self.bonus is not None
-        seen = Steps(steps.obs, steps.action, steps.reward, steps.next_obs, steps.terminated, played.truncated)
+        seen = steps.replace(truncated=played.truncated)
         bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
         return state.replace(bonus=bonus), steps.replace(reward=reward), report
 
@@ -351,17 +352,17 @@ class DQN:
         nonfinite = jnp.max(metrics.pop("nonfinite"))
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 
-    def _learn_bonus(self, state: Any, batch: Transition, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+    def _learn_bonus(self, state: Any, batch: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         """A gradient step of the bonus on a batch from the memory, if there is one."""
         if self.bonus is None:
             return state, {}
-        truncated = jnp.zeros_like(batch.terminated) if isinstance(batch.truncated, tuple) else batch.truncated
-        steps = Steps(batch.obs, batch.action, batch.reward, batch.next_obs, batch.terminated, truncated)
-        return self.bonus.update(state, steps, jax.random.fold_in(key, bonuses.INIT))
+        if isinstance(batch.truncated, tuple):
+            batch = batch.replace(truncated=jnp.zeros_like(batch.terminated))
+        return self.bonus.update(state, batch, jax.random.fold_in(key, bonuses.INIT))
 
     def _sample(
         self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]
-    ) -> tuple[jax.Array, Transition, jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
         """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
         any."""
         config, weight = self.config, None

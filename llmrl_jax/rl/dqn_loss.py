@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.policy import QPolicy
-from llmrl_jax.rl.replay import Transition
 
 
 def q_targets(
@@ -40,7 +40,7 @@ def dqn_loss(
     params: Any,
     frozen: Any,
     target: Any,
-    batch: Transition,
+    batch: Transitions,
     policy: QPolicy,
     discount: float | jax.Array,
     *,

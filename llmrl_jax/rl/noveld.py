@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from llmrl_jax.core.checks import NonNegativeFloat
-from llmrl_jax.rl.bonus import BonusState, Steps
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import BonusState
 from llmrl_jax.rl.rnd import RND, RNDConfig
 
 
@@ -37,7 +38,7 @@ class NovelD(RND):
         """**Arguments:** as for `RND`."""
         super().__init__(config or NovelDConfig(), features)
 
-    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         whole = state.whole
         whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
         state = BonusState(whole, state.rows)

@@ -21,9 +21,10 @@ from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from envs_jax.spaces import Box
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
-from llmrl_jax.rl.bonus import Bonus, Steps
+from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.gradient import (
     FlatTree,
     accumulate,
@@ -88,7 +89,7 @@ class Batch:
     target: Any = ()
     """Targets of the auxiliary, if there is one."""
     steps: Any = ()
-    """Training data of the bonus, if there is one: `llmrl_jax.rl.bonus.Steps`."""
+    """Training data of the bonus, if there is one: `Transitions`."""
 
 
 LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -296,7 +297,7 @@ class PPO:
         """
         bonus, hparams = self.bonus, state.hparams
         assert bonus is not None
-        steps = Steps(
+        steps = Transitions(
             rollout.obs, rollout.action, rollout.reward, rollout.next_obs, rollout.terminated, rollout.truncated
         )
         after, reward, report = bonus.reward(state.bonus, steps, hparams["gamma"])

@@ -40,21 +40,6 @@ class Ring:
 
 
 @struct.dataclass
-class Transition:
-    """One stored step; the fields that `Replay.n_step` and `Replay.windows` read."""
-
-    obs: Any
-    action: jax.Array
-    reward: jax.Array
-    next_obs: Any
-    """The observation that the step reached, before any reset."""
-    terminated: jax.Array
-    """Whether the step reached a terminal state."""
-    truncated: Any = ()
-    """Whether the episode was truncated after the step; `()` if only single steps are sampled."""
-
-
-@struct.dataclass
 class Drawn:
     """Indices into a memory, for one batch."""
 
@@ -245,7 +230,7 @@ class Replay:
         `reward + discount * (0 if terminated else V(next_obs))`.
 
         **Arguments:** `index`, of a draw; `n`, at least 1; `gamma`, discount per step.
-        **Returns:** the transitions, leaves `[B, ...]`, of the items' type (a `Transition`, or another struct with its
+        **Returns:** the transitions, leaves `[B, ...]`, of the items' type (`Transitions`, or another struct with its
         fields); and `discount = gamma^m`, float32 `[B]`.
         **Raises:** `ValueError` without rows.
         """

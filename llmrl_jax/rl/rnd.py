@@ -25,7 +25,8 @@ from llmrl_jax.core.checks import (
     Width,
     refuse_unread,
 )
-from llmrl_jax.rl.bonus import BonusState, Steps, Stream
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import BonusState, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.networks import Convolutions, flatten, image
@@ -159,7 +160,7 @@ class RND:
         predicted: Any = self.predictor.apply({"params": params["predictor"]}, x)
         return jnp.mean((predicted - jax.lax.stop_gradient(wanted)) ** 2, axis=-1)
 
-    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         """The novelty of steps. Both running statistics are updated with the steps before they are used, so the first
         steps are normalised too; the paper initialises them by random play."""
         whole = state.whole
@@ -191,7 +192,7 @@ class RND:
     def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
         return self._values(state, state.whole["params"], obs, batch_dims)
 
-    def update(self, state: BonusState, steps: Steps, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
+    def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
         whole, h = state.whole, state.whole["hparams"]
 
         def loss(params):

@@ -27,6 +27,7 @@ from llmrl_jax.core.checks import (
     PositiveInt,
     refuse_unread,
 )
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.learner import Learner
@@ -34,7 +35,7 @@ from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline import Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring, Transition
+from llmrl_jax.rl.replay import Replay, Ring
 from llmrl_jax.rl.rollout import (
     RolloutConfig,
     Runner,
@@ -191,7 +192,7 @@ class SAC:
             policy_key, hparams
         )
         obs = jax.tree.map(lambda x: x[0], runner.obs)
-        step = Transition(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
+        step = Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
         replay = self.memory.init(jax.eval_shape(lambda: step))
         return SACState(trained.params, (), trained.target, trained.opt, replay, runner, hparams, run_key, jnp.int32(0))
 
@@ -222,7 +223,7 @@ class SAC:
                 step_key, runner.env_state, self.policy.actions.outward(action), runner.env_params
             )
             done = terminated | truncated
-            seen = Transition(runner.obs, action, reward, info["final_observation"], terminated)
+            seen = Transitions(runner.obs, action, reward, info["final_observation"], terminated)
             return runner.replace(env_state=env_state, obs=obs, first=done), (seen, done, episode_info(info))
 
         return tracing.scan(step, state.runner, jnp.arange(config.num_steps))

@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import Checked, FiniteFloat
-from llmrl_jax.rl.bonus import BonusState, Steps
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import BonusState
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.rollout import next_values
@@ -138,10 +139,10 @@ class Shaping:
     def value(self, state: BonusState, obs: Any, batch_dims: int):
         raise NotImplementedError("shaped rewards replace the environment's: they have no value function of their own")
 
-    def update(self, state: BonusState, steps: Steps, key: jax.Array):
+    def update(self, state: BonusState, steps: Transitions, key: jax.Array):
         return state, {}
 
-    def reward(self, state: BonusState, steps: Steps, gamma: float | jax.Array):
+    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         params, h = state.whole["params"], state.whole["hparams"]
         count, rows = steps.reward.shape
         flat = jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:]), steps.obs)
@@ -199,7 +200,7 @@ class _Played:
     first_action: bool = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, history: _History, features: Any, steps: Steps, *, first_action: bool) -> _Played:
+    def of(cls, history: _History, features: Any, steps: Transitions, *, first_action: bool) -> _Played:
         """**Arguments:** `features`, of `steps.obs`; `first_action`, whether an episode's first action stands for those
         before it."""
         join = lambda past, new: jnp.concatenate([jnp.swapaxes(past, 0, 1), new])  # noqa: E731
@@ -258,7 +259,7 @@ class _Played:
             time=time + 1 - begin,
         )
 
-    def history(self, steps: Steps) -> _History:
+    def history(self, steps: Transitions) -> _History:
         """What the next steps remember."""
         keep = lambda x: jnp.swapaxes(x[x.shape[0] - self.window :], 0, 1)  # noqa: E731
         over: Bool[Array, " N"] = (steps.terminated | steps.truncated)[-1]

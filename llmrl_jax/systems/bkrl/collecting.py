@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import begin, policy_actor, watch
-from llmrl_jax.core.activity import doing
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
@@ -21,7 +18,7 @@ from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.systems.bkrl import collected
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
-from llmrl_jax.systems.bkrl.collected import FLAT, Collected
+from llmrl_jax.systems.bkrl.collected import Collected
 from llmrl_jax.systems.bkrl.config import CollectRun
 from llmrl_jax.systems.bkrl.published import check_pictures, write_npy
 from llmrl_jax.systems.bkrl.worlds import world_of
@@ -30,59 +27,6 @@ from llmrl_jax.systems.bkrl.worlds import world_of
 FOLDER = "collected"
 CHUNK = 32
 """Steps between transfers to the host."""
-
-
-def make_player(env: Environment, policy: Any, episodes: int) -> Callable[[Any, Any, Any, jax.Array], Collected]:
-    """Build `play(params, frozen, env_params, key)`: whole episodes with drawn actions, all played at once.
-
-    **Arguments:** `env`, which reports its episodes, with all that is to be written in its observations; `policy`,
-    which reads a part of them.
-    """
-
-    def keys(key: jax.Array) -> jax.Array:
-        return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
-
-    @jax.jit
-    def start(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Any:
-        each = keys(key)
-        return begin(env, env_params, policy_actor(policy, params, frozen, jnp.bool_(False)), each[:, 0], each[:, 1])
-
-    @jax.jit
-    def go_on(params: Any, frozen: Any, env_params: Any, rows: Any) -> Any:
-        def see(rows: Any, step: Any) -> dict[str, Any]:
-            return {
-                "obs": rows.obs,
-                "action": step.action,
-                "reward": step.reward,
-                "terminated": step.terminated,
-                "truncated": step.truncated & ~step.terminated,
-            }
-
-        return watch(env, env_params, policy_actor(policy, params, frozen, jnp.bool_(False)), rows, see, steps=CHUNK)
-
-    def play(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Collected:
-        rows, parts = start(params, frozen, env_params, key), []
-        with doing("playing", episodes, "episodes") as activity:
-            while not bool(jnp.all(rows.over)):
-                rows, seen = go_on(params, frozen, env_params, rows)
-                parts.append(jax.device_get(seen))
-                activity.done = int(np.sum(rows.over))
-        last = jax.device_get(rows.obs)
-        whole = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-        lengths = whole["live"].sum(axis=0)
-
-        def steps(x: np.ndarray) -> np.ndarray:
-            return np.concatenate([x[:n, i] for i, n in enumerate(lengths)])
-
-        obs = jax.tree.map(
-            lambda x, end: np.concatenate([np.append(x[:n, i], end[i : i + 1], 0) for i, n in enumerate(lengths)]),
-            whole["obs"],
-            last,
-        )
-        flat = {name: steps(whole[name]) for name in FLAT}
-        return Collected(obs=obs, **flat | {"action": flat["action"].astype(np.int32)}, digest="")
-
-    return play
 
 
 def collect(config: CollectRun) -> RunResult:
@@ -105,11 +49,19 @@ def collect(config: CollectRun) -> RunResult:
     bonus = RND(agent.rnd, features)
     learner = make_ppo(agent.ppo, seen, seen.default_params, policy, mesh, bonus=bonus)
     whole = playable(env, tuple(written.spaces))
-    play = make_player(whole, policy, config.episodes)
+    play = make_player(
+        whole,
+        whole.default_params,
+        actor_of(policy),
+        lambda obs, state: obs,
+        chunk=CHUNK,
+    )
     with opened(config.run, "bkrl-collect") as folder:
 
         def write(state: Any, key: jax.Array) -> dict[str, float]:
-            data = play(state.params, state.frozen, whole.default_params, key)
+            played = play((state.params, state.frozen), key_pairs(key, config.episodes))
+            steps = [one.transitions(truncated=one.truncated & ~one.terminated) for one in played]
+            data = collected.of_transitions(jax.tree.map(lambda *x: np.concatenate(x), *steps))
             return _write(folder, int(state.update), data, env, config.npy)
 
         (folder / FOLDER).mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, UInt32
 
-from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -50,26 +50,18 @@ def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key
 
     **Arguments:** `env`, whose observations have the key, and as goals the oracle's, without a novelty filter;
     `weights`, the policy's parameters and frozen part."""
-    params, frozen = weights
-    actor = policy_actor(policy, params, frozen, jnp.bool_(False))
-    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
-    rows = jax.jit(lambda: begin(env, env_params, actor, keys[:, 0], keys[:, 1]))()
-
-    @jax.jit
-    def go_on(rows):
-        see = lambda rows, step: {"key": rows.obs["key"], "goals": rows.obs["goals"]}  # noqa: E731
-        return watch(env, env_params, actor, rows, see, steps=CHUNK)
-
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    with doing("playing", episodes, "episodes") as activity:
-        while not bool(jnp.all(rows.over)):
-            rows, seen = go_on(rows)
-            seen = jax.device_get(seen)
-            live = seen["live"]
-            found.append((seen["key"][live], seen["goals"][live]))
-            activity.done = int(np.sum(rows.over))
-    every = np.concatenate([keys for keys, _ in found])
-    masks = np.concatenate([goals for _, goals in found])
+    play = make_player(
+        env,
+        env_params,
+        actor_of(policy),
+        lambda obs, state: {name: obs[name] for name in ("key", "goals")},
+        end=False,
+        chunk=CHUNK,
+    )
+    played = list(play(weights, key_pairs(key, episodes)))
+    seen = jax.tree.map(lambda *x: np.concatenate(x), *(one.seen for one in played))
+    order = np.argsort(np.concatenate([np.arange(len(one)) for one in played]), kind="stable")  # step by step
+    every, masks = seen["key"][order], seen["goals"][order]
     distinct, first = np.unique(every, return_index=True)
     return Met(distinct, np.asarray(unpacked(jnp.asarray(masks[first]), len(facts.captions))))
 

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax.chat import ChatModel
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import TextEncoder
-from llmrl_jax.rl.bonus import BonusState, Steps
+from llmrl_jax.rl.bonus import BonusState
 from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.facts import Facts
@@ -58,7 +59,7 @@ class Collected:
     def stream(self, state: BonusState) -> None:
         return None
 
-    def reward(self, state: BonusState, steps: Steps, gamma: Any):
+    def reward(self, state: BonusState, steps: Transitions, gamma: Any):
         whole = self._with(state.whole, steps.obs)
         count = jnp.sum(whole["keys"] != NO_KEY).astype(jnp.float32)
         return BonusState(whole, ()), steps.reward, {"states_to_ask": count}
@@ -69,7 +70,7 @@ class Collected:
     def value(self, state: BonusState, obs: Any, batch_dims: int):
         raise NotImplementedError("collecting keys has no value function")
 
-    def update(self, state: BonusState, steps: Steps, key: jax.Array):
+    def update(self, state: BonusState, steps: Transitions, key: jax.Array):
         return state, {}
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import Rows, Step, begin, policy_actor, watch
+from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.agents.play import Step
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.parallel import Placement
@@ -22,27 +23,23 @@ from llmrl_jax.systems.ellm.facts import WorldFacts
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
 
 
-CHUNK = 25
-"""Steps on the device between looks from the host."""
-
-
-@dataclass(frozen=True)
+@struct.dataclass
 class Played:
     """`E` episodes, as NumPy arrays."""
 
-    unlocked: np.ndarray
+    unlocked: Any
     """bool `[E, achievements]`."""
-    earned: np.ndarray
+    earned: Any
     """float32 `[E]`, the sum of the rewards for goals."""
-    episode_return: np.ndarray
+    episode_return: Any
     """float32 `[E]`, of the world's own rewards."""
-    length: np.ndarray
+    length: Any
     """int32 `[E]`."""
-    tally: np.ndarray
+    tally: Any
     """int32 `[E, 2, 4]`, suggestions and rewards of each category."""
-    unknown: np.ndarray
+    unknown: Any
     """float32 `[E]`, the share of steps in states that had not been answered."""
-    measures: Mapping[str, np.ndarray] = field(default_factory=dict)
+    measures: Mapping[str, Any] = struct.field(default_factory=dict)
     """float32 `[E]` each, the world's `measures`."""
 
 
@@ -52,57 +49,27 @@ def make_player(env: Environment, facts: WorldFacts, policy: Any, episodes: int)
     **Arguments:** `env`, `Suggested`, not batched; `policy`, see `llmrl_jax.agents.contract.Player`. The parameters of
     the world, which have the known suggestions, are an argument: they change while a run learns.
     """
-    measures = {f"episode_{name}": name for name in facts.measures}
 
-    @jax.jit
-    def start(params: Any, frozen: Any, env_params: Any, key: jax.Array) -> Rows:
-        actor = policy_actor(policy, params, frozen, jnp.bool_(False))
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
-        return begin(env, env_params, actor, keys[:, 0], keys[:, 1])
+    def outcomes(step: Step) -> Played:
+        info = step.info
+        kinds = [
+            jnp.stack([info[f"episode_{what}/{kind}"] for kind in CATEGORIES], -1) for what in ("suggested", "paid")
+        ]
+        return Played(
+            unlocked=info["achievements"] > 0,
+            earned=info["episode_earned"],
+            episode_return=info["episode_return"],
+            length=info["episode_length"],
+            tally=jnp.stack(kinds, axis=1).astype(jnp.int32),
+            unknown=info["episode_unknown"],
+            measures={name: info[f"episode_{name}"] for name in facts.measures},
+        )
 
-    def see(rows: Rows, step: Step) -> dict[str, Any]:
-        names = ("episode_earned", "episode_return", "episode_length", "episode_unknown", *measures)
-        return {name: step.info[name] for name in names} | {
-            "unlocked": step.info["achievements"] > 0,
-            "tally": jnp.stack(
-                [
-                    jnp.stack([step.info[f"episode_{what}/{kind}"] for kind in CATEGORIES], axis=-1)
-                    for what in ("suggested", "paid")
-                ],
-                axis=1,
-            ),
-        }
-
-    @jax.jit
-    def go_on(params: Any, frozen: Any, env_params: Any, rows: Rows, greedy: jax.Array) -> tuple[Rows, Any]:
-        actor = policy_actor(policy, params, frozen, greedy)
-        after, seen = watch(env, env_params, actor, rows, see, steps=CHUNK)
-        live = seen.pop("live")
-        last = jnp.maximum(jnp.sum(live, axis=0) - 1, 0)  # a row that was over has nothing to add
-        picked = jax.tree.map(lambda x: jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, last), seen)
-        return after, (jnp.any(live, axis=0), picked)
+    evaluate = make_evaluator(env, None, policy, episodes=episodes, lanes=episodes, outcomes=outcomes)
 
     def play(params: Any, frozen: Any, env_params: Any, key: jax.Array, greedy: bool = False) -> Played:
-        params, frozen, env_params, key, how = _committed((params, frozen, env_params, key, jnp.bool_(greedy)))
-        with doing("playing", episodes, "episodes") as activity:
-            with doing("compiling"):
-                rows = start(params, frozen, env_params, key)
-                rows, last = go_on(params, frozen, env_params, rows, how)
-            found = jax.device_get(last)[1]
-            while not bool(jnp.all(rows.over)):
-                activity.done = int(np.sum(rows.over))
-                rows, last = go_on(params, frozen, env_params, rows, how)
-                live, seen = jax.device_get(last)
-                found = {name: _kept(live, seen[name], x) for name, x in found.items()}
-        return Played(
-            unlocked=found["unlocked"],
-            earned=found["episode_earned"],
-            episode_return=found["episode_return"],
-            length=found["episode_length"],
-            tally=found["tally"].astype(np.int32),
-            unknown=found["episode_unknown"],
-            measures={name: found[key] for key, name in measures.items()},
-        )
+        params, frozen, env_params, key = _committed((params, frozen, env_params, key))
+        return evaluate(params, frozen, key, greedy=greedy, env_params=env_params)
 
     return play
 
@@ -123,10 +90,6 @@ def _committed(tree: Any) -> Any:
     if mesh is not None:
         return Placement(mesh).settled(arrays)
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
-
-
-def _kept(live: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    return np.where(live.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def crafter_score(success: np.ndarray) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from llmrl_jax.agents.play import Actor, policy_actor
-from llmrl_jax.agents.recording import Recording, make_recorder
+from llmrl_jax.agents.play import Actor, Episode, policy_actor
+from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.core.activity import doing
 from llmrl_jax.run.report.media import write_gif
 from llmrl_jax.run.report.panels import FAINT, GOOD, Section, draw_panel
@@ -42,7 +42,7 @@ class Moment:
     """Goals that the episode reached before the action, in their order."""
 
 
-def record(env: Any, env_params: Any, policy: Any, params: Any, frozen: Any, key: jax.Array) -> Recording:
+def record(env: Any, env_params: Any, policy: Any, params: Any, frozen: Any, key: jax.Array) -> Episode:
     """One episode of an agent. **Arguments:** `env`, with goals, not batched; see `make_recorder`."""
 
     def actor(variables: Any) -> Actor:
@@ -58,29 +58,30 @@ def record(env: Any, env_params: Any, policy: Any, params: Any, frozen: Any, key
     return make_recorder(env, env_params, actor)((params, frozen), key)
 
 
-def moments(env: Any, env_params: Any, played: Recording) -> list[Moment]:
+def moments(env: Any, env_params: Any, played: Episode) -> list[Moment]:
     """What is drawn about each step and the end of an episode, `T + 1`."""
-    ids = hasattr(played.state, "reached")
+    state = played.views["state"]
+    ids = hasattr(state, "reached")
     names = read_names(env_params.goals.names, int(env_params.goals.count)) if ids else []
-    earned = np.asarray(played.state.earned, np.float64)
+    earned = np.asarray(state.earned, np.float64)
     found: list[Moment] = []
     so_far: list[str] = []
-    for t in range(played.length + 1):
-        text = env.describe(played.obs_at(t))
+    for t in range(len(played) + 1):
+        text = env.describe(played.at(t)["obs"])
         shown = text.pop("goals")
         if ids:
-            goals: Any = [names[i] for i in np.asarray(played.state.goals[t]) if i >= 0]
+            goals: Any = [names[i] for i in np.asarray(state.goals[t]) if i >= 0]
         else:
             goals = shown.split(", ") if shown else []
-        last = t == played.length
+        last = t == len(played)
         gain = 0.0 if last else earned[t + 1] - earned[t]
         action = "" if last else env.action_names[int(played.action[t])]
-        new: Any = () if last or not ids else np.flatnonzero(played.state.reached[t + 1] & ~played.state.reached[t])
+        new: Any = () if last or not ids else np.flatnonzero(state.reached[t + 1] & ~state.reached[t])
         reached = action if gain else ""
         if len(new):  # of two synonyms, which are reached together, the one that was done
             reached = action if action in (names[i] for i in new) else names[new[0]]
         captions = [phrase for name, whole in text.items() for phrase in _phrases(env, name, whole)]
-        total = float(earned[min(t + 1, played.length)])
+        total = float(earned[min(t + 1, len(played))])
         goals, done = tuple(dict.fromkeys(goals)), tuple(dict.fromkeys(so_far))
         found.append(Moment(tuple(captions), goals, action, reached, float(gain), total, done))
         so_far += [reached] if reached else []
@@ -109,14 +110,14 @@ def draw(picture: np.ndarray, moment: Moment, step: int, ending: str) -> np.ndar
     return draw_panel(picture, f"step {step}", sections, f"reward for goals so far: {moment.total:.2f}")
 
 
-def write(env: Any, env_params: Any, played: Recording, file: Path) -> Path:
+def write(env: Any, env_params: Any, played: Episode, file: Path) -> Path:
     """Write an episode as an animated GIF. **Returns:** the file."""
     shown = moments(env, env_params, played)
     ending = "the world ended the episode" if played.success else "time is up"
     frames: list[np.ndarray] = []
     with doing("drawing", len(shown), "frames") as activity:
         for t, moment in enumerate(shown):
-            frames.append(draw(env.render(played.state_at(t)), moment, t, ending))
+            frames.append(draw(env.render(played.at(t)["state"]), moment, t, ending))
             activity.done = t + 1
     return write_gif(file, _paused(frames, shown), fps=FPS, hold=HOLD)
 

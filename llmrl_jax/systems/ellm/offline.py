@@ -18,7 +18,7 @@ import numpy as np
 
 from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
@@ -30,7 +30,6 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN
 from llmrl_jax.rl.dqn_config import check
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.replay import Transition
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.build import Ellm, build, dqn_settings
 from llmrl_jax.systems.ellm.config import EllmConfig
@@ -128,56 +127,21 @@ def played(
 ) -> Iterator[Transitions]:
     """Whole episodes of a policy, `ROWS` at a time, as NumPy arrays; see `relabel.Tape` for `text`. `goal` has
     `earned`, what goals paid."""
-    rows, (params, frozen) = min(ROWS, episodes), weights
-    actor = policy_actor(policy, params, frozen, False)
-
-    @jax.jit
-    def start(key, numbers):
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
-        return begin(world, env_params, actor, keys[:, 0], keys[:, 1])
-
-    def see(rows, step):
-        info = step.info
-        flags = {name: info[name] for name in ("eval_success", "action_success")}
-        return {
-            "obs": rows.obs,
-            "action": step.action.astype(jnp.int32),
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "truncated": step.truncated,
-            "text": {"caption": info["effective_action"].astype(jnp.int32), **flags},
-            "goal": {"earned": info["earned"]},
-        }
-
-    @jax.jit
-    def go_on(state):
-        return watch(world, env_params, actor, state, see, steps=CHUNK)
-
-    with doing("playing", episodes, "episodes") as activity:
-        for first in range(0, episodes, rows):
-            state, parts = start(key, first + jnp.arange(rows)), []
-            while not bool(jnp.all(state.over)):
-                state, seen = go_on(state)
-                parts.append(jax.device_get(seen))
-            whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-            last = jax.device_get(state.obs)
-            for row in range(min(rows, episodes - first)):
-                yield _episode(whole, last, row)
-            activity.done = min(first + rows, episodes)
-
-
-def _episode(whole: dict[str, Any], last: Any, row: int) -> Transitions:
-    """The steps of one row. The rows of `watch` keep the last observation of an episode."""
-    length = int(whole["live"][:, row].sum())
-    obs = jax.tree.map(lambda x, end: np.append(x[:length, row], end[None, row], axis=0), whole["obs"], last)
-    own = {name: jax.tree.map(lambda x: x[:length, row], x) for name, x in whole.items() if name not in ("obs", "live")}
-    before, after = (jax.tree.map(lambda x, part=part: x[part], obs) for part in (slice(None, -1), slice(1, None)))
-    return Transitions(obs=_recorded(before), next_obs=_recorded(after), **own)
-
-
-def _recorded(obs: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an observation that are the world's own."""
-    return {name: x for name, x in obs.items() if name not in ("goals", "known")}
+    play = make_player(
+        world,
+        env_params,
+        actor_of(policy),
+        lambda obs, state: {name: x for name, x in obs.items() if name not in ("goals", "known")},  # the world's own
+        lambda step: {
+            name: step.info[name] for name in ("effective_action", "eval_success", "action_success", "earned")
+        },
+        chunk=CHUNK,
+    )
+    for one in play(weights, key_pairs(key, episodes), lanes=ROWS):
+        text = dict(one.extra)
+        goal = {"earned": text.pop("earned")}
+        text["caption"] = text.pop("effective_action").astype(np.int32)
+        yield one.transitions(action=one.action.astype(np.int32), text=text, goal=goal)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -222,7 +186,7 @@ def _difference(name: str, found: Any, wanted: Any) -> tuple[str, Any, Any]:
     return name, found, wanted
 
 
-def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tuple[Transition, np.ndarray]:
+def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tuple[Transitions, np.ndarray]:
     """Recorded steps as DQN stores them, with the goals and rewards of a world, in their order: leaves `[N, ...]`.
 
     **Returns:** the steps, as NumPy arrays; and the rewards for goals of every episode."""
@@ -243,11 +207,11 @@ def relabelled_steps(made: Ellm, episodes: Trajectories, key: jax.Array) -> tupl
     ends = terminated if config.bootstrap_truncation else terminated | truncated
     clipped = np.clip(reward, -config.reward_clip, config.reward_clip)
     parts: Any = (obs, action, clipped, after, ends, truncated)
-    steps = Transition(*parts)
+    steps = Transitions(*parts)
     return jax.tree.map(lambda x: x[mask], steps), np.where(mask, earned, 0).sum(axis=1)
 
 
-def make_offline(made: Ellm, steps: Transition) -> Learner:
+def make_offline(made: Ellm, steps: Transitions) -> Learner:
     """DQN on a memory that holds recorded steps, as a `Learner`, with the state of a run that plays.
 
     **Arguments:** `steps`, leaves `[N, ...]`, of whole episodes in their order; the memory holds all of them, except

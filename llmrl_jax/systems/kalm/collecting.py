@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Wrapper, innermost
-from llmrl_jax.agents.play import Actor, begin, watch
-from llmrl_jax.agents.schedule import Played, Programs, played
+from llmrl_jax.agents.play import Actor, key_pairs, make_player
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
@@ -75,42 +73,15 @@ def play(
         drawn = (chance < noise).reshape(-1, *(1,) * (other.ndim - 1))
         return jnp.where(drawn, other, best(*seen)).astype(other.dtype), carry, ()
 
-    actor, watched = Actor(act), _Watched(env)
+    def view(obs: Any, state: Any) -> dict[str, Any]:
+        return {name: obs[0][name] for name in PARTS}
 
-    def start(key: jax.Array, numbers: jax.Array) -> Any:
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(numbers)
-        return begin(watched, params, actor, keys[:, 0], keys[:, 1])
-
-    def see(rows: Any, step: Any) -> dict[str, Any]:
-        return {
-            "obs": {name: rows.obs[0][name] for name in PARTS},
-            "action": step.action,
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "truncated": step.truncated & ~step.terminated,
-            "success": step.info["success"],
-        }
-
-    def go_on(key: jax.Array, rows: Any) -> Any:
-        return watch(watched, params, actor, rows, see, steps=CHUNK)
-
-    def last(rows: Any) -> Any:
-        return {name: rows.obs[0][name] for name in PARTS}
-
+    player = make_player(_Watched(env), params, lambda _: Actor(act), view, chunk=CHUNK)
     steps, success = [], []
-    with doing("playing", episodes, "episodes") as activity:
-        for one in played(Programs(start, go_on, jax.random.key(seed), last), episodes, together):
-            steps.append(_transitions(one))
-            success.append(one.steps["success"][-1])
-            activity.done += 1
+    for one in player((), key_pairs(jax.random.key(seed), episodes), lanes=together):
+        steps.append(one.transitions(truncated=one.truncated & ~one.terminated))
+        success.append(one.success)
     return jax.tree.map(lambda *x: np.concatenate(x), *steps), np.array(success)
-
-
-def _transitions(one: Played) -> Transitions:
-    obs = one.steps["obs"]
-    after = jax.tree.map(lambda x, end: np.concatenate([x[1:], end[None]]), obs, one.last)
-    rest = {name: one.steps[name] for name in ("action", "reward", "terminated", "truncated")}
-    return Transitions(obs=obs, next_obs=after, **rest)
 
 
 def collect(config: CollectRun) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents import demonstrations, evaluate
 from llmrl_jax.agents.contract import Baseline
 from llmrl_jax.agents.evaluate import make_evaluator, play_random
-from llmrl_jax.agents.play import Actor, advance, begin
+from llmrl_jax.agents.play import Actor, actor_of, advance, begin, key_pairs, make_player
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.agents.recording import make_recorder, record_episode
 from llmrl_jax.core import activity
@@ -157,6 +157,46 @@ def test_demonstrations_beside_a_plain_loop(monkeypatch):
     assert i == 6
 
 
+def test_the_player_beside_a_plain_loop(caplog):
+    """Seven episodes in two lanes that are refilled, and in seven; other weights run the same program."""
+    play = make_player(ENV, None, actor_of(POLICY), lambda obs, state: obs, lambda step: step.thought[1], chunk=3)
+    keys = key_pairs(KEY, 9)
+    np.testing.assert_array_equal(jax.random.key_data(keys[2:]), jax.random.key_data(key_pairs(KEY, 7, 2)))
+    few = list(play((PARAMS, ()), keys[:7], lanes=2))
+    for i, episode in enumerate(few):
+        seen, actions, rewards, _ = by_hand(*jax.random.split(jax.random.fold_in(KEY, i)), greedy=False)
+        steps = episode.transitions(goal=episode.extra)
+        assert episode.number == i and steps.action.tolist() == actions
+        np.testing.assert_array_equal(steps.obs, seen[:-1])
+        np.testing.assert_array_equal(steps.next_obs, seen[1:])
+        np.testing.assert_array_equal(episode.at(len(episode)), seen[-1])
+        np.testing.assert_allclose(steps.reward, rewards, rtol=1e-6)
+        assert steps.goal.tolist() == [10 * t for t in range(len(actions))]  # the critic's values
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for one, other in zip(few, play((PARAMS, ()), keys[:7]), strict=True):
+            jax.tree.map(np.testing.assert_array_equal, one.transitions(), other.transitions())
+        list(play((2 * PARAMS, ()), keys[2:]))
+    assert sum(record.getMessage().startswith("Compiling jit(go_on) ") for record in caplog.records) == 1
+
+
+class Paid(Walk):
+    """Whose parameter multiplies rewards."""
+
+    def step(self, key, state, action, params):
+        obs, state, reward, *rest = super().step(key, state, action, params)
+        return obs, state, reward * params, *rest
+
+
+def test_an_evaluator_with_outcomes_and_parameters_of_its_own():
+    run = make_evaluator(
+        Paid(), jnp.float32(1), POLICY, episodes=5, lanes=2, outcomes=lambda step: {"last": step.reward}
+    )
+    usual, double = (run(PARAMS, (), KEY, greedy=False, env_params=given) for given in (None, jnp.float32(2)))
+    last = [by_hand(*jax.random.split(jax.random.fold_in(KEY, i)), greedy=False)[2][-1] for i in range(5)]
+    np.testing.assert_allclose(usual["last"], last, rtol=1e-6)
+    np.testing.assert_allclose(double["last"], 2 * np.array(last), rtol=1e-6)
+
+
 def test_a_policy_without_an_estimate_gives_none():
     class Silent(Patient):
         estimate = None
@@ -227,13 +267,13 @@ def test_a_recording_is_the_episode_that_a_population_evaluator_plays():
     for row, value in enumerate((1.0, -1.0)):
         for i, key in enumerate(keys):
             recording = record(jnp.array([value]), key)
-            assert recording.length == played.lengths[row, i] <= 4
+            assert len(recording) == played.lengths[row, i] <= 4
             assert recording.reward.sum() == pytest.approx(float(played.returns[row, i]), rel=1e-6)
             reset_key, step_key = jax.random.split(key)
-            drawn = [jax.random.uniform(jax.random.fold_in(step_key, t)) for t in range(recording.length)]
+            drawn = [jax.random.uniform(jax.random.fold_in(step_key, t)) for t in range(len(recording))]
             np.testing.assert_array_equal(recording.reward, np.asarray(drawn))
-            assert recording.state_at(recording.length)[2] == recording.length
-            assert recording.obs_at(0)[0] == ENV.reset(reset_key, None)[0][0]
+            assert recording.at(len(recording))["state"][2] == len(recording)
+            assert recording.at(0)["obs"][0] == ENV.reset(reset_key, None)[0][0]
     assert played.lengths[1].tolist() == [4, 4, 4] and min(played.lengths[0].tolist()) < 4
 
 

@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.bonus import Steps, Stream, one_reward, stream_advantages
+from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.bonus import Stream, one_reward, stream_advantages
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.moments import Moments
@@ -31,7 +32,7 @@ def steps(reward, obs=None, next_obs=None, terminated=False, truncated=False):
     reward = np.asarray(reward, np.float32)
     obs, next_obs = (np.zeros(reward.shape, np.float32) if x is None else np.float32(x) for x in (obs, next_obs))
     ends = [np.broadcast_to(np.asarray(x, bool), reward.shape) for x in (terminated, truncated)]
-    return jax.tree.map(jnp.asarray, Steps(obs, np.zeros(reward.shape, np.int32), reward, next_obs, *ends))
+    return jax.tree.map(jnp.asarray, Transitions(obs, np.zeros(reward.shape, np.int32), reward, next_obs, *ends))
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def one_step():
 def sixty_four(seed=0):
     obs = jnp.asarray(np.random.default_rng(seed).normal(size=(64, 3)), jnp.float32)
     zeros, no = jnp.zeros(64), jnp.zeros(64, bool)
-    return Steps(obs, zeros, zeros, obs, no, no)
+    return Transitions(obs, zeros, zeros, obs, no, no)
 
 
 def mlp(params, x):
@@ -314,7 +315,7 @@ def test_dqn_remembers_changed_rewards():
     before, update = jax.jit(dqn.init)(jax.random.key(0)), jax.jit(dqn.update)
     after, metrics = update(before)
     kept = jax.tree.map(lambda x: np.asarray(x)[:6], after.replay.items)
-    seen = Steps(kept.obs, kept.action, kept.reward, kept.next_obs, kept.terminated, kept.terminated)
+    seen = Transitions(kept.obs, kept.action, kept.reward, kept.next_obs, kept.terminated, kept.terminated)
     novelty = jax.jit(rnd.reward)(before.bonus, seen, 0.99)[1]
     world = (kept.reward - novelty) / 2  # the world's rewards count twice
     np.testing.assert_allclose(np.abs(world), kept.terminated, atol=1e-4)  # 1 or -1 at the end, else 0

@@ -15,6 +15,7 @@ import pytest
 import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import gradient
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn import make_dqn
@@ -23,7 +24,7 @@ from llmrl_jax.rl.dqn_loss import dqn_loss, q_targets
 from llmrl_jax.rl.policy import epsilon_greedy
 from llmrl_jax.rl.priorities import Priorities
 from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Replay, Transition
+from llmrl_jax.rl.replay import Replay
 
 
 def flat(tree):
@@ -74,7 +75,7 @@ def two_steps():
     params = {"q": jnp.array([[0.5, 7.0], [2.0, -2.0]])}
     target = {"q": jnp.array([[4.0, 3.0], [1.0, 2.0]])}
     flags = jnp.array([True, False])
-    batch = Transition(eye, jnp.array([0, 1]), jnp.array([1.0, 0.0]), eye[::-1], flags)
+    batch = Transitions(eye, jnp.array([0, 1]), jnp.array([1.0, 0.0]), eye[::-1], flags)
     return params, target, batch
 
 
@@ -109,7 +110,7 @@ def test_double_wider_and_weighted_losses_by_hand():
 @pytest.mark.parametrize("action", [-1, 3])
 def test_a_number_that_is_no_action_has_no_loss(action):
     """Python would read -1 as the last action, and XLA 3 as well."""
-    batch = Transition(jnp.eye(3)[:2], jnp.array([0, action]), jnp.ones(2), jnp.eye(3)[:2], jnp.zeros(2, bool))
+    batch = Transitions(jnp.eye(3)[:2], jnp.array([0, action]), jnp.ones(2), jnp.eye(3)[:2], jnp.zeros(2, bool))
     params = {"q": jnp.zeros((3, 3))}
     assert math.isnan(float(loss_of(params, params, batch, 0.9)[0]))
 

@@ -16,12 +16,13 @@ from envs_jax import spaces, testing
 from envs_jax.env import Environment, Stack
 from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.frames import STEPS_PER_END, Frames
 from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Replay, Transition
+from llmrl_jax.rl.replay import Replay
 from llmrl_jax.run.checkpoint import Checkpoints
 
 
@@ -60,7 +61,7 @@ def history(steps, rate, seed=0):
         columns.append(jax.tree.map(lambda *x: np.stack(x), *column))
     obs, next_obs = jax.tree.map(lambda *x: np.stack(x, axis=1), *columns)
     numbers = np.arange(steps * ROWS, dtype=np.float32).reshape(steps, ROWS)
-    return Transition(obs, np.int32(numbers), numbers, next_obs, kinds[0], kinds[1]), kinds.any(axis=0)
+    return Transitions(obs, np.int32(numbers), numbers, next_obs, kinds[0], kinds[1]), kinds.any(axis=0)
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import pytest
 
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.apt import APT, APTConfig, neighbour_distance
-from llmrl_jax.rl.bonus import Steps
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.noveld import NovelD, NovelDConfig
@@ -27,7 +27,7 @@ def steps(seed=0, shape=(5, 2), reward=0.0):
     rng = np.random.default_rng(seed)
     obs, after = (jnp.asarray(rng.normal(size=(*shape, 3)), jnp.float32) for _ in range(2))
     no = jnp.zeros(shape, bool)
-    return Steps(obs, jnp.asarray(rng.integers(0, 4, shape), jnp.int32), jnp.full(shape, reward), after, no, no)
+    return Transitions(obs, jnp.asarray(rng.integers(0, 4, shape), jnp.int32), jnp.full(shape, reward), after, no, no)
 
 
 @cache
@@ -87,7 +87,7 @@ def test_apt_learns_effects():
     x, action = jnp.asarray(rng.normal(size=(64, 3)), jnp.float32), jnp.asarray(rng.integers(0, 4, 64), jnp.int32)
     y = x + jnp.asarray([[1, 0, 0], [0, 1, 0], [0, 0, 1], [-1, -1, -1]], jnp.float32)[action]
     no = jnp.zeros(64, bool)
-    batch = Steps(x, action, jnp.zeros(64), y, no, no)
+    batch = Transitions(x, action, jnp.zeros(64), y, no, no)
     train = jax.jit(lambda s: jax.lax.scan(lambda s, _: bonus.update(s, batch, jax.random.key(0)), s, None, 300))
     _, metrics = train(state)
     losses = np.asarray(metrics["apt_backward_loss"])

@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.mixing import mixed
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.priorities import Priorities, PriorityTree, descend
-from llmrl_jax.rl.replay import Replay, Transition, importance_weights
+from llmrl_jax.rl.replay import Replay, importance_weights
 
 
 def items(*numbers):
@@ -118,7 +119,7 @@ def history(steps, seed=0):
     rng = np.random.default_rng(seed)
     obs = np.arange(steps)[:, None] * 10 + np.arange(ROWS)
     ends = rng.random((2, steps, ROWS)) < 0.2
-    return Transition(
+    return Transitions(
         obs={"step": np.asarray(obs, np.int32)},
         action=np.asarray(rng.integers(0, 4, (steps, ROWS)), np.int32),
         reward=np.asarray(rng.integers(-5, 5, (steps, ROWS)), np.float32),
@@ -188,7 +189,7 @@ def test_an_n_step_return_by_hand():
     """Five steps: 1, 2, cut by a time-out; 4, 8, ended; 16 and nothing yet behind it."""
     memory = Replay(5, rows=1)
     column = lambda *x, dtype=np.float32: np.asarray(x, dtype)[:, None]  # noqa: E731
-    steps = Transition(
+    steps = Transitions(
         obs=column(0, 1, 10, 11, 20),
         action=column(0, 0, 0, 0, 0, dtype=np.int32),
         reward=column(1, 2, 4, 8, 16),
@@ -369,7 +370,7 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     memory = Replay(16 * 32, rows=16, prioritized=True)
     rng = np.random.default_rng(0)
-    steps = Transition(
+    steps = Transitions(
         obs=jnp.asarray(rng.normal(size=(40, 16, 3)), jnp.float32),
         action=jnp.asarray(rng.integers(0, 4, (40, 16)), jnp.int32),
         reward=jnp.asarray(rng.normal(size=(40, 16)), jnp.float32),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.bonus import Steps
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.shaping import NO_ACTION, OfObservation, Shaping, ShapingConfig
 
 
@@ -18,7 +18,7 @@ def steps(reward, obs, next_obs, terminated=False, truncated=False, action=0):
     reward = np.asarray(reward, np.float32)
     ends = [np.broadcast_to(np.asarray(x, bool), reward.shape) for x in (terminated, truncated)]
     action = np.broadcast_to(np.asarray(action, np.int32), reward.shape)
-    return jax.tree.map(jnp.asarray, Steps(np.float32(obs), action, reward, np.float32(next_obs), *ends))
+    return jax.tree.map(jnp.asarray, Transitions(np.float32(obs), action, reward, np.float32(next_obs), *ends))
 
 
 def test_by_hand():

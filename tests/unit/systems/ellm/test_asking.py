@@ -11,8 +11,8 @@ import pytest
 
 from llmrl_jax.chat import Budget, Budgeted, ChatReply, Choice
 from llmrl_jax.chat.errors import BudgetExceeded
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.rl.bonus import Steps
 from llmrl_jax.systems.ellm import goals as g, prompts
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
@@ -158,7 +158,7 @@ def test_collected_keys():
     keys = jnp.array([[3, 5], [2, 9], [9, 8]], jnp.uint32)
     known = jnp.array([[False, False], [True, False], [False, False]])
     reward = jnp.arange(6.0).reshape(3, 2)
-    steps = Steps({"key": keys, "known": known}, (), reward, (), reward > 9, reward > 9)
+    steps = Transitions({"key": keys, "known": known}, (), reward, (), reward > 9, reward > 9)
     after, same, metrics = bonus.reward(state, steps, 0.9)
     assert np.asarray(after.whole["keys"]).tolist() == [3, 5, 8, 9] and int(after.whole["lost"]) == 0
     np.testing.assert_array_equal(same, reward)
@@ -176,7 +176,7 @@ def test_the_first_state_of_every_episode_is_collected():
     zeros = jnp.zeros((2, 1))
     for obs, reached, ended in ((seen(1, 2), seen(2, 3), (0, 1)), (seen(4, 7), seen(5, 8), (1, 0))):
         done = jnp.array(ended, bool)[:, None]
-        state = bonus.reward(state, Steps(obs, zeros, zeros, reached, done, done & False), 0.9)[0]
+        state = bonus.reward(state, Transitions(obs, zeros, zeros, reached, done, done & False), 0.9)[0]
     assert np.asarray(state.whole["keys"])[:5].tolist() == [1, 2, 4, 7, g.NO_KEY]
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from llmrl_jax.core.config import to_json
+from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import summed
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.dqn_loss import dqn_loss
 from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.replay import Transition
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
@@ -139,7 +139,7 @@ def test_the_first_success_of_a_task(value):
     start = whole if value == "keep" else whole - jnp.mean(whole, axis=-1, keepdims=True)
     np.testing.assert_allclose(q, start, atol=1e-5)  # 1511.06581, eq. 9: the advantages have the mean 0
     best = jnp.argmax(q, axis=-1)
-    success = Transition(obs, best, jnp.ones(1), obs, jnp.ones(1, bool))
+    success = Transitions(obs, best, jnp.ones(1), obs, jnp.ones(1, bool))
     loss = lambda x: dqn_loss(x, rest, x, success, policy, 0.99)[0]  # noqa: E731
     after = policy.q(jax.tree.map(lambda x, g: x - 0.01 * g, params, jax.grad(loss)(params)), rest, obs)
     ahead = [float(x[0, best[0]] - jnp.mean(x)) for x in (q, after)]

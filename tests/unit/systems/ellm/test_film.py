@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax import struct
 from PIL import Image
 
-from llmrl_jax.agents.recording import Recording
+from llmrl_jax.agents.play import Episode
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.run.report.panels import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
 from llmrl_jax.systems.ellm import film
@@ -19,20 +22,28 @@ from tests.ellm_world import NAMES, Yard
 CHOP, PLACE, BUILD = (NAMES.index(x) for x in ("chop tree", "place table", "build table"))
 
 
+@struct.dataclass
+class State:
+    reached: Any
+    goals: Any
+    earned: Any
+
+
 def episode():
     """Two steps: a tree is chopped, a table is placed, which also reaches its synonym."""
     reached = np.zeros((3, len(NAMES)), bool)
     reached[1:, CHOP] = reached[2, [PLACE, BUILD]] = True
     goals = np.array([[CHOP, -1, -1], [PLACE, BUILD, -1], [-1, -1, -1]])
-    state = SimpleNamespace(reached=reached, goals=goals, earned=np.array([0, 1, 2], np.float32))
+    state = State(reached, goals, np.array([0, 1, 2], np.float32))
     text = np.array([[0, -1], [0, 5], [0, -1]], np.int16)
-    return Recording({"text": text}, state, np.array([CHOP, BUILD]), (), np.ones(2, np.float32), True)
+    seen, end = (jax.tree.map(lambda x, part=part: x[part], {"obs": text, "state": state}) for part in (np.s_[:2], 2))
+    flags = np.zeros(2, bool), np.array([False, True])
+    return Episode(0, True, seen, np.array([CHOP, BUILD]), np.ones(2, np.float32), *flags, end)
 
 
-def test_what_is_said_about_an_episode(monkeypatch):
+def test_what_is_said_about_an_episode():
     yard = Yard()
     played = episode()
-    monkeypatch.setattr(Recording, "obs_at", lambda self, t: self.obs["text"][t])
     yard.describe = lambda text: {"text": yard.captions["text"].render(text), "goals": "as the agent sees them"}
     params = SimpleNamespace(goals=start_goals(NAMES, (("place table", "build table"),), HashedEncoder(), len(NAMES)))
     chop, build, end = film.moments(yard, params, played)
