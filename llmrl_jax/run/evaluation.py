@@ -11,7 +11,7 @@ import numpy as np
 
 from envs_jax.env import Environment
 from envs_jax.spaces import Discrete
-from llmrl_jax.agents.recording import Recording
+from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
 from llmrl_jax.run.experiment import Experiment, Results, check_saved, record, restore, write_results
@@ -69,7 +69,7 @@ def play(
     seed: int = 0,
     sampled: bool = False,
     gif: str = "",
-) -> Recording:
+) -> Episode:
     """Play one held-out episode of a run's policy, and print its steps.
 
     **Arguments:** `sampled`, whether actions are sampled, not the most likely; `gif`, a file for its pictures; the
@@ -86,26 +86,27 @@ def play(
     episode = record(x, state, key, greedy=not sampled)
     assert x.env is not None
     print(f"{folder}, checkpoint of update {update}, {'sampled' if sampled else 'greedy'} actions")
-    print(transcript(x.env, x.env_params, episode))
+    print(transcript(x.env, x.variables(x, state)[2], episode))
     if gif:
         print(f"The episode is in {write_gif(gif, pictures(x.env, episode))}")
     return episode
 
 
-def transcript(env: Environment, env_params: Any, episode: Recording) -> str:
+def transcript(env: Environment, env_params: Any, episode: Episode) -> str:
     """An episode as text: what there is to see in letters or words before each step, then the action and its reward."""
     lines = []
-    for t in range(episode.length + 1):
-        seen = env.letters(episode.state_at(t)) or "\n".join(env.describe(episode.obs_at(t)).values())
+    for t in range(len(episode) + 1):
+        view = episode.at(t)
+        seen = env.letters(view["state"]) or "\n".join(env.describe(view["obs"]).values())
         if seen:
             lines += ["", seen]
-        if t < episode.length:
+        if t < len(episode):
             action = action_text(env, env_params, episode.action[t])
             reward = float(episode.reward[t])
             lines.append(f"step {t + 1}: {action}" + (f", reward {reward:g}" if reward else ""))
     total = float(np.sum(episode.reward))
     outcome = "" if "success" not in _flags(env, env_params) else ", success" if episode.success else ", no success"
-    return "\n".join([*lines, "", f"{episode.length} steps, return {total:g}{outcome}"]).lstrip("\n")
+    return "\n".join([*lines, "", f"{len(episode)} steps, return {total:g}{outcome}"]).lstrip("\n")
 
 
 def action_text(env: Environment, env_params: Any, action: Any) -> str:
@@ -115,9 +116,9 @@ def action_text(env: Environment, env_params: Any, action: Any) -> str:
     return np.array2string(np.asarray(action), precision=3, separator=", ")
 
 
-def pictures(env: Environment, episode: Recording) -> list[np.ndarray]:
+def pictures(env: Environment, episode: Episode) -> list[np.ndarray]:
     """The pictures of an episode's states, uint8 `[H, W, 3]`."""
-    return [env.render(episode.state_at(t)) for t in range(episode.length + 1)]
+    return [env.render(episode.at(t)["state"]) for t in range(len(episode) + 1)]
 
 
 def film(x: Experiment, state: Any, key: jax.Array, path: Path) -> Path:

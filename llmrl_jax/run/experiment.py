@@ -1,4 +1,4 @@
-"""An experiment: the objects that a run's settings describe, and what every kind of run does with them alike.
+"""An experiment: the objects that a run's settings describe, and what every kind of run does with them.
 
 A system builds one `Experiment` from its settings. `train` trains its learner, evaluates it beside random actions and
 writes the run's results; `restore` reads a checkpoint into it; `evaluate` is `llmrl eval`, and `record` an episode for
@@ -16,8 +16,7 @@ from typing import Any
 import jax
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import policy_actor
-from llmrl_jax.agents.recording import Recording, make_recorder
+from llmrl_jax.agents.play import Episode, actor_of, make_player
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
@@ -25,6 +24,7 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.progress import SHOWN
 from llmrl_jax.run.resumption import saved_updates
 
 
@@ -65,7 +65,7 @@ class Experiment:
     film: Callable[[Any, jax.Array, Path], Path] | None = None
     """`(state, key, path) -> path`: writes an episode as a GIF; None: the pictures of its states."""
     title: str = ""
-    shown: Mapping[str, str] | None = None
+    shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
     """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""
     unit: str = "steps"
     """What the learner's steps are called when it ends."""
@@ -93,7 +93,7 @@ def train(
         full_config=config,
         folder=folder,
         title=x.title,
-        **({} if x.shown is None else {"shown": x.shown}),
+        shown=x.shown,
     )
     values: Results = {"steps": result.steps, **result.facts(), **(facts(result) if facts else {})}
     if at_end and x.evaluate is not None and not result.stopped:
@@ -161,14 +161,17 @@ def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -
         return checkpoints.restore(like, None if checkpoint < 0 else checkpoint, frozen)
 
 
-def record(x: Experiment, state: Any, key: jax.Array, *, greedy: bool = True) -> Recording:
-    """One episode of a state's policy, with every observation and state.
+def record(x: Experiment, state: Any, key: jax.Array, *, greedy: bool = True) -> Episode:
+    """One episode of a state's policy; its views have `obs` and `state`.
 
     **Raises:** `ValueError` without an environment.
     """
     if x.env is None:
         raise ValueError("the run has no environment to play in: name one with --env when it is trained")
     params, frozen, env_params = x.variables(x, state)
-    player = make_recorder(x.env, env_params, lambda weights: policy_actor(x.policy, *weights, greedy))
-    with doing("playing an episode"):
-        return player((params, frozen), key)
+
+    def view(obs: Any, state: Any) -> dict[str, Any]:
+        return {"obs": obs, "state": state}
+
+    play = make_player(x.env, env_params, actor_of(x.policy, greedy), view)
+    return next(play((params, frozen), jax.random.split(key)[None]))

@@ -115,7 +115,7 @@ def make(config: RLRun) -> Experiment:
     options that do not fit together; what `llmrl_jax.run.offline_training.make_parts` raises.
     """
     where = config.env or Path(getattr(config, "data", "")).stem
-    about = {"title": f"{config.algo} {where}", "about": {"env": config.env}}
+    about: dict[str, Any] = {"title": f"{config.algo} {where}", "about": {"env": config.env}}
     if isinstance(config, OfflineRun):
         from llmrl_jax.run.offline_training import make_parts
 

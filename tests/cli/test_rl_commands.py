@@ -61,9 +61,9 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert "no checkpoint of update 7" in capsys.readouterr().err
     episode = play(folder)
     out = capsys.readouterr().out
-    assert f"{episode.length} steps, return {episode.reward.sum():g}" in out and out.count("step ") == episode.length
+    assert f"{len(episode)} steps, return {episode.reward.sum():g}" in out and out.count("step ") == len(episode)
     loaded = load(folder)
-    actions, _ = loaded.act(jax.tree.map(lambda x: x[:-1], episode.obs))
+    actions, _ = loaded.act(episode.seen["obs"])
     assert loaded.update == 3 and (actions == episode.action).all()
     assert main(["rl", "train", "--run.resume", str(folder), "--dqn.gamma", "0.9"]) == 2
     assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -30,7 +31,7 @@ def evaluate(
     from llmrl_jax.cli.loading import settings_of
     from llmrl_jax.run import evaluation
 
-    options = {"episodes": episodes, "checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
+    options: dict[str, Any] = {"episodes": episodes, "checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
     evaluation.evaluate(folder, settings_of(folder), **options)
 
 

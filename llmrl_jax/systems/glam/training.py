@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.run import evaluation as run_evaluation, experiment as experiments
 from llmrl_jax.run.experiment import Experiment, kind_of_run
 from llmrl_jax.run.folder import opened
@@ -59,11 +60,17 @@ def train(config: TrainConfig) -> RunResult:
         return experiments.train(x, folder, at_end=False)
 
 
-def evaluate(folder: Path, **options: Any) -> dict[str, dict[str, float]]:
+def evaluate(
+    folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False, json: bool = False
+) -> dict[str, dict[str, float]]:
     """Evaluate a checkpoint of a run of `llmrl glam train`: see `llmrl_jax.run.evaluation.evaluate`.
 
     **Returns:** success, return and length for `sampled`, `greedy` and `random` actions.
     """
+    in_interval("episodes", episodes, COUNT)
+    check_seed("seed", seed)
+    at_least("checkpoint", checkpoint, -1)
     kind_of_run(folder)
     config = configs.load_config(TrainConfig, folder / "config.json")
-    return run_evaluation.evaluate(folder, config, **{"episodes": 1000, **options})
+    options: dict[str, Any] = {"checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
+    return run_evaluation.evaluate(folder, config, episodes=episodes, **options)
