@@ -4,7 +4,7 @@ Acting and learning compute the same function of the same parameters, but in bat
 device may sum in another order. In float32 the difference is a few units in the last place. Where the factors of a
 product are rounded to fewer bits, as in bfloat16, such a difference moves some of them to the next number, and after a
 few layers the two passes differ as much as either differs from the exact result. Programs of fewer bits are compiled so
-that they round after every operation (`exact_rounding`): then the same shapes give the same bits on a CPU.
+that they round after every operation (`exact_rounding`): then the same shapes agree on a CPU as they do in float32.
 """
 
 from __future__ import annotations
