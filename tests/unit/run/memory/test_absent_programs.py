@@ -95,10 +95,18 @@ def reads_weights(contents):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_decoding_copies_no_weight(target, compiled):
-    """A GPU reads an array of each layer's, a TPU the stack."""
+    """A GPU reads an array of each layer's, a TPU the stack.
+
+    Of the seven matrices of a layer a TPU's compiler moves one, of keys or values, to vector memory before the product:
+    main memory is read once all the same."""
     contents = hlo.read(compiled(target)["generate"]["program"])
     assert reads_weights(contents)
-    assert weight_copies(contents, ROWS, 64 * 32) == []
+    copies = weight_copies(contents, ROWS, 64 * 32)
+    if target == "v5e:2x4":
+        assert len(copies) <= 1
+        assert all("S(1)" in k.result and k.bytes < 2 * 64 * 32 + 64 for k in copies)
+    else:
+        assert copies == []
 
 
 @tpu
