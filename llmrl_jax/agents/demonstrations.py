@@ -67,5 +67,10 @@ def play_episodes(
         end=False,
         chunk=CHUNK,
     )
-    keys = jax.vmap(lambda i: jax.vmap(jax.random.fold_in, in_axes=(0, None))(_keys(seed), i))(jnp.arange(episodes))
-    return play((params, frozen), keys, lanes=batch_size)
+
+    def played() -> Iterator[Episode]:  # nothing is computed before the first episode is asked for
+        number = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+        keys = jax.vmap(lambda i: number(_keys(seed), i))(jnp.arange(episodes))
+        yield from play((params, frozen), keys, lanes=batch_size)
+
+    return played()
