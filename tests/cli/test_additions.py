@@ -37,6 +37,9 @@ LINES = [
     ["doors", "open", "--help"],
     ["envs", "list", "TwoDoors"],
     ["doors", "open", "--action", "1", "--run.name", "first"],
+    ["doors", "train", "--run.name", "third", "--run.progress", "off"],
+    ["eval", "runs/third"],
+    ["play", "runs/third"],
     ["rl", "train", "--algo", "reinforce", "--env", "TwoDoors-v0", "--steps", "8e3", "--run.name", "second"]
     + ["--run.progress", "off", "--run.log-every", "1"],
     ["rl", "train", "--algo", "dqn", "--env", "TwoDoors-v0", "--print-config"],
@@ -60,9 +63,9 @@ def house(tmp_path_factory) -> Path:
     (folder / "envs_jax" / "doors" / "__init__.py").write_text(f'"""Doors."""\n\n{REGISTER}')
     shutil.copy(ADDITIONS / "world.py", folder / "envs_jax" / "doors" / "env.py")
     # a system: a folder
-    (folder / "llmrl_jax" / "systems" / "doors").mkdir()
-    (folder / "llmrl_jax" / "systems" / "doors" / "__init__.py").write_text('"""Doors."""\n')
-    shutil.copy(ADDITIONS / "commands.py", folder / "llmrl_jax" / "systems" / "doors")
+    system = folder / "llmrl_jax" / "systems" / "doors"
+    shutil.copytree(ADDITIONS / "doors", system, ignore=shutil.ignore_patterns("__pycache__"))
+    assert len(list(system.iterdir())) <= 6
     return folder
 
 
@@ -89,6 +92,10 @@ def test_a_system_is_one_folder(outcomes):
     assert "Open a door for a whole episode." in outcomes["doors --help --help"][1]
     assert "--action" in outcomes["doors open --help"][1]
     assert outcomes["doors open first"][1].strip() == "the return is 5"
+    at_end, again = outcomes["doors train off"][1], outcomes["eval runs/third runs/third"][1]
+    assert "greedy    return 5.00" in at_end
+    assert [line in again for line in at_end.splitlines() if line.startswith("greedy")] == [True]
+    assert "5 steps, return 5" in outcomes["play runs/third runs/third"][1]
 
 
 def test_a_world_is_one_folder(outcomes):

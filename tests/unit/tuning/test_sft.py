@@ -177,7 +177,7 @@ def test_every_epoch_sees_every_row_once(params):
         ({"batch_size": 0}, 1, "sft.batch_size is 0; at least 1 is needed"),
         ({"batch_size": 3, "microbatches": 2}, 1, "batch_size 3 is not divided by sft.microbatches 2"),
         ({"batch_size": 2, "warmup": 1.5}, 1, "warmup is 1.5"),
-        ({"batch_size": 2, "learning_rate": math.nan}, 1, "sft.learning_rate is nan; at least 0 is needed"),
+        ({"batch_size": 2, "learning_rate": math.nan}, 1, "sft.learning_rate is nan; a number is needed"),
         ({"batch_size": 2, "head_chunk": 5}, 1, "sft.head_chunk is 5; it must divide the 16 tokens of a row"),
         ({"batch_size": 2}, 0, "updates is 0"),
     ],

@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
-
-from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.flags import command
-
-
-@dataclass(frozen=True)
-class OpenConfig:
-    """Which door, and how the run is kept."""
-
-    KIND: ClassVar[str] = "doors open"
-    action: int = 1
-    """The door's number."""
-    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+from llmrl_jax.systems.doors.config import OpenConfig, TrainRun
 
 
 @command(OpenConfig)
@@ -36,4 +23,13 @@ def open_door(config: OpenConfig) -> int:
     return 0
 
 
-COMMANDS = {"open": open_door}
+@command(TrainRun)
+def train(config: TrainRun) -> int:
+    """Train an agent that opens doors."""
+    from llmrl_jax.systems.doors import train as workflow
+
+    workflow.train(config)
+    return 0
+
+
+COMMANDS = {"open": open_door, "train": train}

@@ -1,0 +1,1 @@
+"""Doors: a system of four files, to begin another with."""
