@@ -52,6 +52,11 @@ def is_known(values: Mapping[str, Any]) -> bool:
     return kind_of(values) in _commands()
 
 
+def with_attribute(name: str) -> list[str]:
+    """The kinds of runs whose settings have an attribute, sorted."""
+    return sorted(kind for kind, begin in _commands().items() if hasattr(begin({}), name))
+
+
 def loaded(values: Mapping[str, Any], source: str | Path) -> Any:
     """The settings of a run as an instance of their class; if that is unknown, the values.
 

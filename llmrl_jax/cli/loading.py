@@ -22,8 +22,9 @@ def settings_of(folder: str | Path) -> Any:
     values = json.loads(file.read_text(encoding="utf-8"))
     config = kinds.loaded(values, file)
     if not hasattr(config, "experiment"):
-        kind = kinds.kind_of(values) or "(unknown)"
-        raise ValueError(f"{folder} is a run of llmrl {kind}, which trains no policy that acts in an environment")
+        kind, known = kinds.kind_of(values) or "(unknown)", ", ".join(kinds.with_attribute("experiment"))
+        other = "; `llmrl kalm test` plays it" if kind == "kalm ground" else ""
+        raise ValueError(f"{folder} is a run of llmrl {kind}, and runs of {known} can be evaluated and played{other}")
     return config
 
 

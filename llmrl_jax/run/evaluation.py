@@ -74,7 +74,7 @@ def play(
 
     **Arguments:** `sampled`, whether actions are sampled, not the most likely; `gif`, a file for its pictures; the
     others as for `evaluate`.
-    **Raises:** as `evaluate`; `NotImplementedError` for pictures of an environment that has none.
+    **Raises:** as `evaluate`; `ValueError` for pictures of an environment that has none.
     """
     check_seed("seed", seed)
     check_saved(folder, checkpoint)
@@ -117,8 +117,11 @@ def action_text(env: Environment, env_params: Any, action: Any) -> str:
 
 
 def pictures(env: Environment, episode: Episode) -> list[np.ndarray]:
-    """The pictures of an episode's states, uint8 `[H, W, 3]`."""
-    return [env.render(episode.at(t)["state"]) for t in range(len(episode) + 1)]
+    """The pictures of an episode's states, uint8 `[H, W, 3]`. **Raises:** `ValueError` if the environment has none."""
+    try:
+        return [env.render(episode.at(t)["state"]) for t in range(len(episode) + 1)]
+    except NotImplementedError as error:
+        raise ValueError(f"{error}: leave --gif out") from None
 
 
 def film(x: Experiment, state: Any, key: jax.Array, path: Path) -> Path:

@@ -172,6 +172,9 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     assert all(f"{found['real']:.3f} [{found['real_low']:.3f}" in line for found in (tested, chance))
     assert tested["episodes"] == 4 and 0 <= tested["real_low"] <= tested["real"] <= tested["real_high"] <= 1
     check_eval_and_play(out / "agent", capsys)
+    assert main(["play", str(out / "recorded")]) == 2
+    refused = capsys.readouterr().err
+    assert "llmrl kalm collect" in refused and "bkrl train" in refused and "rl train" in refused
     # the checkpoint plays the same episodes, under the published name of the level
     assert main(["kalm", "test", str(out / "agent"), "--level", "baseline", "--episodes", "4"]) == 0
     again = json.loads((out / "agent" / "test.json").read_text())
