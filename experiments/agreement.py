@@ -73,14 +73,14 @@ def of_programs(layers: int, dtype: str, excess: bool) -> dict[str, dict[str, fl
 def of_glam(model: str, dtype: str, excess: bool, widths: int) -> dict[str, float]:
     """The metrics of the first minibatch of 16 prompts, played in groups of 4 and learned in groups of 4."""
     ppo = replace(DEMO.ppo, num_envs=8, num_steps=2, minibatches=1, microbatches=4, epochs=1, pool_size=8)
-    known = dtype if dtype in get_args(Computed) else "float32"
-    made = build(replace(DEMO, model=model, ppo=ppo, dtype=known, score_rows=4, score_widths=widths))
-    policy, drawn = made.policy, made.policy.base
-    if known != dtype:  # a dtype that no command trains in
+    built_dtype = dtype if dtype in get_args(Computed) else "float32"
+    glam = build(replace(DEMO, model=model, ppo=ppo, dtype=built_dtype, score_rows=4, score_widths=widths))
+    policy, drawn = glam.policy, glam.policy.base
+    if built_dtype != dtype:  # a dtype that no command trains in
         kind = jnp.dtype(dtype)
         narrow = policy.model.clone(dtype=kind, param_dtype=kind)
         policy = replace(policy, model=narrow, base=lambda key: jax.tree.map(lambda x: x.astype(kind), drawn(key)))
-    learner = PPO(made.ppo, made.env, made.env_params, policy, Placement(None), None, None)
+    learner = PPO(glam.ppo, glam.env, glam.env_params, policy, Placement(None), None, None)
     _, metrics = jax.jit(learner.update, **agreement.options_of(excess))(learner.init(jax.random.key(0)))
     return {ours: float(metrics[name]) for name, ours in METRICS.items()}
 

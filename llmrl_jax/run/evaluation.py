@@ -43,9 +43,8 @@ def evaluate(
     check_seed("seed", seed)
     check_writable(folder, "the run's folder", folder=True)
     check_saved(folder, checkpoint)
-    x: Experiment = config.experiment()
-    if x.evaluate is None:
-        raise ValueError(f"the run in {folder} has no environment: train one with --env, or give its data to another")
+    x = _experiment(folder, config)
+    assert x.evaluate is not None
     state, update = restore(folder, config, x.learner, checkpoint)
     results = x.evaluate(state, x.key(seed), episodes)
     written = write_results(x, folder, update, seed, episodes, results)
@@ -80,7 +79,7 @@ def play(
     check_saved(folder, checkpoint)
     if gif:
         check_writable(Path(gif), "the GIF")
-    x: Experiment = config.experiment()
+    x = _experiment(folder, config)
     state, update = restore(folder, config, x.learner, checkpoint)
     key = jax.random.fold_in(x.key(seed), 0)
     episode = record(x, state, key, greedy=not sampled)
@@ -92,14 +91,22 @@ def play(
     return episode
 
 
+def _experiment(folder: Path, config: Any) -> Experiment:
+    """The experiment of a run. **Raises:** `ValueError` if it has no environment."""
+    x: Experiment = config.experiment()
+    if x.env is None:
+        raise ValueError(f"the run in {folder} has no environment to play in: train one with --env")
+    return x
+
+
 def transcript(env: Environment, env_params: Any, episode: Episode) -> str:
     """An episode as text: what there is to see in letters or words before each step, then the action and its reward."""
     lines = []
     for t in range(len(episode) + 1):
         view = episode.at(t)
-        seen = env.letters(view["state"]) or "\n".join(env.describe(view["obs"]).values())
-        if seen:
-            lines += ["", seen]
+        text = env.letters(view["state"]) or "\n".join(env.describe(view["obs"]).values())
+        if text:
+            lines += ["", text]
         if t < len(episode):
             action = action_text(env, env_params, episode.action[t])
             reward = float(episode.reward[t])

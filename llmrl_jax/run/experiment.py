@@ -16,7 +16,8 @@ from typing import Any
 import jax
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import Episode, actor_of, make_player
+from llmrl_jax.agents.play import Episode, actor_of
+from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
@@ -167,11 +168,6 @@ def record(x: Experiment, state: Any, key: jax.Array, *, greedy: bool = True) ->
     **Raises:** `ValueError` without an environment.
     """
     if x.env is None:
-        raise ValueError("the run has no environment to play in: name one with --env when it is trained")
+        raise ValueError("the run has no environment to play in: train one with --env")
     params, frozen, env_params = x.variables(x, state)
-
-    def view(obs: Any, state: Any) -> dict[str, Any]:
-        return {"obs": obs, "state": state}
-
-    play = make_player(x.env, env_params, actor_of(x.policy, greedy), view)
-    return next(play((params, frozen), jax.random.split(key)[None]))
+    return make_recorder(x.env, env_params, actor_of(x.policy, greedy))((params, frozen), key)

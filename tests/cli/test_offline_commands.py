@@ -18,6 +18,7 @@ from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import Transitions, to_trajectories
 from llmrl_jax.rl.registry import OFFLINE
 from llmrl_jax.run import rl_training
+from tests.evaluated import check_eval_and_play
 
 
 def steps(n=60, **changes):
@@ -54,6 +55,7 @@ def test_a_run_is_kept_evaluated_and_continued_with_its_data_only(tmp_path, caps
     assert (config.KIND, config.algo, config.hyper.batch_size, config.data) == ("rl train", "bc", 4, str(file))
     found = json.loads((folder / "eval-4.json").read_text())
     assert found["greedy/episode_return"] == found["sampled/episode_return"], "BC's actor is deterministic"
+    check_eval_and_play(folder, capsys)
     resume = ["rl", "train", "--run.resume", str(folder), "--steps", "12"]
     other = tmp_path / "other.npz"
     write_arrays(other, steps(reward=steps().reward + 1))
@@ -85,6 +87,7 @@ def test_columns_may_have_other_names(tmp_path, file, capsys):
     names = ",".join(f"{k}={x}" for k, x in theirs.items())
     jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz", parse_names(names)).data, steps())
     assert main(command(tmp_path, tmp_path / "theirs.npz", *TINY, "--steps", "2", "--data-names", names)) == 0
+    assert main(["play", str(tmp_path / "run")]) == main(["eval", str(tmp_path / "run")]) == 2, "without --env"
 
 
 def test_every_algorithm_has_settings_with_its_name():
