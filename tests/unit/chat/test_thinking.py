@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.reply import code_block
+from llmrl_jax.advice.sandbox.admission import code_block
+from llmrl_jax.advice.sandbox.spec import SandboxError
 from llmrl_jax.advice.structured import JsonParser
 from llmrl_jax.chat import Choice, strip_thinking
 from llmrl_jax.chat.thinking import cut_at_stop, opens_thinking
