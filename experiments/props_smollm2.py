@@ -37,13 +37,11 @@ from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.flags import parse
 from llmrl_jax.run.tune.settings import TuneConfig
 from llmrl_jax.run.tune.sft import sft
-from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig
-from llmrl_jax.systems.props.finetune import FinetuneConfig, make_questions, make_settings
-from llmrl_jax.systems.props.finetune_run import finetune
-from llmrl_jax.systems.props.history import HistoryView
-from llmrl_jax.systems.props.search_run import run_searches
-from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun
+from llmrl_jax.systems.props.config import FinetuneRun, PropsConfig, PropsRun, ReplyConfig
+from llmrl_jax.systems.props.finetune import FinetuneConfig, finetune, make_questions, make_settings
+from llmrl_jax.systems.props.prompts import HistoryView
+from llmrl_jax.systems.props.scripted import PolicyAdviser
+from llmrl_jax.systems.props.train import run_searches
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
 
 

@@ -17,8 +17,8 @@ from llmrl_jax.core.config import load_config, to_json
 from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.folder import held
-from llmrl_jax.systems.props import search_run as props, table_run
-from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
+from llmrl_jax.systems.props import table as table_run, train as props
+from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig
 from tests.chat_server import silent
 from tests.paths import ROOT
 
@@ -169,7 +169,7 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
     def broken(*args):
         raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
 
-    monkeypatch.setattr("llmrl_jax.systems.props.episode.EpisodeRecorder.play", broken)
+    monkeypatch.setattr("llmrl_jax.systems.props.study.EpisodeRecorder.play", broken)
     args = [
         "props",
         "run",

@@ -8,9 +8,10 @@ program as any other policy.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +19,32 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from envs_jax import tracing
+from llmrl_jax import lm
 from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
-from llmrl_jax.core.checks import Checked, NonNegativeFloat, PositiveInt
+from llmrl_jax.core.activity import doing
 from llmrl_jax.lm import Generation, StopStrings
-from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.metrics import read as read_metrics
+from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
+from llmrl_jax.systems.props.config import HELD_OUT, PUBLISHED_SCALES, FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.describe import describe
-from llmrl_jax.systems.props.history import Format, HistoryView, Row
-from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
+from llmrl_jax.systems.props.prompts import Format, HistoryView, ProposalPrompt, Row
+from llmrl_jax.systems.props.proposals import Grammar, parse
 from llmrl_jax.systems.props.tasks import Task, get
-from llmrl_jax.tuning import ChatTemplate, encode_prompt, from_text
+from llmrl_jax.tuning import (
+    ChatTemplate,
+    Prompts,
+    encode_prompt,
+    from_text,
+    make_grpo,
+    make_reward_evaluation,
+    pad_prompts,
+)
 from llmrl_jax.tuning.rewards import Reward
 
-
-HELD_OUT = 5
-"""One prompt in this many is held out: a fifth, as published."""
 
 LEVEL = 0.75
 """Quantile of the returns of random policies that is scaled to 0. The mean is unsuitable: if large actions are costly,
@@ -43,9 +54,6 @@ optimum 100)."""
 PUBLISHED_REACH = 10.0
 """The published data are drawn from U(-10, 10), beyond the bound of 6 stated in the prompt."""
 
-PUBLISHED_SCALES: Mapping[str, tuple[float, float]] = {"mountain_car_continuous": (-200.0, 100.0), "swimmer": (0, 250)}
-"""The returns that the published rewards scale to 0 and 1."""
-
 TAGGED = (
     "First reason about the question inside <think> and </think>. Then give your answer, the line of parameters in the "
     "form that you are asked for, inside <policy> and </policy>. Write nothing outside of the two pairs of tags."
@@ -53,69 +61,6 @@ TAGGED = (
 """The system message of `compat="paper"`, in our own words."""
 
 _TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class FinetuneConfig(Checked):
-    """Prompts and rewards of fine-tuning. The defaults are the corrected form."""
-
-    tasks: tuple[str, ...] = ("mountain_car_continuous", "cartpole")
-    """Training tasks, by name (`llmrl props list`) or environment id."""
-    held_out_tasks: tuple[str, ...] = ()
-    """Tasks used only for evaluation, before and after training."""
-    policies: PositiveInt = 4000
-    """Number of random policies per task, shown in the prompts."""
-    history: PositiveInt = 5
-    """Rows of history per prompt; published: 1, which leaves nothing to compare."""
-    episodes: PositiveInt = 20
-    """Episodes per evaluation of a policy shown in a prompt."""
-    judged_episodes: PositiveInt = 20
-    """Episodes per evaluation of a proposed policy; published: 1, which rewards luck."""
-    eval_prompts: PositiveInt = 128
-    """Maximum number of held-out prompts per task in an evaluation."""
-    method: Literal["props", "props+"] = "props"
-    """`props`: numbers only; `props+`: the prompt also describes the environment."""
-    iterations: PositiveInt = 400
-    """`N` in the prompt's "iteration 1 of N"."""
-    optimum: Literal["true", "hidden"] = "true"
-    """Whether prompts state the published optimum, if there is one, which is oracle knowledge."""
-    explain: bool = True
-    """Ask for an explanation after the proposal."""
-    format_weight: NonNegativeFloat = 1.0
-    """Weight of each of the two format parts of the reward; published: 1. A valid reply gets their sum even if its
-    policy earns nothing, so where good policies are rare, a smaller weight lets them decide what is learnt."""
-    compat: Literal["", "paper"] = ""
-    """`paper`: data drawn from U(-10, 10), beyond the bounds stated in the prompt; answers in <think> and <policy>
-    tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.tasks:
-            raise ValueError("tasks is empty; name at least one to learn on")
-        names = [get(name).name for name in (*self.tasks, *self.held_out_tasks)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"the task {twice[0]!r} is named twice among tasks and held_out_tasks; name it once")
-        if self.prompts < HELD_OUT:
-            raise ValueError(
-                f"{self.policies} policies in prompts of {self.history} rows make {self.prompts} prompts of a task; at "
-                f"least {HELD_OUT} are needed, one of them held out: raise --policies, or lower --history"
-            )
-        if self.compat == "paper":
-            for name in names:
-                if name not in PUBLISHED_SCALES:
-                    scaled = ", ".join(PUBLISHED_SCALES)
-                    raise ValueError(
-                        f"there are no published rewards for {name!r}, only for {scaled}; leave compat out"
-                    )
-
-    @property
-    def prompts(self) -> int:
-        """Number of prompts per task, including held-out ones."""
-        return self.policies // self.history
-
-
-PUBLISHED = FinetuneConfig(tasks=("mountain_car_continuous",), history=1, judged_episodes=1, compat="paper")
-"""The published fine-tuning on Mountain Car (continuous)."""
 
 
 @dataclass(frozen=True)
@@ -364,3 +309,140 @@ def _returns(
         return evaluate(rows[source], keys[source // mine.shape[1]]).mean
 
     return tracing.cond(jnp.any(chosen), play, lambda: jnp.zeros(chosen.shape, jnp.float32)).reshape(mine.shape)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+DATA = 0xDA7A
+"""Folded into the seed for random policies and for the episodes of proposals."""
+PARTS = ("soft_format", "hard_format", "policy", "improvement")
+
+
+def _encode(
+    config: FinetuneRun,
+    settings: Sequence[Setting],
+    questions: Sequence[Question],
+    tokenizer: FastTokenizer,
+    template: ChatTemplate | None,
+) -> Prompts:
+    tokens = [encode_question(config.data, question, tokenizer, template) for question in questions]
+    longest = max(range(len(tokens)), key=lambda i: len(tokens[i]))
+    if len(tokens[longest]) > config.max_prompt:
+        raise ValueError(
+            f"a prompt of {settings[questions[longest].setting].task.name!r} has {len(tokens[longest])} tokens, more "
+            f"than --max-prompt {config.max_prompt}: raise it, or lower --history"
+        )
+    return pad_prompts(tokens, tokenizer.pad_id)
+
+
+def _evaluation(
+    config: FinetuneRun, settings: Sequence[Setting], ask: Mapping[int, Callable[..., dict[str, float]]]
+) -> Callable[[Any, jax.Array], dict[str, float]]:
+    """The mean over the training tasks, and the results per task if there are several.
+
+    **Arguments:** `ask`, an evaluation for each index of `settings`."""
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        results = {place: ask[place](state, key) for place in ask}
+        learnt = [results[place] for place in range(len(config.data.tasks))]
+        values = {name: sum(x[name] for x in learnt) / len(learnt) for name in learnt[0]}
+        if len(results) > 1:
+            for place, x in results.items():
+                values |= {f"{settings[place].task.name}/{name}": value for name, value in x.items()}
+        return values
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The training and evaluation data of a run."""
+
+    settings: Sequence[Setting]
+    learnt: Sequence[Question]
+    prompts: Prompts
+    """Training prompts."""
+    judged: Mapping[int, list[Question]]
+    """Held-out questions by index of `settings`."""
+    asked: Mapping[int, Prompts]
+    """Their prompts."""
+
+
+def _make_data(
+    config: FinetuneRun, key: jax.Array, tokenizer: FastTokenizer, template: ChatTemplate | None, positions: int
+) -> _Data:
+    """**Raises:** `ValueError` for prompts that exceed `max_prompt` or the model's maximum length."""
+    with doing("playing the policies of the prompts"):
+        settings = make_settings(config.data, key)
+        learnt, held_out = make_questions(config.data, settings)
+    prompts = _encode(config, settings, learnt, tokenizer, template)
+    judged = {i: [q for q in held_out if q.setting == i] for i in range(len(settings))}
+    asked = {i: _encode(config, settings, questions, tokenizer, template) for i, questions in judged.items()}
+    longest = max(p.tokens.shape[1] for p in (prompts, *asked.values()))
+    if longest + config.grpo.max_new_tokens > positions:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and an answer up to {config.grpo.max_new_tokens} "
+            f"(grpo.max_new_tokens): more than the model's {positions} positions"
+        )
+    for setting in settings:
+        print(
+            f"{setting.task.title}: {config.data.prompts} prompts; a return of {setting.low:.4g} counts as 0, "
+            f"{setting.high:.4g} as 1",
+            flush=True,
+        )
+    return _Data(settings, learnt, prompts, judged, asked)
+
+
+def finetune(config: FinetuneRun) -> Path:
+    """Fine-tune, and write the adapter and the summary into the run's folder. **Returns:** that folder."""
+    if not config.model:
+        raise ValueError("the model is missing: give --model, a folder, a GGUF file, a hub id or smollm2-135m")
+    for name in (*config.data.tasks, *config.data.held_out_tasks):
+        get(name).make()  # a missing package is named before the model is loaded and any task is played
+    folder = lm.locate(config.model)
+    tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
+    config, template = with_template(config, folder)
+    data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
+    data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
+    model, variables, mesh = load_base(config, folder)
+    reward = make_reward(config.data, data.settings, data.learnt, tokenizer, learn_key)
+    how = with_end_tokens(config.grpo, folder, tokenizer)
+    learner = make_grpo(how, model, variables, data.prompts, reward, mesh=mesh, take=True)
+    ask = {}
+    for i, questions in data.judged.items():
+        judge = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
+        ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
+    weight = config.data.format_weight
+    valid = "valid" if weight == 1 else f"valid x {weight:g}"
+    with opened(config.run, "props-finetune") as out:
+        result = run_training(
+            learner,
+            replace(config.run, eval_every=config.run.eval_every or config.updates),
+            num_updates=config.updates,
+            evaluate=_evaluation(config, data.settings, ask),
+            full_config=config,
+            folder=out,
+            shown={"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"},
+        )
+        values = _measured(config, data, result)
+        if not result.stopped:
+            for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+                print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+        write_results(result, values, "answers", config.model, model, tokenizer, template)
+    return out
+
+
+def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
+    """The contents of the summary, except for the written files."""
+    lines = [line for line in read_metrics(result.folder / "metrics.jsonl") if line["kind"] == "eval"]
+    measured = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
+    values: dict[str, Any] = {
+        "tasks": config.data.tasks,
+        "held_out_tasks": config.data.held_out_tasks,
+        "prompts": len(data.learnt),
+        "held_out_prompts": sum(map(len, data.judged.values())),
+        "scales": {s.task.name: [s.low, s.high] for s in data.settings},
+        "before": measured[0],
+    }
+    return values if result.stopped else values | {"after": measured[-1]}

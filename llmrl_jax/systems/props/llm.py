@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.core.checks import at_least
-from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory, estimate_tokens
-from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.core.checks import above, at_least, fields_at_least
+from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer
+from llmrl_jax.systems.props.optimizers import LEAST
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, ask_until_read, best_of, rows_of
-
-
-Repeat = Literal["best", "last"]
-"""best: the policy with the highest return so far. last: the last evaluated one, as in the fine-tuning repository
-(there silently)."""
+from llmrl_jax.systems.props.prompts import (
+    Format,
+    Grid,
+    HistoryView,
+    MeanPrompt,
+    ProposalPrompt,
+    Row,
+    Trajectory,
+    estimate_tokens,
+    improved,
+)
+from llmrl_jax.systems.props.proposals import (
+    Asking,
+    Grammar,
+    Record,
+    as_candidates,
+    ask_until_read,
+    best_of,
+    parse,
+    rows_of,
+)
 
 
 @dataclass(frozen=True)
@@ -198,3 +214,237 @@ class LanguageModelOptimizer(HostOptimizer):
             "explanation": reading.explanation,
         }
         return list(reading.proposals), record
+
+
+# --- EvoLLM -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvoLLM(HostOptimizer):
+    """An evolution strategy whose recombination is done by the model, which is asked for the mean of the next
+    generation.
+
+    A generation is that mean and normal steps around it, clipped to the box and rounded to the policy's decimals. For a
+    table, where rounding would undo such steps, every member except the mean has another action in one entry (different
+    entries for different members while there are enough), and with probability `std` in each of the others.
+    """
+
+    model: ChatModel
+    policy: Policy
+    generations: int = 100
+    population: int = 5
+    """Candidates per generation, including the mean."""
+    std: float = 0.05
+    """Standard deviation of the steps, as a fraction of the box's width; for a table a probability."""
+    resolution: int = 1000
+    """Number of steps into which the box is divided; for a table the number of actions less one."""
+    block: int = 0
+    """Parameters per question; 0: all in one."""
+    view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
+    asking: Asking = field(default_factory=Asking)
+    warmup: int = 20
+    """Number of random policies evaluated first (`Policy.sample`)."""
+    count: Callable[[str], int] = estimate_tokens
+    name: str = "evollm"
+
+    def __post_init__(self):
+        fields_at_least(self, 1, "generations", "population", "warmup")
+        above("std", self.std, 0)
+        at_least("block", self.block, 0)
+        if self.view.order != "ascending":
+            raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
+        size = self.block or self.policy.num_params
+        self.asking.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
+
+    @property
+    def iterations(self) -> int:
+        return self.generations
+
+    @cached_property
+    def form(self) -> Format:
+        """Integers."""
+        low, high = self.policy.low, self.policy.high
+        return Format(grid=Grid(low, high, int(high - low) if self.policy.kind == "table" else self.resolution))
+
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """The parameters of each question."""
+        size = self.block or self.policy.num_params
+        return [slice(start, start + size) for start in range(0, self.policy.num_params, size)]
+
+    def _propose(self, state, iteration, key):
+        grid = self.form.grid
+        best = best_of(state.rows)
+        if grid is None or best is None:  # the format has a grid
+            raise ValueError(
+                f"EvoLLM has nothing to begin with: of the warm-up's {self.warmup} policies none had a finite return; "
+                "start again with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"
+            )
+        prompt = MeanPrompt(grid.resolution, self.generations)
+        target = self.form.value(improved(self.view.select(state.rows)))
+        requests, parses = [], []
+        for i, part in enumerate(self.blocks):
+            rows = [Row(row.params[part], row.value) for row in state.rows]
+            size = len(best.params[part])
+            history = self.view.render(rows, self.form, self.count)
+            text = prompt.render(history, iteration, size=size, target=target, block=i + 1, blocks=len(self.blocks))
+            requests.append(self.asking.request([Message("user", text)], jax.random.fold_in(key, i)))
+            grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")
+            parses.append(lambda reply, grammar=grammar: parse(reply, grammar))
+        answers = ask_until_read(self.model, requests, parses, self.asking.retries)
+        unread = [i for i, answer in enumerate(answers) if not answer.reading.proposals]
+        record = {
+            "optimizer": self.name,
+            "iteration": iteration,
+            "model": self.model.name,
+            "blocks": [answer.record for answer in answers],
+        }
+        if unread:
+            record["unread"] = unread
+            return self.asking.give_up(self.model.name, best, state.failures, record)
+        mean = [value for answer in answers for value in grid.decode(answer.reading.proposals[0])]
+        candidates = self._around(jnp.asarray(mean, jnp.float32), jax.random.fold_in(key, len(self.blocks)))
+        return candidates, {**record, "outcome": "proposed", "mean": mean, "proposals": [list(c) for c in candidates]}
+
+    def _around(self, mean: jax.Array, key: jax.Array) -> list[tuple[float, ...]]:
+        """A generation."""
+        if self.policy.kind == "table":
+            return [tuple(row) for row in self._changed(self.policy.clip(mean), key).tolist()]
+        steps = jax.random.normal(key, (self.population, len(mean))).at[0].set(0.0)
+        drawn = mean + self.std * (self.policy.high - self.policy.low) * steps
+        return [tuple(row) for row in self.policy.clip(self.policy.round(drawn)).tolist()]
+
+    def _changed(self, mean: Float[Array, " n"], key: jax.Array) -> Float[Array, "P n"]:
+        """A generation on a table, the mean first."""
+        where, whether, which = jax.random.split(key, 3)
+        low, choices, others = self.policy.low, self.policy.choices, self.population - 1
+        own = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
+        change = jax.random.uniform(whether, (others, len(mean))) < self.std
+        change = change.at[jnp.arange(others), own].set(True)
+        shift = jax.random.randint(which, change.shape, 1, choices)
+        return jnp.concatenate([mean[None], jnp.where(change, (mean - low + shift) % choices + low, mean)])
+
+
+# --- refinement by a numeric method -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PolishState:
+    """State of both optimizers."""
+
+    key: jax.Array
+    proposer: HostState
+    numeric: Any = None
+    """State of the numeric optimizer during polishing."""
+    left: int = 0
+    """Remaining rounds of polishing; 0: the model is next."""
+    cycle: int = 0
+    best: Row | None = None
+    """The best candidate of this polishing."""
+    record: Record | None = None
+    """Record of the last `ask`, for the run's log."""
+
+
+@dataclass(frozen=True)
+class Polished:
+    """After every round of the model (including the warm-up), a numeric optimizer searches around the best proposal for
+    some rounds; its best candidate is added to the model's history. After a round without proposals the model is
+    queried again."""
+
+    proposer: HostOptimizer
+    polisher: Any
+    """A numeric `Optimizer` whose `init` takes a `start`."""
+    rounds: int = 5
+    """Rounds of the numeric optimizer after each round of the model."""
+    start: Literal["proposed", "best"] = "proposed"
+    """Start of polishing: the best of the last proposals, or of the whole history."""
+
+    def __post_init__(self):
+        at_least("rounds", self.rounds, 1, remedy="or use the proposer alone")
+        if self.start not in ("proposed", "best"):
+            raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
+        if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:
+            raise ValueError(
+                "use_replay_buffer shows episodes of the proposed matrix, beside which polishing puts the value of "
+                "another matrix; leave one of the two out"
+            )
+
+    @property
+    def name(self) -> str:
+        """`props, then cma_es`."""
+        return f"{self.proposer.name}, then {self.polisher.name}"
+
+    @cached_property
+    def _ask(self):
+        return jax.jit(self.polisher.ask)
+
+    @cached_property
+    def _tell(self):
+        return jax.jit(self.polisher.tell)
+
+    def init(self, key: jax.Array) -> PolishState:
+        """The state before the first candidate, for a typed PRNG `key`."""
+        ours, theirs = jax.random.split(key)
+        return PolishState(ours, self.proposer.init(theirs))
+
+    def ask(self, state: PolishState) -> tuple[Float[Array, "P n"], PolishState]:
+        """The next candidates, of the model or of the numeric optimizer; raises the errors of the proposer's `ask`."""
+        if state.left:
+            params, numeric = self._ask(state.numeric)
+            record: Record = {"optimizer": self.polisher.name, "cycle": state.cycle, "outcome": "polish"}
+            return params, replace(state, numeric=numeric, record=record)
+        params, proposer = self.proposer.ask(state.proposer)
+        return params, replace(state, proposer=proposer, record=proposer.record)
+
+    def tell(
+        self,
+        state: PolishState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
+    ) -> PolishState:
+        """Pass the evaluated candidates to the optimizer that proposed them; see `Optimizer.tell` and
+        `HostOptimizer.tell`; `more`, further arguments of the proposer's `tell`."""
+        if state.left:
+            return self._polished(state, params, values)
+        proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
+        state = replace(state, proposer=proposer, record=None)
+        rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
+        best = best_of(rows)
+        if best is None or not len(values):
+            return state
+        key = jax.random.fold_in(state.key, state.cycle)
+        numeric = self.polisher.init(key, jnp.asarray(best.params, jnp.float32))
+        return replace(state, numeric=numeric, left=self.rounds, best=None)
+
+    def _polished(self, state: PolishState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> PolishState:
+        numeric = self._tell(state.numeric, params, values)
+        top = int(jnp.argmax(values))
+        best = Row(tuple(params[top].tolist()), float(values[top]))
+        if state.best is not None and state.best.value > best.value:
+            best = state.best
+        state = replace(state, numeric=numeric, best=best, left=state.left - 1, record=None)
+        if state.left:
+            return state
+        proposer = state.proposer
+        if best.value > LEAST:  # else all returns are non-finite
+            polished = jnp.asarray([best.params], jnp.float32)
+            proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
+        return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
+
+    def replay(
+        self,
+        state: PolishState,
+        params: Float[Array, "P n"],
+        values: Float[Array, " P"],
+        record: Record,
+        trajectories: Sequence[Trajectory | None] | None = None,
+        **more: Any,
+    ) -> PolishState:
+        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
+        if state.left:
+            _, state = self.ask(state)
+        else:
+            state = replace(state, proposer=replace(state.proposer, record=record))
+        return self.tell(state, params, values, trajectories, **more)

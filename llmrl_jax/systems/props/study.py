@@ -1,4 +1,4 @@
-"""One search: a task, a method, a seed. Every round is a line of a log, from which alone a search resumes."""
+"""Recording of single episodes of a policy, for prompts that show episodes and for videos."""
 
 from __future__ import annotations
 
@@ -13,20 +13,105 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import play_random
-from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit, vector_actor
 from llmrl_jax.agents.random import drawable
+from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
-from llmrl_jax.systems.props.episode import EpisodeRecorder
-from llmrl_jax.systems.props.history import Trajectory, Transition
-from llmrl_jax.systems.props.log_lines import fault
-from llmrl_jax.systems.props.optimizers.base import LEAST, centers
+from llmrl_jax.systems.props.optimizers import LEAST, centers
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import Trajectory, Transition, Values
 from llmrl_jax.systems.props.proposals import NoProposal
 from llmrl_jax.systems.props.search import closing_of, population_of
 from llmrl_jax.systems.props.tasks import Task
+
+
+CHUNK = 256
+"""Number of steps on the device between transfers to the host."""
+
+
+class EpisodeRecorder:
+    """Plays single episodes, identical to those of an evaluator with the same key.
+
+    **Arguments:** `env`, `env_params` and `policy`; `max_steps`, see `llmrl_jax.agents.population`.
+    """
+
+    def __init__(self, env: Environment, env_params: Any, policy: Policy, max_steps: int | None = None):
+        self.env = env
+        limit = step_limit(env, env_params, max_steps)
+        self._record = make_recorder(
+            env,
+            env_params,
+            lambda params: vector_actor(policy, params[None]),
+            max_steps=limit,
+            chunk=min(limit, CHUNK),
+        )
+
+    def play(self, params: jax.Array, key: jax.Array, frames: int = 0) -> tuple[Trajectory, list[np.ndarray]]:
+        """An episode, and pictures of at most `frames` of its states, evenly spaced, including the last one.
+
+        **Arguments:** `params`, float32 `[n]`; `key`, the episode's, typed; `frames`, 0 for no pictures.
+        """
+        episode = self._record(params, key)
+        steps = tuple(
+            Transition(_values(episode.seen["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
+            for t in range(len(episode))
+        )
+        if not frames:
+            return steps, []
+        chosen = np.unique(np.linspace(0, len(episode), min(frames, len(episode) + 1)).round().astype(int))
+        return steps, [self.env.render(episode.at(int(t))["state"]) for t in chosen]
+
+
+def _values(x: Any) -> Values:
+    """A number, or a tuple of numbers."""
+    flat = np.asarray(x)
+    if flat.ndim == 0:
+        return int(flat) if np.issubdtype(flat.dtype, np.integer) else float(flat)
+    return tuple(float(v) for v in flat.reshape(-1))
+
+
+NUMBER = (int, float)
+
+
+def fault(line: Any, num_params: int, asks: bool) -> str:
+    """What a line lacks; empty if it has everything that is read from it, apart from the parts of `record`.
+
+    **Arguments:** `line`, the JSON value; `num_params`, of a policy; `asks`, whether the method queries a language
+    model."""
+    if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+        return "an object with the number of its `round`"
+    if "stopped" in line:
+        return ""
+    columns: list[Any] = [line.get(name) for name in ("params", "values", "returns", "lengths")]
+    params, values, returns, lengths = columns
+    if not all(isinstance(x, list) for x in columns):
+        return "a list of each of `params`, `values`, `returns` and `lengths`"
+    if not len(params) == len(values) == len(returns) == len(lengths):
+        return "one of each of `params`, `values`, `returns` and `lengths` for every policy"
+    dropped = line.get("dropped", [])
+    if not isinstance(dropped, list) or not all(isinstance(one, dict) for one in dropped):
+        return "a list of objects in `dropped`"
+    if not all(_are((*NUMBER, str), x) for x in (*returns, *(one.get("returns") for one in dropped))):
+        return "numbers of the episodes in `returns`"  # in `dropped` they are written as words
+    if not all(_are(int, x) for x in (*lengths, *(one.get("lengths") for one in dropped))):
+        return "numbers of the episodes in `lengths`"
+    if not _are(NUMBER, values) or not all(_are(NUMBER, x) and len(x) == num_params for x in params):
+        return f"a number for each of `values`, and {num_params} for each of `params`,"
+    if asks and not isinstance(line.get("record"), dict):
+        return "the `record` of the queries"
+    if not all(isinstance(line.get(name), NUMBER) for name in ("best", "episodes")):  # which the figures show
+        return "numbers in `best` and `episodes`"
+    return ""
+
+
+def _are(kind: Any, x: Any) -> bool:
+    """Whether `x` is a list of values of a type."""
+    return isinstance(x, list) and all(isinstance(value, kind) for value in x)
 
 
 LOG = "log.jsonl"

@@ -13,11 +13,9 @@ from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.run.resumption import start_of
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.glam import demo, posttest_run
-from llmrl_jax.systems.props import search_run, table_run
-from llmrl_jax.systems.props.config import PropsConfig, TemplateConfig
-from llmrl_jax.systems.props.log_lines import fault
-from llmrl_jax.systems.props.settings import PropsRun
-from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.props import table as table_run, train as search_run
+from llmrl_jax.systems.props.config import PropsConfig, PropsRun, TemplateConfig
+from llmrl_jax.systems.props.study import Study, fault
 from llmrl_jax.systems.props.tasks import get
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from llmrl_jax.agents.population import Evaluation, make_population_evaluator
 from llmrl_jax.lm import Generation
+from llmrl_jax.systems.props.config import FinetuneRun, preset
 from llmrl_jax.systems.props.finetune import (
     PUBLISHED,
     TAGGED,
@@ -18,6 +19,7 @@ from llmrl_jax.systems.props.finetune import (
     Question,
     Setting,
     encode_question,
+    finetune,
     improvement,
     largest_return,
     make_questions,
@@ -25,11 +27,8 @@ from llmrl_jax.systems.props.finetune import (
     make_settings,
     read_answer,
 )
-from llmrl_jax.systems.props.finetune_run import finetune
-from llmrl_jax.systems.props.history import Format, Row
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.settings import FinetuneRun, preset
+from llmrl_jax.systems.props.prompts import Format, ProposalPrompt, Row
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmrl_jax.systems.props.history import Transition
-from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.llm import Polished
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.polish import Polished
+from llmrl_jax.systems.props.prompts import Transition
 from tests.props_says import Says, run
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.agents.population import Evaluation
-from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, base, make_numeric
+from llmrl_jax.systems.props import optimizers as base
+from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.search import search
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from llmrl_jax.systems.props.history import Format
-from llmrl_jax.systems.props.matrices import find_matrices, parse_matrix, render_matrix
-from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse
+from llmrl_jax.systems.props.compat.legacy import find_matrices, parse_matrix, render_matrix
 from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import Format
+from llmrl_jax.systems.props.proposals import Grammar, UnreadProposals, parse
 
 
 THREE = Grammar(3, -6.0, 6.0, 1)

@@ -11,11 +11,9 @@ import pytest
 
 import envs_jax
 from envs_jax.spaces import Box, Discrete
-from llmrl_jax.systems.props.describe import describe
-from llmrl_jax.systems.props.facts import FACTS, SAME, Facts
-from llmrl_jax.systems.props.history import Format, HistoryView, Row
+from llmrl_jax.systems.props.describe import FACTS, SAME, Facts, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
-from llmrl_jax.systems.props.prompts import MeanPrompt, ProposalPrompt, improved, told_optimum
+from llmrl_jax.systems.props.prompts import Format, HistoryView, MeanPrompt, ProposalPrompt, Row, improved, optimum_in_prompt
 from llmrl_jax.systems.props.tasks import TASKS
 
 
@@ -65,12 +63,12 @@ def test_discrete_props_asks_for_actions():
 
 
 def test_the_optimum_is_a_choice():
-    assert told_optimum("true", 200.0) == 200.0 and told_optimum("hidden", 200.0) is None
-    assert told_optimum(-3, 200.0) == -3.0
+    assert optimum_in_prompt("true", 200.0) == 200.0 and optimum_in_prompt("hidden", 200.0) is None
+    assert optimum_in_prompt(-3, 200.0) == -3.0
     with pytest.raises(ValueError, match="no known optimum; use 'hidden' or a number"):
-        told_optimum("true", None)
+        optimum_in_prompt("true", None)
     with pytest.raises(ValueError, match="optimum is 'None'"):
-        told_optimum("None", 1.0)
+        optimum_in_prompt("None", 1.0)
 
 
 def test_a_published_template_takes_our_slots(tmp_path):
@@ -123,7 +121,7 @@ def test_a_fork_s_template_takes_our_slots(tmp_path):
 
 
 @pytest.mark.parametrize(("optimum", "told"), [(10000.0, "10000"), (1234567, "1234567"), (4223.517, "4223.517")])
-def test_the_told_optimum_keeps_its_digits(optimum, told):
+def test_the_optimum_in_prompt_keeps_its_digits(optimum, told):
     assert f"is about {told}.**" in ProposalPrompt(LINEAR, optimum=optimum).render("", 1)
 
 

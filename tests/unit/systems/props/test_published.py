@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 import yaml
 
-from llmrl_jax.systems.props import published
+from llmrl_jax.systems.props.compat import published
+from llmrl_jax.systems.props.compat.published import read_published
 from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig, make_optimizer
-from llmrl_jax.systems.props.published import read_published
 from llmrl_jax.systems.props.tasks import get
 from tests.props_says import Says
 

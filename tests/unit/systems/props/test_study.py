@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import Cached, ScriptedAdviser
-from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig
-from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.prompts import HistoryView
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import get
 

@@ -3,23 +3,32 @@ the wrong size (props reference, section 3.5). User templates are given by their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
-from llmrl_jax.chat import ChatModel, Message
+from llmrl_jax.chat import ChatModel, Message, strip_thinking
 from llmrl_jax.core.checks import fields_at_least
-from llmrl_jax.systems.props.history import Format, Row, Trajectory, render_rows
 from llmrl_jax.systems.props.llm import HostOptimizer, HostState
-from llmrl_jax.systems.props.matrices import matrix_shape, parse_matrix, render_matrix
-from llmrl_jax.systems.props.parser import Grammar, UnreadProposals
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.proposals import Asking, Record, ask_until_read
-from llmrl_jax.systems.props.templates import fill, load
+from llmrl_jax.systems.props.prompts import Format, Row, Trajectory, fill, load, render_rows
+from llmrl_jax.systems.props.proposals import (
+    NUMBER,
+    Asking,
+    Grammar,
+    Problem,
+    Reading,
+    Record,
+    UnreadProposals,
+    ask_until_read,
+    parse,
+)
 
 
 @dataclass(frozen=True)
@@ -241,3 +250,65 @@ class LegacyOptimizer(HostOptimizer):
         lines = render_rows(episode[start : start + self.buffer_rows])
         numbered = [f"{number} | {step} | {line}" for step, line in enumerate(lines, first + start)]
         return "\n".join(["Trajectory | Step | State | Action | Reward", *numbered])
+
+
+# --- parameters as a matrix in text, and back -------------------------------------------------------------------------
+
+
+_LABEL = re.compile(r"[\s*#`]*(?:weights|bias|matrix|table)[\s*`]*:?[\s*`]*", re.IGNORECASE)
+_CUT = re.compile(r"[\s,;|\[\](){}]+")
+
+
+def matrix_shape(policy: Policy) -> tuple[int, int]:
+    """Rows and columns of a policy's matrix: an action per column and an input per row, the bias last; one column if
+    parameters have no such structure."""
+    columns = 1 if policy.kind in ("table", "projection") else policy.act_size
+    return policy.num_params // columns, columns
+
+
+def render_matrix(policy: Policy, params: Sequence[float], form: Format | None = None) -> str:
+    """The matrix, one line per row; for a policy with bias under `Weights:`, with the last row under `Bias:`."""
+    rows, columns = matrix_shape(policy)
+    texts = (form or Format()).texts(params)
+    lines = [", ".join(texts[r * columns : (r + 1) * columns]) for r in range(rows)]
+    if policy.kind in ("linear", "sigmoid"):
+        lines = ["Weights:", *lines[:-1], "Bias:", lines[-1]]
+    return "\n".join(lines)
+
+
+def find_matrices(text: str) -> list[list[list[str]]]:
+    """All blocks of lines that contain only numbers, as texts. A label between weights and bias does not end a block;
+    any other line, or another width, does."""
+    blocks: list[list[list[str]]] = []
+    open_ = False
+    for line in text.splitlines():
+        if not line.strip() or _LABEL.fullmatch(line):
+            continue
+        cells = [cell for cell in _CUT.split(line.strip().strip("*`")) if cell]
+        if not cells or not all(NUMBER.fullmatch(cell) for cell in cells):
+            open_ = False
+            continue
+        if not open_ or len(blocks[-1][0]) != len(cells):
+            blocks.append([])
+        blocks[-1].append(cells)
+        open_ = True
+    return blocks
+
+
+def parse_matrix(
+    text: str, policy: Policy, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None
+) -> Reading:
+    """Parse the matrix of a reply: the last one of the right size.
+
+    **Arguments:** `grammar`, for its valid numbers; `seen` and `form`, as for `parse`.
+    """
+    rows, columns = matrix_shape(policy)
+    blocks = find_matrices(strip_thinking(text))
+    right = [block for block in blocks if (len(block), len(block[0])) == (rows, columns)]
+    if not right:
+        sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in blocks[-3:])
+        one = f"its matrix is {sizes}" if blocks else "it has no matrix"
+        held = f"its matrices are {sizes}" if len(blocks) > 1 else one
+        return Reading((), (Problem("form", f"{held}, where {rows}x{columns} was asked for"),), (), text)
+    cells = np.asarray(right[-1]).ravel().tolist()
+    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, seen, form)

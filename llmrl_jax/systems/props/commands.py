@@ -1,12 +1,16 @@
-"""`llmrl props run` and `llmrl props list`."""
+"""ProPS: a language model searches for a policy's parameters; also numeric methods, and its fine-tuning."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.run.flags import command
-from llmrl_jax.systems.props.settings import PropsRun
+import tyro
+
+from llmrl_jax.run.flags import Get, command
+from llmrl_jax.systems.props import config as settings
+from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig
 
 
 def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -15,7 +19,7 @@ def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
     if "gym_env_name" not in values and "task" not in values:
         return values
     from llmrl_jax.core.config import to_json
-    from llmrl_jax.systems.props.published import read_published
+    from llmrl_jax.systems.props.compat.published import read_published
 
     published = read_published(values, path.name, path.parent)
     print(f"{path.name}: the published schema `{published.schema}`")
@@ -32,19 +36,19 @@ def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-FREQUENT = (
+RUN_FREQUENT = (
     *("tasks", "method", "seeds", "iterations", "episodes", "proposals", "chat.model", "chat.base-url"),
     *("chat.max-usd", "workers", "video", "config", "run.name", "run.seed", "run.resume"),
 )
 
 
-@command(PropsRun, read=read_published_file, frequent=FREQUENT)
+@command(PropsRun, read=read_published_file, frequent=RUN_FREQUENT)
 def run(config: PropsRun) -> int:
     """Search for policies: ProPS, ProPS+, EvoLLM, the legacy dialogue, or a numeric method, on any of the tasks.
 
     Without a model it queries a scripted adviser, which is not a language model. `--config FILE` reads both published
     YAML schemas unchanged. `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.props.search_run import run_searches
+    from llmrl_jax.systems.props.train import run_searches
 
     return run_searches(config)
 
@@ -86,3 +90,44 @@ def list_tasks(json: bool = False) -> None:
         optimum = "" if task.props.optimum is None else f"{task.props.optimum:g}"
         rows.append([task.name, task.env, str(task.num_params), optimum, *figures])
     print(text_table(rows))
+
+
+@command(TableConfig)
+def table(config: TableConfig) -> int:
+    """Measure several methods on the fifteen tasks, and write a page and JSON with the published results for
+    comparison.
+
+    `--run.resume runs/props-table` continues stopped searches, and adds tasks and methods to the page."""
+    from llmrl_jax.systems.props.table import make_table
+
+    return make_table(config)
+
+
+PRESET_HELP = "Starting point: `corrected`, or `published` with what is wrong with it (`--compat`)."
+
+
+def start(get: Get) -> FinetuneRun:
+    """The settings of a preset, which does not set the model."""
+    return replace(settings.preset(get("preset") or "corrected"), model=tyro.MISSING)
+
+
+FINETUNE_FREQUENT = (
+    *("preset", "model", "tasks", "held-out-tasks", "updates", "tune", "grpo.prompts", "grpo.group"),
+    *("grpo.learning-rate", "mesh", "config", "run.name", "run.seed", "run.resume"),
+)
+
+
+@command(FinetuneRun, start=start, preset="corrected", preset_help=PRESET_HELP, frequent=FINETUNE_FREQUENT)
+def finetune(config: FinetuneRun) -> int:
+    """Fine-tune a language model as the optimizer by GRPO; rewards are the returns of the policies that it proposes.
+
+    Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`), and the held-out
+    reward before and after in `summary.json`. Nothing is uploaded anywhere.
+    `--run.resume runs/NAME` continues a run with its own settings."""
+    from llmrl_jax.systems.props import finetune as finetune_run
+
+    finetune_run.finetune(config)
+    return 0
+
+
+COMMANDS = {"run": run, "list": list_tasks, "table": table, "finetune": finetune}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrl_jax.chat import Message, ScriptedAdviser
-from llmrl_jax.systems.props.matrices import find_matrices
+from llmrl_jax.systems.props.compat.legacy import find_matrices
 
 
 _FLOAT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"

@@ -29,14 +29,13 @@ from llmrl_jax.run.folder import begin, folder_name, held, open_folder
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.config import EPISODES, SCRIPTED, PropsConfig, TableConfig
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
-from llmrl_jax.systems.props.search_run import chosen_tasks
-from llmrl_jax.systems.props.settings import EPISODES, SCRIPTED, TableConfig
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task
+from llmrl_jax.systems.props.train import chosen_tasks
 
 
 TITLES = {
