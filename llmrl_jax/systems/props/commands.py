@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from llmrl_jax.run.flags import Get, command
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.systems.props import config as settings
 from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig
 
@@ -59,8 +59,8 @@ def list_tasks(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all published results.
     """
-    from llmrl_jax.run.report import as_json
-    from llmrl_jax.run.report.figures import text_table
+    from llmrl_jax.report import as_json
+    from llmrl_jax.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
     if json:

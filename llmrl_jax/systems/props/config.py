@@ -25,15 +25,15 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import expanded
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.systems.props.optimizers import NUMERIC
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
 from llmrl_jax.systems.props.prompts import HistoryView, optimum_in_prompt
 from llmrl_jax.systems.props.proposals import OnFailure, Repeat
 from llmrl_jax.systems.props.tasks import Arm, Task, get
 from llmrl_jax.tuning import GRPOConfig
+from llmrl_jax.workflows.chat_model import ChatConfig
+from llmrl_jax.workflows.tune.settings import Tuned
 
 
 Asked = Literal["props", "props+", "evollm", "legacy"]

@@ -27,7 +27,6 @@ from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.metrics import read as read_metrics
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
 from llmrl_jax.systems.props.config import HELD_OUT, PUBLISHED_SCALES, FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.policies import Policy
@@ -44,6 +43,7 @@ from llmrl_jax.tuning import (
     pad_prompts,
 )
 from llmrl_jax.tuning.rewards import Reward
+from llmrl_jax.workflows.tune.model import load_base, with_end_tokens, with_template, write_results
 
 
 LEVEL = 0.75

@@ -13,7 +13,15 @@ import envs_jax
 from envs_jax.spaces import Box, Discrete
 from llmrl_jax.systems.props.describe import FACTS, SAME, Facts, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
-from llmrl_jax.systems.props.prompts import Format, HistoryView, MeanPrompt, ProposalPrompt, Row, improved, optimum_in_prompt
+from llmrl_jax.systems.props.prompts import (
+    Format,
+    HistoryView,
+    MeanPrompt,
+    ProposalPrompt,
+    Row,
+    improved,
+    optimum_in_prompt,
+)
 from llmrl_jax.systems.props.tasks import TASKS
 
 
