@@ -50,10 +50,9 @@ from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.options.command import parse
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
-from llmrl_jax.systems.props.config import FinetuneRun
+from llmrl_jax.systems.props.config import FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.finetune import (
     DATA,
-    FinetuneConfig,
     Question,
     Setting,
     encode_question,

@@ -34,8 +34,8 @@ from llmrl_jax.core.files import replacing, write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.props.config import FinetuneRun, PropsConfig, PropsRun, ReplyConfig
-from llmrl_jax.systems.props.finetune import FinetuneConfig, finetune, make_questions, make_settings
+from llmrl_jax.systems.props.config import FinetuneConfig, FinetuneRun, PropsConfig, PropsRun, ReplyConfig
+from llmrl_jax.systems.props.finetune import finetune, make_questions, make_settings
 from llmrl_jax.systems.props.prompts import HistoryView
 from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.train import run_searches

@@ -9,8 +9,7 @@ from typing import Any
 import tyro
 
 from llmrl_jax.options.command import Get, command
-from llmrl_jax.systems.props import config as settings
-from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig
+from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig, preset
 
 
 def read_published_file(values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -64,31 +63,22 @@ def list_tasks(json: bool = False) -> None:
     from llmrl_jax.systems.props.tasks import TASKS
 
     if json:
-        print(
-            as_json.text(
-                [
-                    {
-                        "task": task.name,
-                        "world": task.env,
-                        "parameters": task.num_params,
-                        "optimum_in_prompts": task.props.optimum,
-                        "published": {
-                            m: {"mean": mean, "spread": spread} for m, (mean, spread) in task.published.items()
-                        },
-                    }
-                    for task in TASKS.values()
-                ]
-            )
-        )
+        values = [
+            {
+                "task": task.name, "world": task.env, "parameters": task.num_params,
+                "optimum_in_prompts": task.props.optimum,
+                "published": {m: {"mean": mean, "spread": spread} for m, (mean, spread) in task.published.items()},
+            }
+            for task in TASKS.values()
+        ]  # fmt: skip
+        print(as_json.text(values))
         return
     rows = [["task", "world", "parameters", "optimum in prompts", "ProPS", "ProPS+"]]
     for task in TASKS.values():
-        figures = [
-            f"{task.published[m][0]:.2f} +- {task.published[m][1]:.2f}" if m in task.published else ""
-            for m in ("ProPS", "ProPS+")
-        ]
+        pairs = (task.published.get(method) for method in ("ProPS", "ProPS+"))
+        results = (f"{pair[0]:.2f} +- {pair[1]:.2f}" if pair else "" for pair in pairs)
         optimum = "" if task.props.optimum is None else f"{task.props.optimum:g}"
-        rows.append([task.name, task.env, str(task.num_params), optimum, *figures])
+        rows.append([task.name, task.env, str(task.num_params), optimum, *results])
     print(text_table(rows))
 
 
@@ -108,7 +98,7 @@ PRESET_HELP = "Starting point: `corrected`, or `published` with what is wrong wi
 
 def start(get: Get) -> FinetuneRun:
     """The settings of a preset, which does not set the model."""
-    return replace(settings.preset(get("preset") or "corrected"), model=tyro.MISSING)
+    return replace(preset(get("preset") or "corrected"), model=tyro.MISSING)
 
 
 FINETUNE_FREQUENT = (
@@ -124,9 +114,9 @@ def finetune(config: FinetuneRun) -> int:
     Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`), and the held-out
     reward before and after in `summary.json`. Nothing is uploaded anywhere.
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.props import finetune as finetune_run
+    from llmrl_jax.systems.props.finetune import finetune
 
-    finetune_run.finetune(config)
+    finetune(config)
     return 0
 
 

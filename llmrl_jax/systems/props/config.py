@@ -36,7 +36,7 @@ from llmrl_jax.workflows.chat_model import ChatConfig
 from llmrl_jax.workflows.tune.settings import Tuned
 
 
-Asked = Literal["props", "props+", "evollm", "legacy"]
+ModelMethod = Literal["props", "props+", "evollm", "legacy"]
 """Methods that query a language model."""
 Method = Literal[
     "props", "props+", "evollm", "legacy", "random_search", "hill_climbing", "ars", "cma_es", "open_es", "cem"
@@ -67,8 +67,8 @@ class PolicyConfig(Checked):
     @property
     def chosen(self) -> dict[str, Any]:
         """The options that are set, as keyword arguments of `make_policy`."""
-        given = {"kind": self.kind, "init": self.init, "low": self.low, "high": self.high, "decimals": self.decimals}
-        return {name: v for name, v in given.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
+        options = {"kind": self.kind, "init": self.init, "low": self.low, "high": self.high, "decimals": self.decimals}
+        return {name: v for name, v in options.items() if v is not None} | ({"rank": self.rank} if self.rank else {})
 
     def __post_init__(self):
         super().__post_init__()
@@ -133,10 +133,10 @@ class TemplateConfig:
         return expanded(self.template_dir) if self.template_dir else None
 
     def __post_init__(self):
-        given = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
-        if any(given) and not self.template_dir:
+        names = (self.llm_si_template_name, self.llm_ui_template_name, self.llm_output_conversion_template_name)
+        if any(names) and not self.template_dir:
             raise ValueError(
-                f"the template {next(filter(None, given))!r} is named, but no templates.template_dir to find it in"
+                f"the template {next(filter(None, names))!r} is named, but no templates.template_dir to find it in"
             )
 
     def check(self) -> None:
@@ -147,29 +147,22 @@ class TemplateConfig:
             raise ValueError(f"templates.template_dir is {self.template_dir}, which is no folder")
 
 
-_BUFFER = ("buffer_rows", "buffer_episodes", "buffer_steps")
-_DIALOGUE = ("use_replay_buffer", *_BUFFER, "reset_llm_conversation")
-_ITS_TEMPLATES = ("templates.llm_ui_template_name", "templates.llm_output_conversion_template_name")
-_GENERATIONS = ("population", "block")
-_WORLD = ("hints", "hide")
-_PROMPT = ("optimum", "step_size", "explain", "history")
-_NUMERIC = (
-    "warmup", "warmup_episodes", "reply", "templates", "polish_rounds", *_PROMPT, *_WORLD, *_GENERATIONS, *_DIALOGUE
-)  # fmt: skip
-UNREAD: dict[str, tuple[str, ...]] = {
-    "props": (*_WORLD, *_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
-    "props+": (*_GENERATIONS, *_DIALOGUE, *_ITS_TEMPLATES),
+_MODEL = Needs("method", get_args(ModelMethod))
+_PROMPT = Needs("method", ("props", "props+"))
+_TEMPLATES = Needs("method", ("props", "props+", "legacy"))
+_DESCRIPTION = Needs("method", ("props+", "legacy"))
+_HISTORY = Needs("method", ("props", "props+", "evollm"))
+_UNREAD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("props", "props+"), ("templates.llm_ui_template_name", "templates.llm_output_conversion_template_name")
+    ),
     "evollm": (
-        "optimum", "step_size", "explain", "proposals", "templates", "reply.beyond", "reply.finer", "reply.repeated",
-        "reply.take", "reply.compat", "reply.repeat", "history.trajectory_steps", *_WORLD, *_DIALOGUE,
+        "reply.beyond", "reply.finer", "reply.repeated", "reply.take", "reply.compat", "reply.repeat",
+        "history.trajectory_steps",
     ),
-    "legacy": (
-        "warmup", "proposals", "reply.take", "reply.compat", "reply.repeat", "templates.env_desc_file", *_PROMPT,
-        *_GENERATIONS,
-    ),
-    **dict.fromkeys(NUMERIC, _NUMERIC),
+    "legacy": ("reply.take", "reply.compat", "reply.repeat", "templates.env_desc_file"),
 }  # fmt: skip
-"""Method -> options that it does not read."""
+"""Method -> options that it does not read, of parts that it does read."""
 
 
 @dataclass(frozen=True)
@@ -181,42 +174,44 @@ class PropsConfig(Checked):
     """Number of proposals by the model, or the equivalent budget of a numeric method; 0: as published, usually 400."""
     episodes: NonNegativeInt = 0
     """Episodes per evaluation; 0: as published, usually 20."""
-    warmup: NonNegativeInt | None = None
+    warmup: Annotated[NonNegativeInt | None, _HISTORY] = None
     """Random policies before the first proposal; None: as published."""
-    warmup_episodes: NonNegativeInt = 0
+    warmup_episodes: Annotated[NonNegativeInt, _MODEL] = 0
     """Episodes per warm-up policy; 0: as many as for other policies. The released code plays 1, which mixes noisy
     returns with means."""
     max_steps: NonNegativeInt = 0
     """Maximum episode length; 0: the task's."""
-    proposals: PositiveInt = 1
+    proposals: Annotated[PositiveInt, Needs("method", ("props", "props+", *NUMERIC))] = 1
     """Number of policies proposed per reply."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    optimum: str = "true"
+    optimum: Annotated[str, _PROMPT] = "true"
     """Optimal return given in prompts: `true`, the published one, which is oracle knowledge (omitted if none is
     published); `hidden`; or a number."""
-    step_size: NonNegativeFloat = 0.0
+    step_size: Annotated[NonNegativeFloat, _PROMPT] = 0.0
     """Exploration step size suggested in prompts; 0: as published."""
-    hints: Annotated[int, In("[0, 2]")] = 0
+    hints: Annotated[int, In("[0, 2]"), _DESCRIPTION] = 0
     """For `props+`: level of hints: 0 none, 1 a rule of behaviour, 2 also its meaning for the parameters."""
-    hide: bool = False
+    hide: Annotated[bool, _DESCRIPTION] = False
     """For `props+`: omit the meaning of states, actions and rewards."""
-    explain: bool = True
+    explain: Annotated[bool, _PROMPT] = True
     """Ask for an explanation with every proposal; unnecessary for reasoning models."""
-    history: HistoryView = field(default_factory=HistoryView)
+    history: Annotated[HistoryView, _HISTORY] = field(default_factory=HistoryView)
     """Which rows of the history a prompt shows."""
-    reply: ReplyConfig = field(default_factory=ReplyConfig)
-    templates: TemplateConfig = field(default_factory=TemplateConfig)
+    reply: Annotated[ReplyConfig, _MODEL] = field(default_factory=ReplyConfig)
+    templates: Annotated[TemplateConfig, Needs("method", ("props", "props+", "legacy"))] = field(
+        default_factory=TemplateConfig
+    )
     common: bool = True
     """Evaluate the policies of one iteration on the same episodes (common random numbers)."""
-    polish: str = ""
+    polish: Annotated[str, _MODEL] = ""
     """Numeric method that refines every proposal, e.g. `cma_es`; empty: none."""
     polish_rounds: Annotated[PositiveInt, Needs("polish")] = 5
     """Rounds of `polish` after each proposal."""
-    population: PositiveInt = 5
+    population: Annotated[PositiveInt, Needs("method", "evollm")] = 5
     """For `evollm`: policies per generation."""
-    block: NonNegativeInt = 0
+    block: Annotated[NonNegativeInt, Needs("method", "evollm")] = 0
     """For `evollm`: parameters per question; 0: all."""
-    use_replay_buffer: bool = False
+    use_replay_buffer: Annotated[bool, Needs("method", "legacy")] = False
     """For `legacy`: show steps of an episode (the replay buffer)."""
     buffer_rows: Annotated[PositiveInt, Needs("use_replay_buffer")] = 100
     """Number of steps shown from the replay buffer."""
@@ -224,7 +219,7 @@ class PropsConfig(Checked):
     """Use only the last this many episodes of an evaluation; 0: all. Published as `max_traj_count`."""
     buffer_steps: Annotated[NonNegativeInt, Needs("use_replay_buffer")] = 0
     """Use only the last this many steps of an episode; 0: all. Published as `max_traj_length`."""
-    reset_llm_conversation: bool = False
+    reset_llm_conversation: Annotated[bool, Needs("method", "legacy")] = False
     """For `legacy`: clear the conversation before every question."""
     final_episodes: PositiveInt = 1000
     """Fresh episodes for the final evaluation of the best policy, whose return during the search is biased upwards by
@@ -232,7 +227,7 @@ class PropsConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        refuse_unread(self, UNREAD[self.method], f"the method {self.method}")
+        refuse_unread(self, _UNREAD.get(self.method, ()), f"method {self.method}")
         if self.reply.compat == "paper":
             checked = ("proposals", "reply.beyond", "reply.finer", "reply.repeated")
             remedy = "that is the released parser, which takes one proposal and checks no number"
@@ -245,8 +240,6 @@ class PropsConfig(Checked):
         polishers = [name for name in NUMERIC if name != "random_search"]  # which has no start
         if self.polish and self.polish not in polishers:
             raise ValueError(f"polish is {self.polish!r}; it is one of {', '.join(polishers)}")
-        if self.polish and not self.asks:
-            raise ValueError(f"polish is for methods that ask a model; {self.method} is numeric itself")
         if self.polish and self.use_replay_buffer:
             raise ValueError(
                 f"polish is {self.polish}, whose matrices have no episodes for use_replay_buffer to show; leave one of "
@@ -256,7 +249,7 @@ class PropsConfig(Checked):
     @property
     def asks(self) -> bool:
         """Whether the method queries a language model."""
-        return self.method in get_args(Asked)
+        return self.method in get_args(ModelMethod)
 
     def view(self, policy: Policy) -> HistoryView:
         """How prompts show the history; see `HistoryView.trajectory_steps`."""
@@ -307,8 +300,8 @@ def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
     gone = (*old, "config")
     if not any(name in values for name in gone) or not isinstance(values.get("run", {}), Mapping):
         return values
-    kept = {name: value for name, value in values.items() if name not in gone}
-    return {**kept, "run": {**old, **values.get("run", {})}}
+    rest = {name: value for name, value in values.items() if name not in gone}
+    return {**rest, "run": {**old, **values.get("run", {})}}
 
 
 @dataclass(frozen=True)

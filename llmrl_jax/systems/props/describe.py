@@ -1,7 +1,7 @@
 """A description of the environment for ProPS+, rendered from its specification and the policy's layout.
 
 Counts, ranges, ids and indices are read from the objects that the search uses, which rules out the errors of the
-published descriptions (props reference, section 3.4); `facts.FACTS` adds their meaning.
+published descriptions (props reference, section 3.4); `DESCRIPTIONS` adds their meaning.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import fill, load, number
 
 
-def facts_of(env: Environment) -> Facts:
+def description_of(env: Environment) -> EnvDescription:
     """The meaning of an environment's arrays. **Raises:** `KeyError`, with the nearest name, for an environment without
-    facts."""
+    texts."""
     id = env.id.partition("?")[0]
-    id = SAME.get(id, id)
-    if id not in FACTS:
-        raise KeyError(
-            f"there is no description of {env.id!r}{nearest(id, list(FACTS))} (pass facts=Facts(...), or hide=True)"
-        )
-    return FACTS[id]
+    id = ALIASES.get(id, id)
+    if id not in DESCRIPTIONS:
+        near = nearest(id, list(DESCRIPTIONS))
+        raise KeyError(f"there is no description of {env.id!r}{near} (pass texts=EnvDescription(...), or hide=True)")
+    return DESCRIPTIONS[id]
 
 
 def describe(
@@ -40,29 +39,29 @@ def describe(
     *,
     hints: int = 0,
     hide: bool = False,
-    facts: Facts | None = None,
+    texts: EnvDescription | None = None,
     max_steps: int | None = None,
 ) -> str:
     """The section of a prompt about the environment: goal, state, actions, policy, reward, ends, hints.
 
     **Arguments:** `env` and `env_params`, as evaluated; `policy`, of the same environment; `hints`, 0 none, 1 a rule of
     behavior, 2 also its meaning for the parameters, or a map; `hide`, whether to omit all meanings, so that shapes,
-    ranges and the policy remain; `facts` (None: those of `FACTS`); `max_steps`, the evaluator's step limit, if it is
-    not the environment's own.
-    **Raises:** `ValueError` for another level of hints, hints together with `hide`, or facts or a policy whose size is
-    not the environment's; `KeyError` for an environment without facts.
+    ranges and the policy remain; `texts` (None: those of `DESCRIPTIONS`); `max_steps`, the evaluator's step limit, if
+    it is not the environment's own.
+    **Raises:** `ValueError` for another level of hints, hints together with `hide`, or texts or a policy whose size is
+    not the environment's; `KeyError` for an environment without texts.
     """
     if hints not in (0, 1, 2):
         raise ValueError(f"hints is {hints}; it is 0 (none), 1 (a rule) or 2 (a rule, and what it means here)")
     if hide and hints:
         raise ValueError(f"hints is {hints} and hide is true; a hint says what things mean, so let one of them go")
-    if facts is None:
-        facts = Facts("") if hide else facts_of(env)
+    if texts is None:
+        texts = EnvDescription("") if hide else description_of(env)
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     observations, actions = env.observation_space(env_params), env.action_space(env_params)
     discrete = isinstance(actions, Discrete)
-    entries = _entries(observations, facts.observations, hide, "observation entries", env.id)
-    components = [] if discrete else _entries(actions, facts.actions, hide, "action components", env.id)
+    entries = _entries(observations, texts.observations, hide, "observation entries", env.id)
+    components = [] if discrete else _entries(actions, texts.actions, hide, "action components", env.id)
     choices = list(env.action_names) if discrete else []
     sizes = (observations.n if isinstance(observations, Discrete) else len(entries), len(choices or components))
     if (policy.obs_size, policy.act_size, policy.discrete) != (*sizes, discrete):
@@ -87,19 +86,19 @@ def describe(
     limited = steps is not None and int(steps) <= LONGEST
     limit = f"It ends after {steps} steps at the latest." if limited else "There is no time limit."
     linear = policy.kind in ("linear", "linear_nobias", "sigmoid")
-    levels = facts.hints[: hints if linear or "weight(" not in facts.hints[1] else min(hints, 1)]
+    levels = texts.hints[: hints if linear or "weight(" not in texts.hints[1] else min(hints, 1)]
     slots = {
         "hide": hide,
-        "goal": say(facts.goal),
+        "goal": say(texts.goal),
         "states": observations.n if isinstance(observations, Discrete) else None,
-        "numbering": say(facts.states),
+        "numbering": say(texts.states),
         "entries": entries,
         "choices": choices,
         "components": components,
         "formula": _formula(policy),
         "layout": _layout(policy, names.of_entries(hide), names.of_actions(hide)),
-        "reward": say(facts.reward),
-        "ends": say(facts.ends),
+        "reward": say(texts.reward),
+        "ends": say(texts.ends),
         "limit": limit,
         "hints": [say(hint) for hint in levels if hint],
     }
@@ -116,7 +115,7 @@ def _entries(space: Any, names: Sequence[str], hide: bool, what: str, id: str) -
     if hide:
         names = [""] * size
     if len(names) != size:
-        raise ValueError(f"{id} has {size} {what}, and its facts name {len(names)}: {list(names)}")
+        raise ValueError(f"{id} has {size} {what}, and its texts name {len(names)}: {list(names)}")
     low, high = (np.broadcast_to(np.asarray(b, np.float64), space.shape).ravel() for b in (space.low, space.high))
     return [{"name": name, "range": _range(a, b)} for name, a, b in zip(names, low, high)]
 
@@ -223,9 +222,14 @@ def _span(start: int, count: int) -> str:
 
 # --- the texts of the environments ------------------------------------------------------------------------------------
 
+# The meaning of an environment's arrays: the part of a description that its specification does not contain. All texts
+# are Jinja templates. Numbers defined by the environment are not repeated here: `p` is its `params`, `act(words)` an
+# action with its id, `entry(words)` an observation entry, `weight(entry, action)` a policy parameter; each fails if the
+# environment has no such element (`describe`).
+
 
 @dataclass(frozen=True)
-class Facts:
+class EnvDescription:
     """The texts of one environment."""
 
     goal: str
@@ -247,8 +251,30 @@ def _runner(reward: str) -> str:
     return f"Per step, {reward} minus a small cost of the squares of the torques."
 
 
-FACTS: dict[str, Facts] = {
-    "CartPole-v1": Facts(
+def _figure(
+    goal: str, joints: Sequence[str], reward: str, rule: str, *, height: str = "height of the torso (m)", **texts: str
+) -> EnvDescription:
+    """A figure of MuJoCo that moves in a plane, with these `joints`; `rule`, the hint of level 1."""
+    return EnvDescription(
+        goal,
+        observations=(
+            height,
+            "angle of the torso (rad)",
+            *(f"angle of the {joint} joint (rad)" for joint in joints),
+            "velocity forward (m/s)",
+            "velocity upward (m/s)",
+            "angular velocity of the torso (rad/s)",
+            *(f"angular velocity of the {joint} joint (rad/s)" for joint in joints),
+        ),
+        actions=tuple(f"torque on the {joint} joint" for joint in joints),
+        reward=_runner(reward),
+        hints=(rule, ""),
+        **texts,
+    )
+
+
+DESCRIPTIONS: dict[str, EnvDescription] = {
+    "CartPole-v1": EnvDescription(
         goal="A pole stands on a cart that runs on a track. Keep it upright by pushing the cart to either side.",
         observations=(
             "position of the cart (m)",
@@ -268,7 +294,7 @@ FACTS: dict[str, Facts] = {
             "left') }}.",
         ),
     ),
-    "MountainCar-v0": Facts(
+    "MountainCar-v0": EnvDescription(
         goal="A car stands in a valley and is too weak to climb the right hill at once. Reach the goal at position "
         "{{ p.goal_position|num }} on that hill in as few steps as possible, by swinging back and forth.",
         observations=("position", "velocity (positive to the right)"),
@@ -282,7 +308,7 @@ FACTS: dict[str, Facts] = {
             "left') }}; the velocity is a small number.",
         ),
     ),
-    "MountainCarContinuous-v0": Facts(
+    "MountainCarContinuous-v0": EnvDescription(
         goal="A car stands in a valley and is too weak to climb the right hill at once. Reach the goal at position "
         "{{ p.goal_position|num }} on that hill, by swinging back and forth, with as little throttle as possible.",
         observations=("position", "velocity (positive to the right)"),
@@ -296,7 +322,7 @@ FACTS: dict[str, Facts] = {
             "velocity is a small number.",
         ),
     ),
-    "Pendulum-v1": Facts(
+    "Pendulum-v1": EnvDescription(
         goal="A pendulum hangs from a fixed point. Swing it up and keep it upright, with a torque that is too small "
         "to lift it at once.",
         observations=("cosine of the angle from upright", "sine of the angle from upright", "angular velocity (rad/s)"),
@@ -309,7 +335,7 @@ FACTS: dict[str, Facts] = {
             "negative {{ weight('angular velocity', 'torque') }} against the motion.",
         ),
     ),
-    "Acrobot-v1": Facts(
+    "Acrobot-v1": EnvDescription(
         goal="Two links hang from a fixed point. Swing the free end above the height of one link over that point, "
         "with a torque on the joint between the links.",
         observations=(
@@ -329,7 +355,7 @@ FACTS: dict[str, Facts] = {
             "{{ weight('angular velocity of the first', 'torque -1') }} be of opposite signs.",
         ),
     ),
-    "NavigationTrack-v0": Facts(
+    "NavigationTrack-v0": EnvDescription(
         goal="A robot with five range finders drives along a closed track between walls. Go as far as possible "
         "without a collision.",
         observations=(
@@ -349,7 +375,7 @@ FACTS: dict[str, Facts] = {
             "speak for {{ act('turn right') }}, those to the left for {{ act('turn left') }}.",
         ),
     ),
-    "Pong-v0": Facts(
+    "Pong-v0": EnvDescription(
         goal="A game of Pong. Move the paddle on the left so that it meets the ball; the paddle on the right follows "
         "the ball.",
         observations=(
@@ -368,7 +394,7 @@ FACTS: dict[str, Facts] = {
             "as negative, and the reverse for {{ act('up') }}.",
         ),
     ),
-    "InvertedPendulum-v5": Facts(
+    "InvertedPendulum-v5": EnvDescription(
         goal="A pole stands on a cart that slides on a rail. Keep it upright by pushing the cart.",
         observations=(
             "position of the cart (m)",
@@ -386,7 +412,7 @@ FACTS: dict[str, Facts] = {
             "positive, and larger than the weights of the cart.",
         ),
     ),
-    "InvertedDoublePendulum-v5": Facts(
+    "InvertedDoublePendulum-v5": EnvDescription(
         goal="Two poles, one on top of the other, stand on a cart that slides on a rail. Keep them upright by pushing "
         "the cart.",
         observations=(
@@ -406,7 +432,7 @@ FACTS: dict[str, Facts] = {
         ends="The episode ends early when the tip is at a height of 1 or below.",
         hints=("Small corrections, early: push so that the cart stays below the tip.", ""),
     ),
-    "Reacher-v5": Facts(
+    "Reacher-v5": EnvDescription(
         goal="An arm of two links lies in a plane. Move its fingertip to a target, which is elsewhere in each episode.",
         observations=(
             "cosine of the first joint's angle",
@@ -425,7 +451,7 @@ FACTS: dict[str, Facts] = {
         "torques.",
         hints=("Small torques that work against the velocities keep the arm calm.", ""),
     ),
-    "Swimmer-v5": Facts(
+    "Swimmer-v5": EnvDescription(
         goal="A swimmer of three links lies in a fluid. Swim forward, along x, as fast as possible, by bending the "
         "joints.",
         observations=(
@@ -442,82 +468,29 @@ FACTS: dict[str, Facts] = {
         reward=_runner("the velocity forward"),
         hints=("Waves along the body drive it: bend the second joint a quarter of a period after the first.", ""),
     ),
-    "Hopper-v5": Facts(
-        goal="A figure of one leg stands in a plane. Hop forward as fast as possible without falling.",
-        observations=(
-            "height of the torso (m)",
-            "angle of the torso (rad)",
-            "angle of the thigh joint (rad)",
-            "angle of the leg joint (rad)",
-            "angle of the foot joint (rad)",
-            "velocity forward (m/s)",
-            "velocity upward (m/s)",
-            "angular velocity of the torso (rad/s)",
-            "angular velocity of the thigh joint (rad/s)",
-            "angular velocity of the leg joint (rad/s)",
-            "angular velocity of the foot joint (rad/s)",
-        ),
-        actions=("torque on the thigh joint", "torque on the leg joint", "torque on the foot joint"),
-        reward=_runner("1 for standing, plus the velocity forward,"),
+    "Hopper-v5": _figure(
+        "A figure of one leg stands in a plane. Hop forward as fast as possible without falling.",
+        ("thigh", "leg", "foot"),
+        "1 for standing, plus the velocity forward,",
+        "Stay upright first: lean against the torso's angle and angular velocity. Then hop.",
         ends="The episode ends early when the hopper falls: the torso below 0.7 m, or more than 0.2 rad from upright.",
-        hints=("Stay upright first: lean against the torso's angle and angular velocity. Then hop.", ""),
     ),
-    "Walker2d-v5": Facts(
-        goal="A figure of two legs stands in a plane. Walk forward as fast as possible without falling.",
-        observations=(
-            "height of the torso (m)",
-            "angle of the torso (rad)",
-            *(
-                f"angle of the {side} {part} joint (rad)"
-                for side in ("right", "left")
-                for part in ("thigh", "leg", "foot")
-            ),
-            "velocity forward (m/s)",
-            "velocity upward (m/s)",
-            "angular velocity of the torso (rad/s)",
-            *(
-                f"angular velocity of the {side} {part} joint (rad/s)"
-                for side in ("right", "left")
-                for part in ("thigh", "leg", "foot")
-            ),
-        ),
-        actions=tuple(
-            f"torque on the {side} {part} joint" for side in ("right", "left") for part in ("thigh", "leg", "foot")
-        ),
-        reward=_runner("1 for standing, plus the velocity forward,"),
+    "Walker2d-v5": _figure(
+        "A figure of two legs stands in a plane. Walk forward as fast as possible without falling.",
+        [f"{side} {part}" for side in ("right", "left") for part in ("thigh", "leg", "foot")],
+        "1 for standing, plus the velocity forward,",
+        "Stay upright first: lean against the torso's angle and angular velocity. Then move the legs in turn.",
         ends="The episode ends early when the walker falls: the torso below 0.8 m or above 2 m, or more than 1 rad "
         "from upright.",
-        hints=(
-            "Stay upright first: lean against the torso's angle and angular velocity. Then move the legs in turn.",
-            "",
-        ),
     ),
-    "HalfCheetah-v5": Facts(
-        goal="A figure with a back leg and a front leg stands in a plane. Run forward as fast as possible.",
-        observations=(
-            "height of the torso's tip (m)",
-            "angle of the torso (rad)",
-            *(
-                f"angle of the {side} {part} joint (rad)"
-                for side in ("back", "front")
-                for part in ("thigh", "shin", "foot")
-            ),
-            "velocity forward (m/s)",
-            "velocity upward (m/s)",
-            "angular velocity of the torso (rad/s)",
-            *(
-                f"angular velocity of the {side} {part} joint (rad/s)"
-                for side in ("back", "front")
-                for part in ("thigh", "shin", "foot")
-            ),
-        ),
-        actions=tuple(
-            f"torque on the {side} {part} joint" for side in ("back", "front") for part in ("thigh", "shin", "foot")
-        ),
-        reward=_runner("the velocity forward"),
-        hints=("The legs push in turn: let each joint's torque follow its own angle and velocity.", ""),
+    "HalfCheetah-v5": _figure(
+        "A figure with a back leg and a front leg stands in a plane. Run forward as fast as possible.",
+        [f"{side} {part}" for side in ("back", "front") for part in ("thigh", "shin", "foot")],
+        "the velocity forward",
+        "The legs push in turn: let each joint's torque follow its own angle and velocity.",
+        height="height of the torso's tip (m)",
     ),
-    "FrozenLake-v1": Facts(
+    "FrozenLake-v1": EnvDescription(
         goal="A frozen lake is a board of {{ env.desc|length }} rows and {{ env.desc[0]|length }} columns. Walk from "
         "the start to the goal in the last cell without falling into a hole.{{ slip }}",
         states="Cell (row r, column c) is state {{ env.desc[0]|length }} * r + c; row 0 is at the top.",
@@ -530,7 +503,7 @@ FACTS: dict[str, Facts] = {
             "{{ '\n' ~ row }}{% endfor %}",
         ),
     ),
-    "CliffWalking-v1": Facts(
+    "CliffWalking-v1": EnvDescription(
         goal="A board of 4 rows and 12 columns, with a cliff along the bottom. Walk from the start, in the bottom row "
         "on the left, to the goal, in the bottom row on the right, without falling.{{ slip }}",
         states="Cell (row r, column c) is state 12 * r + c; row 0 is at the top.",
@@ -541,7 +514,7 @@ FACTS: dict[str, Facts] = {
             "The cliff is the states 37 to 46; the start is 36 and the goal 47.",
         ),
     ),
-    "Taxi-v3": Facts(
+    "Taxi-v3": EnvDescription(
         goal="A taxi drives in a town of 5 rows and 5 columns with four stops: red, green, yellow and blue. Fetch a "
         "passenger at one of them, and drop him at another.{{ slip }}",
         states="The state is ((5 * row + column) * 5 + passenger) * 4 + destination; row 0 is at the top. The "
@@ -556,7 +529,7 @@ FACTS: dict[str, Facts] = {
             "neighbors in a row; a move against a wall changes nothing.",
         ),
     ),
-    "Blackjack-v1": Facts(
+    "Blackjack-v1": EnvDescription(
         goal="A game of cards against a dealer. Come closer to 21 than he does, but not beyond. An ace counts 1 or "
         "11, pictures count 10. The dealer draws up to 17.",
         observations=(
@@ -572,7 +545,7 @@ FACTS: dict[str, Facts] = {
             "the biases make up for it on small sums.",
         ),
     ),
-    "Nim-v0": Facts(
+    "Nim-v0": EnvDescription(
         goal="{{ env.initial_sticks }} sticks lie on a table. You and an opponent, who plays well, take sticks in "
         "turn, and you begin. Who takes the last stick loses.",
         states="State s means that s sticks are left and it is your turn.",
@@ -584,7 +557,7 @@ FACTS: dict[str, Facts] = {
             "Leave one more than a multiple of four wherever you can.",
         ),
     ),
-    "maze-sample-3x3-v0": Facts(
+    "maze-sample-3x3-v0": EnvDescription(
         goal="A maze of {{ env.shape[0] }} rows and {{ env.shape[1] }} columns, with walls between some cells. "
         "Walk from the first cell, at the top left, to the last, at the bottom right, in as few steps as possible. "
         "A move against a wall changes nothing.",
@@ -600,5 +573,5 @@ FACTS: dict[str, Facts] = {
     ),
 }
 
-SAME = {"CliffWalkingSlippery-v1": "CliffWalking-v1", "FrozenLake8x8-v1": "FrozenLake-v1", "Taxi-v4": "Taxi-v3"}
+ALIASES = {"CliffWalkingSlippery-v1": "CliffWalking-v1", "FrozenLake8x8-v1": "FrozenLake-v1", "Taxi-v4": "Taxi-v3"}
 """Ids that share the texts of another; differences are read from the environment."""

@@ -160,18 +160,18 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
 
     **Arguments:** `config`; `settings`, see `make_settings`.
     """
-    learnt: list[Question] = []
+    training: list[Question] = []
     held_out: list[Question] = []
     aside = config.prompts // HELD_OUT
-    for place, setting in enumerate(settings):
+    for i, setting in enumerate(settings):
         questions = []
         for start in range(0, config.prompts * config.history, config.history):
             shown = setting.rows[start : start + config.history]
-            questions.append(Question(place, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
-        if place < len(config.tasks):
-            learnt += questions[:-aside]
+            questions.append(Question(i, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
+        if i < len(config.tasks):
+            training += questions[:-aside]
         held_out += questions[-aside:][: config.eval_prompts]
-    return learnt, held_out
+    return training, held_out
 
 
 def encode_question(
@@ -205,12 +205,12 @@ def read_answer(
     form = Format()
     loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
-    seen = {form.texts(row.params) for row in question.shown}
-    reading = parse(text, Grammar.of(policy), seen, form)
+    evaluated = {form.texts(row.params) for row in question.shown}
+    reading = parse(text, Grammar.of(policy), evaluated, form)
     return soft, bool(reading.proposals), reading.proposals[0] if reading.proposals else ()
 
 
-def share(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
+def normalized(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
     """Returns scaled from `Setting.low` and `Setting.high` to [0, 1]."""
     return jnp.clip((value - low) / (high - low), 0.0, 1.0)
 
@@ -222,19 +222,19 @@ def improvement(
     low: Float[Array, "P 1"],
     high: Float[Array, "P 1"],
 ) -> Float[Array, "P n"]:
-    """Improvement of a proposal over the best policy in its prompt, from 0 to 1: the gain in `share`.
+    """Improvement of a proposal over the best policy in its prompt, from 0 to 1: the gain in `normalized`.
 
     With `compat="paper"`: `clip((new - old) * new / old, 0, 1)`, or `new` if `old` is 0. That formula has the wrong
     sign if the returns have different signs (from -50 to 90 it gives 0, from 90 to -50 it gives 1), and, being in units
     of return, it saturates for nearly every gain.
 
     **Arguments:** `value`, mean returns of the proposals; `best`, the largest return shown; `low` and `high`, see
-    `share`.
+    `normalized`.
     """
     if config.compat == "paper":
         gain = (value - best) * value / jnp.where(best == 0, 1.0, best)
         return jnp.clip(jnp.where(best == 0, value, gain), 0.0, 1.0)
-    return jnp.maximum(share(value, low, high) - share(best, low, high), 0.0)
+    return jnp.maximum(normalized(value, low, high) - normalized(best, low, high), 0.0)
 
 
 def make_reward(
@@ -256,8 +256,8 @@ def make_reward(
     strings that end an answer.
     """
     settings_of = np.array([q.setting for q in questions], np.int32)
-    asked = sorted(set(settings_of.tolist()))
-    widest = max(settings[i].policy.num_params for i in asked)
+    in_use = sorted(set(settings_of.tolist()))
+    widest = max(settings[i].policy.num_params for i in in_use)
     bests = np.array([q.best for q in questions], np.float32)
     lows, highs = (np.array([getattr(s, name) for s in settings], np.float32) for name in ("low", "high"))
 
@@ -272,23 +272,23 @@ def make_reward(
 
     answers = from_text(on_text, tokenizer, [{"question": q} for q in questions], stops, shape=(2 + widest,))
 
-    def reward(replies: Generation, places: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
-        read = answers(replies, places)
+    def reward(replies: Generation, indices: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
+        read = answers(replies, indices)
         soft, hard = read[..., 0], read[..., 1]
-        places_of = jnp.asarray(settings_of)[places]
-        keys = jax.vmap(lambda place: episode_keys(jax.random.fold_in(key, place), config.judged_episodes))(places)
+        settings_in_batch = jnp.asarray(settings_of)[indices]
+        keys = jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), config.judged_episodes))(indices)
         value = jnp.zeros(hard.shape, jnp.float32)
-        for i in asked:
-            mine = (hard > 0) & (places_of == i)[:, None]
+        for i in in_use:
+            mine = (hard > 0) & (settings_in_batch == i)[:, None]
             params = read[..., 2 : 2 + settings[i].policy.num_params]
             value = jnp.where(mine, _returns(settings[i].evaluate, params, mine, keys), value)
         good = (hard > 0) & jnp.isfinite(value)
-        low, high = (jnp.asarray(x)[places_of][:, None] for x in (lows, highs))
-        gained = improvement(config, value, jnp.asarray(bests)[places][:, None], low, high)
+        low, high = (jnp.asarray(x)[settings_in_batch][:, None] for x in (lows, highs))
+        gained = improvement(config, value, jnp.asarray(bests)[indices][:, None], low, high)
         return {
             "soft_format": config.format_weight * soft,
             "hard_format": config.format_weight * hard,
-            "policy": jnp.where(good, share(value, low, high), 0.0),
+            "policy": jnp.where(good, normalized(value, low, high), 0.0),
             "improvement": jnp.where(good, gained, 0.0),
         }
 
@@ -337,19 +337,19 @@ def _encode(
 
 
 def _evaluation(
-    config: FinetuneRun, settings: Sequence[Setting], ask: Mapping[int, Callable[..., dict[str, float]]]
+    config: FinetuneRun, settings: Sequence[Setting], evaluations: Mapping[int, Callable[..., dict[str, float]]]
 ) -> Callable[[Any, jax.Array], dict[str, float]]:
     """The mean over the training tasks, and the results per task if there are several.
 
-    **Arguments:** `ask`, an evaluation for each index of `settings`."""
+    **Arguments:** `evaluations`, one for each index of `settings`."""
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
-        results = {place: ask[place](state, key) for place in ask}
-        learnt = [results[place] for place in range(len(config.data.tasks))]
-        values = {name: sum(x[name] for x in learnt) / len(learnt) for name in learnt[0]}
+        results = {i: evaluation(state, key) for i, evaluation in evaluations.items()}
+        training = [results[i] for i in range(len(config.data.tasks))]
+        values = {name: sum(x[name] for x in training) / len(training) for name in training[0]}
         if len(results) > 1:
-            for place, x in results.items():
-                values |= {f"{settings[place].task.name}/{name}": value for name, value in x.items()}
+            for i, x in results.items():
+                values |= {f"{settings[i].task.name}/{name}": value for name, value in x.items()}
         return values
 
     return evaluate
@@ -360,13 +360,9 @@ class _Data:
     """The training and evaluation data of a run."""
 
     settings: Sequence[Setting]
-    learnt: Sequence[Question]
-    prompts: Prompts
-    """Training prompts."""
-    judged: Mapping[int, list[Question]]
-    """Held-out questions by index of `settings`."""
-    asked: Mapping[int, Prompts]
-    """Their prompts."""
+    training: tuple[list[Question], Prompts]
+    held_out: Mapping[int, tuple[list[Question], Prompts]]
+    """By index of `settings`."""
 
 
 def _make_data(
@@ -375,11 +371,17 @@ def _make_data(
     """**Raises:** `ValueError` for prompts that exceed `max_prompt` or the model's maximum length."""
     with doing("playing the policies of the prompts"):
         settings = make_settings(config.data, key)
-        learnt, held_out = make_questions(config.data, settings)
-    prompts = _encode(config, settings, learnt, tokenizer, template)
-    judged = {i: [q for q in held_out if q.setting == i] for i in range(len(settings))}
-    asked = {i: _encode(config, settings, questions, tokenizer, template) for i, questions in judged.items()}
-    longest = max(p.tokens.shape[1] for p in (prompts, *asked.values()))
+        training, held_out = make_questions(config.data, settings)
+
+    def encoded(questions: list[Question]) -> tuple[list[Question], Prompts]:
+        return questions, _encode(config, settings, questions, tokenizer, template)
+
+    data = _Data(
+        settings,
+        encoded(training),
+        {i: encoded([q for q in held_out if q.setting == i]) for i in range(len(settings))},
+    )
+    longest = max(prompts.tokens.shape[1] for _, prompts in (data.training, *data.held_out.values()))
     if longest + config.grpo.max_new_tokens > positions:
         raise ValueError(
             f"the longest prompt has {longest} tokens and an answer up to {config.grpo.max_new_tokens} "
@@ -391,7 +393,7 @@ def _make_data(
             f"{setting.high:.4g} as 1",
             flush=True,
         )
-    return _Data(settings, learnt, prompts, judged, asked)
+    return data
 
 
 def finetune(config: FinetuneRun) -> Path:
@@ -406,13 +408,14 @@ def finetune(config: FinetuneRun) -> Path:
     data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
     data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
     model, variables, mesh = load_base(config, folder)
-    reward = make_reward(config.data, data.settings, data.learnt, tokenizer, learn_key)
-    how = with_end_tokens(config.grpo, folder, tokenizer)
-    learner = make_grpo(how, model, variables, data.prompts, reward, mesh=mesh, take=True)
-    ask = {}
-    for i, questions in data.judged.items():
-        judge = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
-        ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
+    questions, prompts = data.training
+    reward = make_reward(config.data, data.settings, questions, tokenizer, learn_key)
+    grpo = with_end_tokens(config.grpo, folder, tokenizer)
+    learner = make_grpo(grpo, model, variables, prompts, reward, mesh=mesh, take=True)
+    evaluations = {}
+    for i, (questions, prompts) in data.held_out.items():
+        reward = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
+        evaluations[i] = make_reward_evaluation(grpo, model, prompts, reward)
     weight = config.data.format_weight
     valid = "valid" if weight == 1 else f"valid x {weight:g}"
     with opened(config.run, "props-finetune") as out:
@@ -420,12 +423,12 @@ def finetune(config: FinetuneRun) -> Path:
             learner,
             replace(config.run, eval_every=config.run.eval_every or config.updates),
             num_updates=config.updates,
-            evaluate=_evaluation(config, data.settings, ask),
+            evaluate=_evaluation(config, data.settings, evaluations),
             full_config=config,
             folder=out,
             shown={"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"},
         )
-        values = _measured(config, data, result)
+        values = _summary(config, data, result)
         if not result.stopped:
             for name in ("reward", *(f"reward/{part}" for part in PARTS)):
                 print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
@@ -433,16 +436,16 @@ def finetune(config: FinetuneRun) -> Path:
     return out
 
 
-def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
+def _summary(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
     """The contents of the summary, except for the written files."""
     lines = [line for line in read_metrics(result.folder / "metrics.jsonl") if line["kind"] == "eval"]
-    measured = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
+    results = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
     values: dict[str, Any] = {
         "tasks": config.data.tasks,
         "held_out_tasks": config.data.held_out_tasks,
-        "prompts": len(data.learnt),
-        "held_out_prompts": sum(map(len, data.judged.values())),
+        "prompts": len(data.training[0]),
+        "held_out_prompts": sum(len(questions) for questions, _ in data.held_out.values()),
         "scales": {s.task.name: [s.low, s.high] for s in data.settings},
-        "before": measured[0],
+        "before": results[0],
     }
-    return values if result.stopped else values | {"after": measured[-1]}
+    return values if result.stopped else values | {"after": results[-1]}

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.core.checks import above, at_least, fields_at_least
-from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer
-from llmrl_jax.systems.props.optimizers import LEAST
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import (
     Format,
@@ -31,6 +28,7 @@ from llmrl_jax.systems.props.proposals import (
     Asking,
     Grammar,
     Record,
+    Repeat,
     as_candidates,
     ask_until_read,
     best_of,
@@ -58,7 +56,7 @@ class HostState:
         return self.rounds + (warmup == 0)
 
 
-class HostOptimizer:
+class HostOptimizer(Checked):
     """Base class of optimizers that query a model: the random warm-up, and the handling of results.
 
     `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller than
@@ -155,24 +153,22 @@ class LanguageModelOptimizer(HostOptimizer):
     asking: Asking = field(default_factory=Asking)
     repeat: Repeat = "best"
     """The policy that `asking.on_failure` repeats."""
-    warmup: int = 20
+    warmup: NonNegativeInt = 20
     """Number of random policies evaluated first (`Policy.sample`); 0: none."""
     count: Callable[[str], int] = estimate_tokens
     """Counts tokens for `view.tokens`; use a tokenizer's count for a hard limit."""
 
     def __post_init__(self):
-        at_least("warmup", self.warmup, 0)
-        if self.repeat not in get_args(Repeat):
-            raise ValueError(f"repeat is {self.repeat!r}; it is one of {', '.join(get_args(Repeat))}")
+        super().__post_init__()
         if self.form.grid is not None:
             raise ValueError("form has a grid, whose integers these prompts do not speak of; it is for EvoLLM")
-        asked = (self.policy.num_params, self.prompt.proposals)
-        if (self.reads.num_params, self.reads.proposals) != asked:
+        size, proposals = self.policy.num_params, self.prompt.proposals
+        if (self.reads.num_params, self.reads.proposals) != (size, proposals):
             raise ValueError(
-                f"the prompt asks for {asked[1]} proposals of {asked[0]} parameters, the grammar reads "
+                f"the prompt asks for {proposals} proposals of {size} parameters, the grammar reads "
                 f"{self.reads.proposals} of {self.reads.num_params}; make them the same"
             )
-        self.asking.check_length(asked[1] * self.count(self.form.params([self.policy.low] * asked[0])))
+        self.asking.check_length(proposals * self.count(self.form.params([self.policy.low] * size)))
 
     @property
     def name(self) -> str:
@@ -196,11 +192,11 @@ class LanguageModelOptimizer(HostOptimizer):
         history = self.view.render(state.rows, self.form, self.count)
         shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
         text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
-        seen = {self.form.texts(row.params) for row in state.rows}
+        evaluated = {self.form.texts(row.params) for row in state.rows}
         (answer,) = ask_until_read(
             self.model,
             [self.asking.request([Message("user", text)], key)],
-            [lambda reply: parse(reply, self.reads, seen, self.form)],
+            [lambda reply: parse(reply, self.reads, evaluated, self.form)],
             self.asking.retries,
         )
         reading = answer.reading
@@ -231,26 +227,24 @@ class EvoLLM(HostOptimizer):
 
     model: ChatModel
     policy: Policy
-    generations: int = 100
-    population: int = 5
+    generations: PositiveInt = 100
+    population: PositiveInt = 5
     """Candidates per generation, including the mean."""
-    std: float = 0.05
+    std: PositiveFloat = 0.05
     """Standard deviation of the steps, as a fraction of the box's width; for a table a probability."""
     resolution: int = 1000
     """Number of steps into which the box is divided; for a table the number of actions less one."""
-    block: int = 0
+    block: NonNegativeInt = 0
     """Parameters per question; 0: all in one."""
     view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
     asking: Asking = field(default_factory=Asking)
-    warmup: int = 20
+    warmup: PositiveInt = 20
     """Number of random policies evaluated first (`Policy.sample`)."""
     count: Callable[[str], int] = estimate_tokens
     name: str = "evollm"
 
     def __post_init__(self):
-        fields_at_least(self, 1, "generations", "population", "warmup")
-        above("std", self.std, 0)
-        at_least("block", self.block, 0)
+        super().__post_init__()
         if self.view.order != "ascending":
             raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
         size = self.block or self.policy.num_params
@@ -318,133 +312,8 @@ class EvoLLM(HostOptimizer):
         """A generation on a table, the mean first."""
         where, whether, which = jax.random.split(key, 3)
         low, choices, others = self.policy.low, self.policy.choices, self.population - 1
-        own = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
+        entry = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
         change = jax.random.uniform(whether, (others, len(mean))) < self.std
-        change = change.at[jnp.arange(others), own].set(True)
+        change = change.at[jnp.arange(others), entry].set(True)
         shift = jax.random.randint(which, change.shape, 1, choices)
         return jnp.concatenate([mean[None], jnp.where(change, (mean - low + shift) % choices + low, mean)])
-
-
-# --- refinement by a numeric method -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PolishState:
-    """State of both optimizers."""
-
-    key: jax.Array
-    proposer: HostState
-    numeric: Any = None
-    """State of the numeric optimizer during polishing."""
-    left: int = 0
-    """Remaining rounds of polishing; 0: the model is next."""
-    cycle: int = 0
-    best: Row | None = None
-    """The best candidate of this polishing."""
-    record: Record | None = None
-    """Record of the last `ask`, for the run's log."""
-
-
-@dataclass(frozen=True)
-class Polished:
-    """After every round of the model (including the warm-up), a numeric optimizer searches around the best proposal for
-    some rounds; its best candidate is added to the model's history. After a round without proposals the model is
-    queried again."""
-
-    proposer: HostOptimizer
-    polisher: Any
-    """A numeric `Optimizer` whose `init` takes a `start`."""
-    rounds: int = 5
-    """Rounds of the numeric optimizer after each round of the model."""
-    start: Literal["proposed", "best"] = "proposed"
-    """Start of polishing: the best of the last proposals, or of the whole history."""
-
-    def __post_init__(self):
-        at_least("rounds", self.rounds, 1, remedy="or use the proposer alone")
-        if self.start not in ("proposed", "best"):
-            raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
-        if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:
-            raise ValueError(
-                "use_replay_buffer shows episodes of the proposed matrix, beside which polishing puts the value of "
-                "another matrix; leave one of the two out"
-            )
-
-    @property
-    def name(self) -> str:
-        """`props, then cma_es`."""
-        return f"{self.proposer.name}, then {self.polisher.name}"
-
-    @cached_property
-    def _ask(self):
-        return jax.jit(self.polisher.ask)
-
-    @cached_property
-    def _tell(self):
-        return jax.jit(self.polisher.tell)
-
-    def init(self, key: jax.Array) -> PolishState:
-        """The state before the first candidate, for a typed PRNG `key`."""
-        ours, theirs = jax.random.split(key)
-        return PolishState(ours, self.proposer.init(theirs))
-
-    def ask(self, state: PolishState) -> tuple[Float[Array, "P n"], PolishState]:
-        """The next candidates, of the model or of the numeric optimizer; raises the errors of the proposer's `ask`."""
-        if state.left:
-            params, numeric = self._ask(state.numeric)
-            record: Record = {"optimizer": self.polisher.name, "cycle": state.cycle, "outcome": "polish"}
-            return params, replace(state, numeric=numeric, record=record)
-        params, proposer = self.proposer.ask(state.proposer)
-        return params, replace(state, proposer=proposer, record=proposer.record)
-
-    def tell(
-        self,
-        state: PolishState,
-        params: Float[Array, "P n"],
-        values: Float[Array, " P"],
-        trajectories: Sequence[Trajectory | None] | None = None,
-        **more: Any,
-    ) -> PolishState:
-        """Pass the evaluated candidates to the optimizer that proposed them; see `Optimizer.tell` and
-        `HostOptimizer.tell`; `more`, further arguments of the proposer's `tell`."""
-        if state.left:
-            return self._polished(state, params, values)
-        proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
-        state = replace(state, proposer=proposer, record=None)
-        rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
-        best = best_of(rows)
-        if best is None or not len(values):
-            return state
-        key = jax.random.fold_in(state.key, state.cycle)
-        numeric = self.polisher.init(key, jnp.asarray(best.params, jnp.float32))
-        return replace(state, numeric=numeric, left=self.rounds, best=None)
-
-    def _polished(self, state: PolishState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> PolishState:
-        numeric = self._tell(state.numeric, params, values)
-        top = int(jnp.argmax(values))
-        best = Row(tuple(params[top].tolist()), float(values[top]))
-        if state.best is not None and state.best.value > best.value:
-            best = state.best
-        state = replace(state, numeric=numeric, best=best, left=state.left - 1, record=None)
-        if state.left:
-            return state
-        proposer = state.proposer
-        if best.value > LEAST:  # else all returns are non-finite
-            polished = jnp.asarray([best.params], jnp.float32)
-            proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
-        return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)
-
-    def replay(
-        self,
-        state: PolishState,
-        params: Float[Array, "P n"],
-        values: Float[Array, " P"],
-        record: Record,
-        trajectories: Sequence[Trajectory | None] | None = None,
-        **more: Any,
-    ) -> PolishState:
-        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
-        if state.left:
-            _, state = self.ask(state)
-        else:
-            state = replace(state, proposer=replace(state.proposer, record=record))
-        return self.tell(state, params, values, trajectories, **more)

@@ -1,4 +1,7 @@
-"""The interface of optimizers of policy parameters, language models and numeric methods."""
+"""Numeric optimizers of policy parameters: `init`, `ask`, `tell`.
+
+Random search, hill climbing, augmented random search, the cross-entropy method, and evosax's CMA-ES and OpenAI-ES.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,16 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from envs_jax.extras import require
-from llmrl_jax.core.checks import above, at_least, between, nearest
+from llmrl_jax.core.checks import (
+    Checked,
+    In,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    between,
+    nearest,
+)
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -84,16 +96,15 @@ def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | 
 
 
 @dataclass(frozen=True)
-class RandomSearch:
+class RandomSearch(Checked):
     """Independent candidates, drawn according to the policy's `init`; does not learn."""
 
+    PREFIX: ClassVar[str] = "random_search: "
+
     policy: Policy
-    population: int = 8
+    population: PositiveInt = 8
     """Candidates per `ask`."""
     name: str = "random_search"
-
-    def __post_init__(self):
-        at_least(f"{self.name}: population", self.population, 1)
 
     def init(self, key: jax.Array) -> jax.Array:
         return key
@@ -120,24 +131,22 @@ class ClimberState:
 
 
 @dataclass(frozen=True)
-class HillClimbing:
+class HillClimbing(Checked):
     """Random steps around the best candidate so far; the best of them replaces it if it is at least as good.
 
     Equal values are accepted so that it moves across plateaus (MountainCar's -200). For a table, a step changes the
     action of one state.
     """
 
+    PREFIX: ClassVar[str] = "hill_climbing: "
+
     policy: Policy
-    population: int = 8
+    population: PositiveInt = 8
     """Candidates per `ask`."""
-    std: float = 1.0
+    std: PositiveFloat = 1.0
     """Standard deviation of a step in each parameter; not for tables."""
     bounds: Bounds = "clip"
     name: str = "hill_climbing"
-
-    def __post_init__(self):
-        at_least(f"{self.name}: population", self.population, 1)
-        above(f"{self.name}: std", self.std, 0)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
         """`start`, the initial candidate; None: the best of `population` draws from the policy's `init`."""
@@ -184,7 +193,7 @@ class ARSState:
 
 
 @dataclass(frozen=True)
-class ARS:
+class ARS(Checked):
     """Augmented random search (Mania, Guy and Recht, 1803.07055, algorithm 2), without its normalised states.
 
     `M += step_size / (top * sigma_R) * sum over the top directions of (r_plus - r_minus) * delta`, where a direction's
@@ -193,14 +202,16 @@ class ARS:
     The directions are computed from the candidates passed to `tell`, so that clipped ones count as evaluated.
     """
 
+    PREFIX: ClassVar[str] = "ars: "
+
     policy: Policy
-    directions: int = 4
+    directions: PositiveInt = 4
     """N: pairs of candidates per `ask`."""
     top: int = 0
     """b: pairs used in the update; 0: all."""
-    step_size: float = 1.0
+    step_size: PositiveFloat = 1.0
     """alpha."""
-    noise: float = 0.5
+    noise: PositiveFloat = 0.5
     """nu: standard deviation of a direction in each parameter."""
     scale: bool = True
     """Divide by sigma_R."""
@@ -208,9 +219,7 @@ class ARS:
     name: str = "ars"
 
     def __post_init__(self):
-        at_least(f"{self.name}: directions", self.directions, 1)
-        above(f"{self.name}: step_size", self.step_size, 0)
-        above(f"{self.name}: noise", self.noise, 0)
+        super().__post_init__()
         between(f"{self.name}: top", self.top, 0, self.directions, remedy="0 for all directions")
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ARSState:
@@ -301,21 +310,22 @@ class _Evosax:
 
 
 @dataclass(frozen=True)
-class CMAES(_Evosax):
+class CMAES(_Evosax, Checked):
     """CMA-ES (Hansen, 1604.00772): adapts a full covariance matrix to the best candidates."""
 
+    PREFIX: ClassVar[str] = "cma_es: "
+
     policy: Policy
-    population: int = 0
+    population: NonNegativeInt = 0
     """Candidates per `ask`; 0: `default_population`."""
-    std: float = 0.0
+    std: NonNegativeFloat = 0.0
     """Initial standard deviation; 0: a quarter of the box's width, so that both bounds are two standard deviations
     away."""
     bounds: Bounds = "clip"
     name: str = "cma_es"
 
     def __post_init__(self):
-        at_least(f"{self.name}: population", self.population or 1, 1)
-        above(f"{self.name}: std", self.std or 1, 0)
+        super().__post_init__()
         _algorithms()
 
     @cached_property
@@ -331,23 +341,23 @@ class CMAES(_Evosax):
 
 
 @dataclass(frozen=True)
-class OpenES(_Evosax):
+class OpenES(_Evosax, Checked):
     """OpenAI's evolution strategy (Salimans et al., 1703.03864): mirrored noise, centred ranks, Adam."""
 
+    PREFIX: ClassVar[str] = "open_es: "
+
     policy: Policy
-    population: int = 16
+    population: PositiveInt = 16
     """Candidates per `ask`; even, since steps are mirrored."""
-    std: float = 1.0
+    std: PositiveFloat = 1.0
     """Standard deviation of the noise in each parameter."""
-    learning_rate: float = 0.5
+    learning_rate: PositiveFloat = 0.5
     """Adam's learning rate: about the change of each parameter per update."""
     bounds: Bounds = "clip"
     name: str = "open_es"
 
     def __post_init__(self):
-        at_least(f"{self.name}: population", self.population, 1)
-        above(f"{self.name}: std", self.std, 0)
-        above(f"{self.name}: learning_rate", self.learning_rate, 0)
+        super().__post_init__()
         if self.population % 2:
             raise ValueError(
                 f"{self.name}: population is {self.population}; an even number is needed, for mirrored pairs"
@@ -377,7 +387,7 @@ class CEMState:
 
 
 @dataclass(frozen=True)
-class CEM:
+class CEM(Checked):
     """The cross-entropy method: sample, select the elite, fit the distribution to it.
 
     A diagonal Gaussian with extra noise against early collapse (Szita and Lorincz, 2006), or, for a table, independent
@@ -385,26 +395,25 @@ class CEM:
     value, nothing changes, since a random elite would narrow the distribution without reason (MountainCar's -200).
     """
 
+    PREFIX: ClassVar[str] = "cem: "
+
     policy: Policy
-    population: int = 20
+    population: PositiveInt = 20
     """Candidates per `ask`."""
     elite: int = 5
     """Number of candidates to which the distribution is fitted."""
-    std: float = 0.0
+    std: NonNegativeFloat = 0.0
     """Initial standard deviation; 0: a quarter of the box's width. Not for tables."""
-    extra_std: float = 0.1
+    extra_std: PositiveFloat = 0.1
     """Added to the elite's, in quadrature. Not for tables."""
-    rate: float = 0.5
+    rate: Annotated[float, In("(0, 1]")] = 0.5
     """Step size of a table's probabilities towards the elite's frequencies, in (0, 1]."""
     bounds: Bounds = "clip"
     name: str = "cem"
 
     def __post_init__(self):
-        at_least(f"{self.name}: population", self.population, 1)
-        above(f"{self.name}: std", self.std or 1, 0)
-        above(f"{self.name}: extra_std", self.extra_std, 0)
+        super().__post_init__()
         between(f"{self.name}: elite", self.elite, 1, self.population, remedy="at most the population")
-        between(f"{self.name}: rate", self.rate, 0, 1, above=True)
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> CEMState:
         """`start`, the initial mean; None: the middle of the box. A table starts with half of the probability on
@@ -445,28 +454,7 @@ class CEM:
         return state.replace(mean=jnp.where(equal, state.mean, mean), std=jnp.where(equal, state.std, std))
 
 
-__all__ = [
-    "ARS",
-    "Bounds",
-    "CEM",
-    "CMAES",
-    "HillClimbing",
-    "NUMERIC",
-    "OpenES",
-    "Optimizer",
-    "RandomSearch",
-    "bounded",
-    "make_numeric",
-]
-
-NUMERIC: dict[str, Any] = {
-    "random_search": RandomSearch,
-    "hill_climbing": HillClimbing,
-    "ars": ARS,
-    "cem": CEM,
-    "cma_es": CMAES,
-    "open_es": OpenES,
-}
+NUMERIC: dict[str, Any] = {kind.name: kind for kind in (RandomSearch, HillClimbing, ARS, CEM, CMAES, OpenES)}
 """The numeric optimizers, by name."""
 
 
@@ -477,8 +465,8 @@ def make_numeric(name: str, policy: Policy, **options: Any) -> Optimizer:
     **Raises:** `KeyError` for an unknown name, `TypeError` for an unknown option; both with the nearest name.
     """
     if name not in NUMERIC:
-        known = ", ".join(NUMERIC)
-        raise KeyError(f"there is no optimizer {name!r}{nearest(name, list(NUMERIC))} (there are {known})")
+        names = ", ".join(NUMERIC)
+        raise KeyError(f"there is no optimizer {name!r}{nearest(name, list(NUMERIC))} (there are {names})")
     accepted = [field.name for field in dataclasses.fields(NUMERIC[name]) if field.name != "policy"]
     for option in options:
         if option not in accepted:

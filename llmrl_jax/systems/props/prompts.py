@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt, above, fields_at_least
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt, above
 from llmrl_jax.systems.props.policies import Policy
 
 
@@ -259,8 +259,8 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
     try:
         return environment.get_template(name) if name else environment.from_string(source)
     except TemplateNotFound as error:
-        there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.j2")) if folder.is_dir() else None
-        what = "there is no such folder" if there is None else f"it has {', '.join(there) or 'no *.j2'}"
+        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.j2")) if folder.is_dir() else None
+        what = "there is no such folder" if files is None else f"it has {', '.join(files) or 'no *.j2'}"
         raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {what}") from None
     except TemplateSyntaxError as error:
         raise ValueError(
@@ -328,11 +328,11 @@ def span(num_params: int) -> str:
 
 
 @dataclass(frozen=True)
-class ProposalPrompt:
+class ProposalPrompt(Checked):
     """The prompt of ProPS, or of ProPS+ if there is a description; for numbers, or for actions in a table."""
 
     policy: Policy
-    iterations: int = 400
+    iterations: PositiveInt = 400
     """`N` of "iteration k of N"."""
     optimum: float | None = None
     """The largest return, as stated in the prompt; None: stated to be unknown. See `optimum_in_prompt`."""
@@ -342,9 +342,9 @@ class ProposalPrompt:
     """Description of the environment (`describe.describe`), for ProPS+."""
     explain: bool = True
     """Whether to ask for an explanation; unnecessary for reasoning models."""
-    proposals: int = 1
+    proposals: PositiveInt = 1
     """Number of proposals to request."""
-    evaluation_episodes: int = 20
+    evaluation_episodes: PositiveInt = 20
     """Number of episodes over which f(params) is the mean; the built-in template does not state it."""
     template: Path | None = None
     """A user template instead of the built-in one; it may include others of its folder."""
@@ -354,7 +354,7 @@ class ProposalPrompt:
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "iterations", "proposals", "evaluation_episodes")
+        super().__post_init__()
         if self.policy.kind != "table":
             above("step_size", self.step_size or 0.0, 0)
         if self.template is not None:  # a missing or invalid template is an error now, not at the first question

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.advice.structured import REPAIR
 from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message, strip_thinking
 from llmrl_jax.chat.protocol import outcomes_of
-from llmrl_jax.core.checks import fields_at_least
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Format, Row, Trajectory
 
@@ -78,7 +78,7 @@ class UnreadProposals(ValueError):
 
 
 @dataclass(frozen=True)
-class Grammar:
+class Grammar(Checked):
     """The format of a reply: `proposals` groups of `params[i]: v`, each with every `i` below `num_params` once.
 
     Assignments are separated by commas, semicolons, white space or line ends; `=` is accepted for `:`. A line with
@@ -86,13 +86,13 @@ class Grammar:
     complete, at prose, and when the next line sets one of its parameters again.
     """
 
-    num_params: int
+    num_params: PositiveInt
     low: float
     """The box of every parameter, bounds included."""
     high: float
-    decimals: int
+    decimals: NonNegativeInt
     """0: integers."""
-    proposals: int = 1
+    proposals: PositiveInt = 1
     """Number of requested proposals."""
     take: Literal["first", "last"] = "first"
     """Which proposals to use if a reply contains more."""
@@ -107,14 +107,9 @@ class Grammar:
     ignores indices, and checks only their count; it does not use `low` to `repeated` and `proposals`."""
 
     def __post_init__(self):
-        if self.num_params < 1 or self.proposals < 1 or self.decimals < 0 or not self.low <= self.high:
-            raise ValueError(
-                f"a grammar of {self.proposals} proposals of {self.num_params} parameters in [{self.low}, {self.high}] "
-                f"with {self.decimals} decimals cannot be"
-            )
-        for name, hint in _CHOICES.items():
-            if getattr(self, name) not in get_args(hint):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(hint))}")
+        super().__post_init__()
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low} and high {self.high}; low must be at most high")
 
     @classmethod
     def of(cls, policy: Policy, **options: Any) -> Grammar:
@@ -126,21 +121,14 @@ class Grammar:
         return cls(policy.num_params, policy.low, policy.high, policy.decimals, **options)
 
 
-_CHOICES = {
-    "take": Literal["first", "last"],
-    "beyond": Literal["reject", "clip", "keep"],
-    "finer": Literal["reject", "round", "keep"],
-    "repeated": Literal["reject", "keep"],
-    "compat": Literal["", "paper"],
-}
-
-
-def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), form: Format | None = None) -> Reading:
+def parse(
+    text: str, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = (), form: Format | None = None
+) -> Reading:
     """Parse a reply.
 
-    **Arguments:** `text`; `grammar`; `seen`, the policies evaluated so far, as written by `Format.texts`; `form`, their
-    format (None: as published, without a grid).
-    **Returns:** the parsed reply, including its problems; nothing is raised, see `read`.
+    **Arguments:** `text`; `grammar`; `evaluated`, the policies evaluated so far, as written by `Format.texts`; `form`,
+    their format (None: as published, without a grid).
+    **Returns:** the parsed reply, including its problems; nothing is raised.
     """
     text = strip_thinking(text)
     if grammar.compat == "paper":
@@ -148,30 +136,30 @@ def parse(text: str, grammar: Grammar, seen: Collection[tuple[str, ...]] = (), f
     form = form or Format()
     groups, prose = _groups(text, grammar.num_params)
     notes: list[str] = []
-    whole = [group for group in groups if not group.problem]
-    if len(whole) >= grammar.proposals and len(whole) < len(groups):
-        notes.append(f"{len(groups) - len(whole)} lines that begin like a proposal were left out")
-        groups = whole
+    complete = [group for group in groups if not group.problem]
+    if grammar.proposals <= len(complete) < len(groups):
+        notes.append(f"{len(groups) - len(complete)} lines that begin like a proposal were left out")
+        groups = complete
     if len(groups) > grammar.proposals:
         notes.append(f"{len(groups)} proposals were made; the {grammar.take} {grammar.proposals} were taken")
         groups = groups[: grammar.proposals] if grammar.take == "first" else groups[-grammar.proposals :]
     proposals: list[tuple[float, ...]] = []
     problems: list[Problem] = []
-    taken = set(seen)
+    taken = set(evaluated)
     for number, group in enumerate(groups, 1):
         name = f"proposal {number}: " if grammar.proposals > 1 else ""
-        params, wrong, said = _check(group, grammar)
+        params, wrong, changes = _check(group, grammar)
         if not wrong and grammar.repeated == "reject" and form.texts(params) in taken:
             wrong = [Problem("repeated", f"{form.params(params)} was proposed before; propose something else")]
-        notes += [name + note for note in said]
+        notes += [name + note for note in changes]
         problems += [Problem(problem.reason, name + problem.message) for problem in wrong]
         if not wrong:
             proposals.append(params)
             taken.add(form.texts(params))
     if not groups:
         ending = f"params[{grammar.num_params - 1}]: number"
-        wanted = f"params[0]: number; ...; {ending}" if grammar.num_params > 1 else ending
-        problems.append(Problem("none", f'the reply has no line of the form "{wanted}"'))
+        line = f"params[0]: number; ...; {ending}" if grammar.num_params > 1 else ending
+        problems.append(Problem("none", f'the reply has no line of the form "{line}"'))
     elif len(groups) < grammar.proposals:
         problems.append(Problem("few", f"the reply has {len(groups)} proposals, not {grammar.proposals}"))
     return Reading(tuple(proposals), tuple(problems), tuple(notes), "\n".join(prose).strip())
@@ -288,8 +276,8 @@ def _decimals(text: str) -> int:
     """Number of decimals without trailing zeros."""
     _, digits, exponent = Decimal(text).as_tuple()
     written = "".join(map(str, digits))
-    kept = written.rstrip("0")
-    return max(0, -int(exponent) - (len(written) - len(kept))) if kept else 0
+    significant = written.rstrip("0")
+    return max(0, -int(exponent) - (len(written) - len(significant))) if significant else 0
 
 
 def _published(text: str, grammar: Grammar) -> Reading:
@@ -335,23 +323,18 @@ class NoProposal(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Asking:
+class Asking(Checked):
     """Settings of queries and retries."""
 
     temperature: float | None = 1.0
     """Sampling temperature; None: the server's default."""
     max_tokens: int = 2048
     """Maximum number of tokens of a reply."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Number of retries, with the errors, after a reply that cannot be parsed (published: 5 attempts in total)."""
     on_failure: OnFailure = "skip"
-    failures: int = 10
+    failures: NonNegativeInt = 10
     """More consecutive failed iterations than this always raise `NoProposal`."""
-
-    def __post_init__(self):
-        fields_at_least(self, 0, "retries", "failures")
-        if self.on_failure not in get_args(OnFailure):
-            raise ValueError(f"on_failure is {self.on_failure!r}; it is one of {', '.join(get_args(OnFailure))}")
 
     def request(self, messages: Sequence[Message], key: jax.Array) -> ChatRequest:
         """A request whose seed is derived from a typed key, so that other runs get other samples even through a
@@ -439,10 +422,10 @@ def ask_until_read(
     for i, request in enumerate(requests):
         last = readings[i][-1]
         best = last if not last.problems else max(readings[i], key=lambda reading: len(reading.proposals))
-        said = ended[i].messages[len(request.messages) - 1 :]
+        dialogue = ended[i].messages[len(request.messages) - 1 :]
         prompt = [asdict(message) for message in request.messages]
         record = {"prompt": prompt, "seed": request.seed, "attempts": attempts[i], **overflows.get(i, {})}
-        answers.append(Answer(best, said, record))
+        answers.append(Answer(best, dialogue, record))
     return answers
 
 

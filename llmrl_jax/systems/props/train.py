@@ -65,8 +65,7 @@ def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
         refuse_changes(folder, configs.load_config(PropsRun, folder / "config.json"), config)
     if not config.search.asks and config.chat.model != SCRIPTED:
         print(f"note: {config.search.method} asks no model, so {config.chat.model} is not asked")
-    asked = config.chat if config.search.asks else ChatConfig()
-    chat = make_chat(asked, PolicyAdviser(), folder)
+    chat = make_chat(config.chat if config.search.asks else ChatConfig(), PolicyAdviser(), folder)
     seeds = range(config.run.seed, config.run.seed + config.seeds)
     studies = [
         Study(task, config.search, seed, chat.model, config.chat.sampling, folder / f"{folder_name(task.name)}-{seed}")
@@ -91,9 +90,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         def report(result: Result) -> None:
             activity.what = f"{name}: round {result.rounds}, best {result.value:.2f}"
             if config.print_every and result.rounds % config.print_every == 0:
-                print(
-                    f"{name}: round {result.rounds}, best {result.value:.2f} ({result.episodes} episodes)", flush=True
-                )
+                print(f"{activity.what} ({result.episodes} episodes)", flush=True)
 
         failure = ""
         try:
@@ -108,8 +105,8 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             (study.folder / TRACEBACK).write_text(traceback.format_exc())
         if request.aborted:
             raise KeyboardInterrupt
-        if known := _judged(study):
-            return known
+        if finished := _finished(study):
+            return finished
         # a signal leaves little time: unfinished searches are judged when they are finished
         judged = study.done or bool(failure) or not request.name
         with doing(f"{name}: final episodes"):
@@ -135,7 +132,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         pool.shutdown(cancel_futures=True)
 
 
-def _judged(study: Study) -> dict[str, Any] | None:
+def _finished(study: Study) -> dict[str, Any] | None:
     """The result of a search that an earlier part of the run finished; None if there is none."""
     try:
         summary = json.loads((study.folder / RESULT).read_text())
@@ -143,8 +140,8 @@ def _judged(study: Study) -> dict[str, Any] | None:
         return None
     if not isinstance(summary, dict):  # damaged: it is judged again
         return None
-    whole = study.done and summary.get("finished") and summary.get("rounds") == study.result.rounds
-    return summary if whole and summary.get("final") is not None else None
+    complete = study.done and summary.get("finished") and summary.get("rounds") == study.result.rounds
+    return summary if complete and summary.get("final") is not None else None
 
 
 def finish(
@@ -162,23 +159,19 @@ def finish(
     header = ["task", "seed", "best while searching", "in fresh episodes (+- standard error)", "random actions there"]
     rows = [[*header, "episodes", "steps"]]
     for r in results:
-        found = (_mean_text(r, name) for name in ("final", "random"))
-        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", *found, str(r["episodes"]), str(r["steps"])])
+        means = (_mean_text(r, name) for name in ("final", "random"))
+        rows.append([r["task"], str(r["seed"]), f"{r['value']:.2f}", *means, str(r["episodes"]), str(r["steps"])])
     print(text_table(rows))
-    values: dict[str, Any] = {
-        "method": config.search.method,
-        "asked": chat.model.name if config.search.asks else "",
-        "searches": results,
-    }
-    values |= {"spent": chat.budget.report(), "stopped": stopped}
-    write_summary(folder, values)
-    filmed = not config.video or bool(stopped) or _film(studies, results)
+    model = chat.model.name if config.search.asks else ""
+    values = {"method": config.search.method, "asked": model, "searches": results}
+    write_summary(folder, values | {"spent": chat.budget.report(), "stopped": stopped})
+    has_videos = not config.video or bool(stopped) or _write_videos(studies, results)
     unfinished = sum(not r["finished"] for r in results)
     if unfinished:
         print(f"{unfinished} searches are not finished; continue them with --run.resume {folder}")
     if stopped and unfinished:
         return 0  # a requested stop: a requeued job continues, even if one search had ended early
-    return int(any(r["stopped"] for r in results) or not filmed)
+    return int(any(r["stopped"] for r in results) or not has_videos)
 
 
 def _mean_text(result: dict[str, Any], name: str) -> str:
@@ -189,7 +182,7 @@ def _mean_text(result: dict[str, Any], name: str) -> str:
     return f"{result[name]:.2f}" + ("" if error is None else f" +- {error:.2f}")
 
 
-def _film(studies: Sequence[Study], results: Sequence[dict[str, Any]]) -> bool:
+def _write_videos(studies: Sequence[Study], results: Sequence[dict[str, Any]]) -> bool:
     """Write an episode of each best policy. **Returns:** False, after a message, if one cannot be drawn."""
     for study, result in zip(studies, results):
         if result["params"] is None:

@@ -11,11 +11,9 @@ import pytest
 
 from llmrl_jax.agents.population import Evaluation, make_population_evaluator
 from llmrl_jax.lm import Generation
-from llmrl_jax.systems.props.config import FinetuneRun, preset
+from llmrl_jax.systems.props.config import PUBLISHED, FinetuneConfig, FinetuneRun, preset
 from llmrl_jax.systems.props.finetune import (
-    PUBLISHED,
     TAGGED,
-    FinetuneConfig,
     Question,
     Setting,
     encode_question,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import ContextExceeded, ScriptedAdviser, ServerError
-from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer, Polished
+from llmrl_jax.systems.props.build import Polished
+from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Format, Grid, HistoryView, ProposalPrompt, Transition

@@ -11,7 +11,7 @@ import pytest
 
 import envs_jax
 from envs_jax.spaces import Box, Discrete
-from llmrl_jax.systems.props.describe import FACTS, SAME, Facts, describe
+from llmrl_jax.systems.props.describe import ALIASES, DESCRIPTIONS, EnvDescription, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
 from llmrl_jax.systems.props.prompts import (
     Format,
@@ -148,12 +148,12 @@ def test_a_prompt_that_cannot_be_is_refused(make):
         make()
 
 
-def test_every_task_has_facts():
-    assert {SAME.get(task.env, task.env) for task in TASKS.values()} <= set(FACTS)
-    assert set(SAME.values()) <= set(FACTS)
+def test_every_task_has_texts():
+    assert {ALIASES.get(task.env, task.env) for task in TASKS.values()} <= set(DESCRIPTIONS)
+    assert set(ALIASES.values()) <= set(DESCRIPTIONS)
 
 
-@pytest.mark.parametrize("id", [*FACTS, *SAME])
+@pytest.mark.parametrize("id", [*DESCRIPTIONS, *ALIASES])
 def test_descriptions_say_what_the_world_says(id):
     if id.endswith("-v5"):
         pytest.importorskip("mujoco")
@@ -180,8 +180,8 @@ def test_descriptions_say_what_the_world_says(id):
         assert len(re.findall(r"^- action\[\d+\]: ", texts[0], re.MULTILINE)) == int(np.prod(actions.shape))
         assert "largest score" not in texts[0]
     hidden = describe(env, params, policy, hide=True)
-    facts = FACTS[SAME.get(id, id)]
-    secrets = [*facts.observations, *facts.actions, *(env.action_names if isinstance(actions, Discrete) else ())]
+    texts = DESCRIPTIONS[ALIASES.get(id, id)]
+    secrets = [*texts.observations, *texts.actions, *(env.action_names if isinstance(actions, Discrete) else ())]
     assert (
         not [secret for secret in secrets if secret in hidden.replace("action in state", "")] and "Reward" not in hidden
     )
@@ -232,8 +232,8 @@ def test_descriptions_that_would_be_wrong_are_refused():
         describe(env, params, policy, hints=3)
     with pytest.raises(ValueError, match="hints is 1 and hide is true"):
         describe(env, params, policy, hints=1, hide=True)
-    with pytest.raises(ValueError, match="has 4 observation entries, and its facts name 1"):
-        describe(env, params, policy, facts=Facts("goal", ("one",)))
+    with pytest.raises(ValueError, match="has 4 observation entries, and its texts name 1"):
+        describe(env, params, policy, texts=EnvDescription("goal", ("one",)))
     with pytest.raises(ValueError, match="for 2 observations and 1 actions, but CartPole-v1 has 4 and 2"):
         describe(env, params, LINEAR)
     with pytest.raises(KeyError, match="no description of 'Debug-Aim-v0'"):
@@ -242,5 +242,8 @@ def test_descriptions_that_would_be_wrong_are_refused():
     four = ("position", "speed", "angle", "turn")
     with pytest.raises(ValueError, match="speaks of the action 'jump', which fits 0 of"):
         describe(
-            env := envs_jax.make("CartPole-v1")[0], env.default_params, policy, facts=Facts("{{ act('jump') }}", four)
+            env := envs_jax.make("CartPole-v1")[0],
+            env.default_params,
+            policy,
+            texts=EnvDescription("{{ act('jump') }}", four),
         )
