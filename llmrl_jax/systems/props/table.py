@@ -29,14 +29,13 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, folder_name, held, open_folder
 from llmrl_jax.run.loop import train as run_training
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.config import EPISODES, SCRIPTED, PropsConfig, TableConfig
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
-from llmrl_jax.systems.props.search_run import chosen_tasks
-from llmrl_jax.systems.props.settings import EPISODES, SCRIPTED, TableConfig
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task
+from llmrl_jax.systems.props.train import chosen_tasks
 
 
 TITLES = {
@@ -49,7 +48,7 @@ ROW: dict[str, Any] = {
     "task": str, "method": str, "seeds": int, "budget": int, "final_episodes": int, "final": (int, float),
     "standard_error": (int, float, NoneType),
 }  # fmt: skip
-"""What the page reads of a row of the record: names and types."""
+"""Entries of a row of the record that the page needs: names and types."""
 
 INTRODUCTION = """# ProPS: the fifteen tasks
 
@@ -80,14 +79,16 @@ def make_table(config: TableConfig) -> int:
     """
     for method in config.methods:
         if method != SCRIPTED and method not in NUMERIC:
-            known = [SCRIPTED, *NUMERIC]
-            raise ValueError(f"there is no method {method!r}{nearest(method, known)} (there are {', '.join(known)})")
+            methods = [SCRIPTED, *NUMERIC]
+            raise ValueError(
+                f"there is no method {method!r}{nearest(method, methods)} (there are {', '.join(methods)})"
+            )
     tasks = chosen_tasks(config.tasks)
     check_writable(config.page, "--page", folder=True)
     # errors are raised before anything is written
     earlier = _rows(config.page)
     pairs = [(task, method) for task in tasks for method in config.methods]
-    _check_packages([pair for pair in pairs if config.again or not _is_measured(earlier, _asked(config, *pair))])
+    _check_packages([pair for pair in pairs if config.again or not _is_measured(earlier, _row_key(config, *pair))])
     work = open_folder(config.run, "props-table")
     with contextlib.ExitStack() as stack:
         for folder in sorted({config.page.resolve(), work.resolve()}):  # two tables in one folder would lose rows
@@ -99,16 +100,16 @@ def make_table(config: TableConfig) -> int:
         measured = False
         for task in tasks:
             for method in config.methods:
-                asked = _asked(config, task, method)
-                if _is_measured(rows, asked):
+                key = _row_key(config, task, method)
+                if _is_measured(rows, key):
                     continue
                 with doing(f"{task.name}, {method}"):
-                    measurements = None if request.name else _measured(task, asked, config.workers, work, request)
+                    measurements = None if request.name else _measure(task, key, config.workers, work, request)
                 if measurements is None:
                     again = " (without --again)" if config.again else ""
                     print(f"stopped by {request.name}; continue with --run.resume {work}{again}")
                     return 0
-                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [asked | measurements]
+                rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [key | measurements]
                 _write(config.page, rows)
                 measured = True
                 print(f"{task.name}, {method}: {_mean(measurements)} ({measurements['seconds']:.0f} s)", flush=True)
@@ -118,14 +119,14 @@ def make_table(config: TableConfig) -> int:
     return 0
 
 
-def _asked(config: TableConfig, task: Task, method: str) -> dict[str, Any]:
-    """What a row of the record has in common with the settings."""
-    asked = {"task": task.name, "method": method, "seed": config.run.seed, "seeds": config.seeds}
-    return asked | {"budget": config.budget, "final_episodes": config.final_episodes}
+def _row_key(config: TableConfig, task: Task, method: str) -> dict[str, Any]:
+    """The entries of a row that the settings determine."""
+    key = {"task": task.name, "method": method, "seed": config.run.seed, "seeds": config.seeds}
+    return key | {"budget": config.budget, "final_episodes": config.final_episodes}
 
 
-def _is_measured(rows: Sequence[dict[str, Any]], asked: dict[str, Any]) -> bool:
-    return any(row.items() >= asked.items() for row in rows)
+def _is_measured(rows: Sequence[dict[str, Any]], key: dict[str, Any]) -> bool:
+    return any(row.items() >= key.items() for row in rows)
 
 
 def _check_packages(measurements: Sequence[tuple[Task, str]]) -> None:
@@ -176,17 +177,15 @@ def _folders(work: Path, task: Task, method: str, seed: int, seeds: int, budget:
     return [work / f"{start}-{method}-{seeds}{f'-from-{seed}' if seed else ''}"]
 
 
-def _measured(
-    task: Task, asked: dict[str, Any], workers: int, work: Path, request: StopRequest
-) -> dict[str, Any] | None:
+def _measure(task: Task, key: dict[str, Any], workers: int, work: Path, request: StopRequest) -> dict[str, Any] | None:
     """The results of a row, besides its settings; None if a signal stopped it."""
-    budget, final = asked["budget"], asked["final_episodes"]
-    folders = _folders(work, task, asked["method"], asked["seed"], asked["seeds"], budget)
+    budget, final = key["budget"], key["final_episodes"]
+    folders = _folders(work, task, key["method"], key["seed"], key["seeds"], budget)
     measurements: Any
-    if asked["method"] == SCRIPTED:
-        measurements = _by_adviser(task, asked["seed"], folders, budget, final, workers, request)
+    if key["method"] == SCRIPTED:
+        measurements = _search_by_adviser(task, key["seed"], folders, budget, final, workers, request)
     else:
-        measurements = _by_numbers(task, asked, folders[0], request)
+        measurements = _search_numerically(task, key, folders[0], request)
     if measurements is None:
         return None
     values, best, steps, episodes, seconds = measurements
@@ -214,19 +213,19 @@ class NumericRun:
     episodes: int = EPISODES
 
 
-def _by_numbers(
-    task: Task, asked: dict[str, Any], folder: Path, request: StopRequest
+def _search_numerically(
+    task: Task, key: dict[str, Any], folder: Path, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
     """Final and best returns, steps, episodes per search, and seconds; as a run in `folder`, saved after every
     iteration."""
     env, env_params, policy = task.make()
     evaluate = make_population_evaluator(env, env_params, policy)
-    method, seeds = asked["method"], asked["seeds"]
+    method, seeds = key["method"], key["seeds"]
     optimizer = make_numeric(method, policy)
     run = RunConfig(
         name=folder.name,
         out=str(folder.parent),
-        seed=asked["seed"],
+        seed=key["seed"],
         checkpoint_every=1,
         keep=1,
         resume=(folder / "config.json").exists(),
@@ -237,7 +236,7 @@ def _by_numbers(
         result = run_training(
             make_search(optimizer, evaluate, seeds=seeds, episodes=EPISODES),
             run,
-            num_updates=iterations_of(optimizer, asked["budget"], EPISODES),
+            num_updates=iterations_of(optimizer, key["budget"], EPISODES),
             full_config=NumericRun(task.name, method, seeds, run),
             title=f"{task.name}, {method}",
             shown={"best": "best", "episode_return": "mean"},
@@ -251,16 +250,16 @@ def _by_numbers(
         return None
     started = time.monotonic()
     state = jax.jit(lambda state: closed(optimizer, evaluate, state, EPISODES))(result.state)
-    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, asked["final_episodes"]))(state))
+    returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, key["final_episodes"]))(state))
     seconds = result.seconds + result.compile_seconds + time.monotonic() - started
     played = (result.update * population_of(optimizer) + closing_of(optimizer)) * EPISODES
     return returns.mean(axis=1, dtype=np.float64), state.value, state.steps, played, seconds
 
 
-def _by_adviser(
+def _search_by_adviser(
     task: Task, first: int, folders: Sequence[Path], budget: int, final: int, workers: int, request: StopRequest
 ) -> tuple[Any, Any, Any, int, float] | None:
-    """ProPS's loop with the scripted adviser; the warm-up counts towards the budget. See `_by_numbers`."""
+    """ProPS's loop with the scripted adviser; the warm-up counts towards the budget. See `_search_numerically`."""
     started = time.monotonic()
     arm = task.props
     warmup = min(arm.warmup, budget // EPISODES - 1)
@@ -269,9 +268,9 @@ def _by_adviser(
         iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
     )
 
-    def one(place: int) -> dict[str, Any]:
+    def one(i: int) -> dict[str, Any]:
         chat = {"temperature": 1.0, "max_tokens": 100_000}
-        study = Study(task, config, first + place, PolicyAdviser(), chat, folders[place])
+        study = Study(task, config, first + i, PolicyAdviser(), chat, folders[i])
         study.run(lambda: bool(request.name))
         return study.judge() if study.done else study.unjudged()
 
@@ -284,9 +283,7 @@ def _by_adviser(
     return *columns, max(f["episodes"] for f in summaries), seconds
 
 
-def _figure(pair: tuple[float, float | None] | None) -> str:
-    if pair is None:
-        return ""
+def _figure(pair: tuple[float, float | None]) -> str:
     return f"{pair[0]:.2f}" if pair[1] is None else f"{pair[0]:.2f} +- {pair[1]:.2f}"
 
 
@@ -314,10 +311,8 @@ def _write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
         baseline = next(iter(task.published.items()))
         cells = [task.title, str(task.num_params), "" if task.bound is None else f"{task.bound:g}"]
         cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
-        for m in methods:
-            row = mine.get(m)
-            cells.append("" if row is None else _mean(row))
-        said = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
-        cells.append("; ".join(sorted(said)))
+        cells += [_mean(mine[m]) if m in mine else "" for m in methods]
+        counts = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
+        cells.append("; ".join(sorted(counts)))
         lines.append("| " + " | ".join(cells) + " |")
     write_whole(out / PAGE, INTRODUCTION + "\n".join(lines) + "\n")

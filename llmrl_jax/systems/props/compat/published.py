@@ -16,18 +16,53 @@ import envs_jax
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import expanded
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig, TemplateConfig
-from llmrl_jax.systems.props.history import HistoryView
-from llmrl_jax.systems.props.published_keys import (
-    FINETUNE,
-    FINETUNE_TASKS,
-    MUJOCO,
-    RELEASE,
-    RELEASE_TASKS,
-    ROWS,
-    WORLDS,
-)
+from llmrl_jax.systems.props.prompts import HistoryView, digits
 from llmrl_jax.systems.props.tasks import TASKS, get
-from llmrl_jax.systems.props.templates import digits
+
+
+RELEASE_TASKS = {
+    "cont_space_llm_num_optim": "props",
+    "cont_space_llm_num_optim_rndm_proj": "props",
+    "dist_state_llm_num_optim": "props",
+    "cont_state_llm_num_optim_semantics": "props+",
+    "dist_state_llm_num_optim_semantics": "props+",
+}
+"""Dispatch keys of the release, with their methods."""
+
+FINETUNE_TASKS = (
+    "mountaincar", "pendulum", "blackjack", "cartpole", "grid_world", "hopper", "mc_continuous", "inverted_pendulum",
+    "pong", "swimmer", "walker", "reacher", "double_pendulum", "inverted_double_pendulum", "half_cheetah", "maze",
+    "nim", "cliff_walking", "navigation",
+)  # fmt: skip
+"""Dispatch keys of the fine-tuning repository; the environment is given by `gym_env_name`."""
+
+MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d", "HalfCheetah")
+
+SHARED = {
+    "task", "num_episodes", "gym_env_name", "render_mode", "env_kwargs", "logdir", "max_traj_count", "max_traj_length",
+    "template_dir", "llm_si_template_name", "llm_output_conversion_template_name", "env_desc_file", "llm_model_name",
+    "num_evaluation_episodes", "warmup_episodes", "warmup_dir", "bias", "rank", "optimum",
+}  # fmt: skip
+RELEASE = SHARED | {
+    "dim_actions", "dim_states", "search_step_size", "ollama_num_ctx", "include_trajectories", "feedback_interval",
+    "param_min", "param_max", "buffer_top_k", "buffer_recent_j",
+}  # fmt: skip
+FINETUNE = SHARED | {
+    "experiments", "continuous", "num_position_bins", "num_theta_bins", "grid_size", "actions", "states",
+    "llm_ui_template_name", "model_type", "base_model", "record_video", "use_replay_buffer", "reset_llm_conversation",
+    "step_size", "print_episode", "max_limit", "title",
+}  # fmt: skip
+
+ROWS = ("hopper", "mc_continuous")
+"""Dispatch keys whose dialogue shows `max_traj_length` rows of the replay buffer; the others show 100."""
+
+WORLDS = {
+    "CliffWalking-v0": "CliffWalking-v1",
+    "FrozenLake-v0": "FrozenLake-v1",
+    "gym_navigation:NavigationTrack-v0": "NavigationTrack-v0",
+    "gym_examples/Maze-v0": "maze-sample-3x3-v0",
+}
+"""Older or other spellings of environment ids."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +111,19 @@ def read_published(data: Mapping[str, Any], where: str = "the file", folder: str
     """
     task_key = data.get("task")
     if task_key in RELEASE_TASKS:
-        schema, known = "release", RELEASE
+        schema, keys = "release", RELEASE
     elif task_key in FINETUNE_TASKS:
-        schema, known = "finetune", FINETUNE
+        schema, keys = "finetune", FINETUNE
     else:
         names = [*RELEASE_TASKS, *FINETUNE_TASKS]
         raise ValueError(f"{where}: task is {task_key!r}{nearest(str(task_key), names)} (known: {', '.join(names)})")
     for key in data:
-        if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}{nearest(key, sorted(known))}")
+        if key not in keys:
+            raise ValueError(f"{where}: unknown key {key!r}{nearest(key, sorted(keys))}")
     values = {key: _none(value) for key, value in data.items()}
     if "gym_env_name" not in values:
         raise ValueError(f"{where}: gym_env_name is missing; it names the world, CartPole-v1 say")
-    reader = _Reader(schema, values, where, Path(folder))
-    return reader.read()
+    return _Reader(schema, values, where, Path(folder)).read()
 
 
 class _Reader:
@@ -98,16 +132,14 @@ class _Reader:
     def __init__(self, schema: str, values: dict[str, Any], where: str, folder: Path):
         self.schema, self.values, self.where, self.folder = schema, values, where, folder
         self.notes: list[str] = []
-        self.asked = {"task"}
+        self.note = self.notes.append
+        self.used = {"task"}
         """Keys that were read or mentioned in a note."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
+        self.used.add(name)
         value = self.values.get(name)
         return default if value is None else value
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
     def read(self) -> Published:
         task = self._task()
@@ -116,10 +148,10 @@ class _Reader:
         if self.schema == "finetune" and not legacy and "semantic" in self.get("llm_si_template_name", ""):
             method = "props+"
         table = get(task).step is None
-        asked: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if not legacy:  # the dialogue starts from one matrix
             optimum = self.get("optimum")
-            asked = {
+            options = {
                 "warmup": self.get("warmup_episodes", 0),
                 "optimum": "true" if optimum is None else digits(optimum),
                 "step_size": float(self.get("search_step_size", self.get("step_size", 0.0))),
@@ -127,7 +159,7 @@ class _Reader:
             }
         replay = legacy and self._replays()
         if replay:
-            asked = self._buffer()
+            options = self._buffer()
         templates = self._templates(method)
         if templates.llm_si_template_name and not legacy and not table:
             self.note(
@@ -147,7 +179,7 @@ class _Reader:
                 init=None if table else self._init(),
                 **({} if table else self._box()),
             ),
-            **asked,
+            **options,
             reply=ReplyConfig(
                 retries=3 if tuned else 4,
                 on_failure="repeat" if tuned else "skip",
@@ -158,14 +190,14 @@ class _Reader:
             reset_llm_conversation=legacy and self._resets(),
         )
         self._check_rank(task, config.policy)
-        self._said_otherwise(legacy)
+        self._note_unused(legacy)
         model, adapter = self._model()
         logdir, video = str(self.get("logdir", "")), bool(self.get("record_video", False))
         seeds, print_every = int(self.get("experiments", 1)), int(self.get("print_episode", 0))
         if Path(logdir).name != logdir:
             self.note(f"logdir {logdir}: the run is called {Path(logdir).name}, in the folder --out")
         for key, value in self.values.items():
-            if key not in self.asked and value is not None:
+            if key not in self.used and value is not None:
                 self.note(f"{key} {value} is not read: it has no meaning for {method} on {task}")
         return Published(
             schema=self.schema,
@@ -183,26 +215,26 @@ class _Reader:
     def _task(self) -> str:
         """The task of the file's environment, which must have the file's sizes."""
         world = str(self.get("gym_env_name"))
-        wanted = WORLDS.get(world, world)
-        if wanted != world:
-            self.note(f"gym_env_name {world} is {wanted} here")
-        base, _, version = wanted.rpartition("-v")
+        env_id = WORLDS.get(world, world)
+        if env_id != world:
+            self.note(f"gym_env_name {world} is {env_id} here")
+        base, _, version = env_id.rpartition("-v")
         if base in MUJOCO and version != "5":
             self.note(f"gym_env_name {world} is played as {base}-v5")
-            wanted = f"{base}-v5"
+            env_id = f"{base}-v5"
         options = dict(self.get("env_kwargs", {}))
         slippery = options.pop("is_slippery", None)
         if base == "CliffWalking" and slippery:
-            wanted = "CliffWalkingSlippery-v1"
+            env_id = "CliffWalkingSlippery-v1"
         elif slippery is not None and base != "CliffWalking" and not (base == "FrozenLake" and slippery):
             options["is_slippery"] = slippery
         tasks = {task.env: name for name, task in TASKS.items()}
-        if wanted not in tasks:
+        if env_id not in tasks:
             raise ValueError(
-                f"{self.where}: there is no task for gym_env_name {world!r}{nearest(wanted, list(tasks))} "
+                f"{self.where}: there is no task for gym_env_name {world!r}{nearest(env_id, list(tasks))} "
                 f"(there are {', '.join(tasks)})"
             )
-        name = tasks[wanted]
+        name = tasks[env_id]
         query = "&".join(f"{key}={str(value).lower()}" for key, value in options.items())
         name = f"{name}?{query}" if query else name
         try:
@@ -215,9 +247,9 @@ class _Reader:
             if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
                 continue  # a product of several ranges, as blackjack's
             if value is not None and _count(value, key) != size:
-                raise ValueError(f"{self.where}: {key} says {_count(value, key)}, but {wanted} has {size}")
+                raise ValueError(f"{self.where}: {key} says {_count(value, key)}, but {env_id} has {size}")
         if self.get("grid_size") and self.get("grid_size") ** 2 != policy.obs_size:
-            raise ValueError(f"{self.where}: grid_size {self.get('grid_size')} is not that of {wanted}")
+            raise ValueError(f"{self.where}: grid_size {self.get('grid_size')} is not that of {env_id}")
         return name
 
     def _is_legacy(self) -> bool:
@@ -278,15 +310,15 @@ class _Reader:
         length = 0 if self.schema == "finetune" else int(self.get("max_traj_length", 0))
         if not length:
             return 0
-        own = int(envs_jax.make(get(task).env)[1].max_steps)
-        if own < length:
-            self.note(f"max_traj_length {length}: the world itself ends an episode after {own} steps")
-        return min(length, own)
+        limit = int(envs_jax.make(get(task).env)[1].max_steps)
+        if limit < length:
+            self.note(f"max_traj_length {length}: the world itself ends an episode after {limit} steps")
+        return min(length, limit)
 
     def _box(self) -> dict[str, Any]:
         """The box of a linear policy; a table's entries are its actions."""
-        given = {"low": self.get("param_min"), "high": self.get("param_max")}
-        return {name: float(value) for name, value in given.items() if value is not None}
+        bounds = {"low": self.get("param_min"), "high": self.get("param_max")}
+        return {name: float(value) for name, value in bounds.items() if value is not None}
 
     def _check_rank(self, task: str, chosen: PolicyConfig) -> None:
         """Check `rank`, the number of parameters, against the environment; for a projection it is free."""
@@ -333,15 +365,15 @@ class _Reader:
         if not directory:
             self.note(f"there is no template_dir, {instead}")
             return TemplateConfig()
-        places = [expanded(directory), self.folder / directory]
-        folder = next((place for place in places if place.is_dir()), None)
+        folders = [expanded(directory), self.folder / directory]
+        folder = next((path for path in folders if path.is_dir()), None)
         if folder is None:
             self.note(f"there is no folder {directory} here, {instead}")
             return TemplateConfig()
         for key, name in named.items():
             if not (folder / name).is_file():
-                there = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.j2"))
-                raise ValueError(f"{self.where}: {key} {name!r} is not in {folder}{nearest(name, there)}")
+                files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.j2"))
+                raise ValueError(f"{self.where}: {key} {name!r} is not in {folder}{nearest(name, files)}")
         return TemplateConfig(str(folder), env_desc_file=self.get("env_desc_file", ""), **named)
 
     def _model(self) -> tuple[str, str]:
@@ -365,7 +397,7 @@ class _Reader:
             return name.removeprefix("ollama:"), ""
         return name, ""
 
-    def _said_otherwise(self, legacy: bool) -> None:
+    def _note_unused(self, legacy: bool) -> None:
         """Notes on keys that have no effect here, or a different one."""
         if self.get("render_mode"):
             self.note(f"render_mode {self.get('render_mode')}: nothing is shown while searching; see --video")

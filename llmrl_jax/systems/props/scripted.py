@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrl_jax.chat import Message, ScriptedAdviser
-from llmrl_jax.systems.props.matrices import find_matrices
+from llmrl_jax.systems.props.compat.legacy import find_matrices
 
 
 _FLOAT = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"
@@ -64,11 +64,11 @@ class PolicyAdviser(ScriptedAdviser):
     def _assignments(self, prompt: str, rng: random.Random) -> str:
         task = _read(prompt)
         count = _COUNT.search(prompt)
-        known = {params for params, _ in task.tried}
+        tried = {params for params, _ in task.tried}
         lines = []
         for _ in range(int(count[1]) if count else 1):
-            params, _why = _candidate(task, known, rng)
-            known.add(params)
+            params, _why = _candidate(task, tried, rng)
+            tried.add(params)
             lines.append("; ".join(f"params[{i}]: {_text(v)}" for i, v in enumerate(params)))
         return "\n".join([*lines, "This is a scripted local search, " + _why + "."])
 
@@ -127,11 +127,11 @@ def _read(prompt: str) -> _Task:
     )
 
 
-def _candidate(task: _Task, known: set[tuple[float, ...]], rng: random.Random) -> tuple[tuple[float, ...], str]:
+def _candidate(task: _Task, tried: set[tuple[float, ...]], rng: random.Random) -> tuple[tuple[float, ...], str]:
     """A policy that was not evaluated yet, and how it was generated."""
     for _ in range(TRIES):
         params, why = _move(task, rng)
-        if params not in known:
+        if params not in tried:
             return params, why
     return _anywhere(task, rng), "a draw from the whole box, since all near draws were tried"
 
