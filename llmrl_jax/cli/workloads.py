@@ -25,8 +25,8 @@ from llmrl_jax import lm
 from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import Placement, batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import jit_chunk
-from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
-from llmrl_jax.run.memory.programs import place_like, placed
+from llmrl_jax.workflows.memory.fit import Built, Fit, find_devices, measured, read_shape
+from llmrl_jax.workflows.memory.programs import place_like, placed
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ Parts = tuple[Any, Any, Any]
 
 
 def fit(config: WorkloadConfig) -> Fit:
-    """The memory of a workload, and for a target the time of an update; as `llmrl_jax.run.memory.fit.fit`.
+    """The memory of a workload, and for a target the time of an update; as `llmrl_jax.workflows.memory.fit.fit`.
 
     **Raises:** what `find_devices` and the builders of the system raise."""
     devices = find_devices(config)
@@ -202,9 +202,9 @@ def _glam(s: Setting) -> Parts:
     """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
     from llmrl_jax.lm.tokens import WordTokenizer
     from llmrl_jax.rl.rollout import place
-    from llmrl_jax.systems.glam import presets
+    from llmrl_jax.systems.glam import config as presets
     from llmrl_jax.systems.glam.build import build, make_world
-    from llmrl_jax.systems.glam.prompt import glam_prompt
+    from llmrl_jax.systems.glam.prompts import glam_prompt
 
     c = s.config
     preset = presets.GLAM_LORA if c.tune == "lora" else presets.GLAM

@@ -18,7 +18,7 @@ import tyro
 from flax import struct
 
 from llmrl_jax.core.config import FREE
-from llmrl_jax.rl.learner import Exchange
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.run.config import RunConfig
 
 
@@ -193,7 +193,7 @@ def evaluate(state, key):
 
 def dump(state, path):
     """Every leaf's bits, for comparison across processes."""
-    from llmrl_jax.run import leaves as trees
+    from llmrl_jax.run import pytrees as trees
 
     leaves = trees.named_leaves(state)
     raw = {name: jax.random.key_data(x) if trees.is_key(x) else x for name, x in leaves.items()}
@@ -227,8 +227,7 @@ def make(config: Config) -> Any:
     from dataclasses import replace
 
     from llmrl_jax.systems.glam.build import build
-    from llmrl_jax.systems.glam.config import EmbeddedConfig
-    from llmrl_jax.systems.glam.presets import DEMO
+    from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 
     small = replace(
         DEMO,

@@ -29,12 +29,12 @@ from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import option, refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.precision import platform_of

@@ -339,7 +339,7 @@ class TrainConfig(Checked):
     run: RunConfig = field(default_factory=RunConfig)
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.glam.train import make
 
         return make(self)
@@ -376,7 +376,7 @@ class CloneRun(Checked):
             raise ValueError(f"--demos is {self.demos} and --from is {self.from_run}: give one of them")
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.glam.clone import make
 
         return make(self)

@@ -13,15 +13,14 @@ from llmrl_jax.agents.competence import calibration
 from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.recording import record_episode
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
-from llmrl_jax.rl.learner import Learner
-from llmrl_jax.run import evaluation as run_evaluation
-from llmrl_jax.run.experiment import Experiment, check_saved, kind_of_run, restore
-from llmrl_jax.run.report import statistics as stats
-from llmrl_jax.run.report.episode import write_episode
+from llmrl_jax.core.learner import Learner
+from llmrl_jax.report.episode import write_episode
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
+from llmrl_jax.workflows import evaluation as run_evaluation
+from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore
 
 
 Weights = Callable[[Any], tuple[Any, Any]]
@@ -66,6 +65,13 @@ def evaluation(agent: Agent, episodes: int, weights: Weights = weights_of) -> Ca
     return evaluate
 
 
+def sampled_and_greedy(
+    play: Callable[..., dict[str, float]], state: Any, key: jax.Array
+) -> dict[str, dict[str, float]]:
+    """The summaries of both ways of acting. **Arguments:** `play`, what `evaluation` returns."""
+    return {way: play(state, key, greedy=greedy) for way, greedy in (("sampled", False), ("greedy", True))}
+
+
 def random_evaluation(agent: Agent, episodes: int, key: jax.Array) -> dict[str, float]:
     """The summary of random actions, among those that the agent has, in the episodes that `evaluation` plays with the
     same key."""
@@ -84,9 +90,10 @@ def make_experiment(
     players = functools.cache(lambda episodes: evaluation(agent, episodes, weights))  # compiled once for each number
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
-        play = players(episodes)
-        summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
-        return {**summaries, "random": random_evaluation(agent, episodes, key)}
+        return {
+            **sampled_and_greedy(players(episodes), state, key),
+            "random": random_evaluation(agent, episodes, key),
+        }
 
     defaults: dict[str, Any] = {
         "evaluate": evaluate,
@@ -152,7 +159,7 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
 def evaluate(
     folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False, json: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a checkpoint of a run of `llmrl glam train` or `clone`: see `llmrl_jax.run.evaluation.evaluate`.
+    """Evaluate a checkpoint of a run of `llmrl glam train` or `clone`: see `llmrl_jax.workflows.evaluation.evaluate`.
 
     **Returns:** success, return and length for `sampled`, `greedy` and `random` actions.
     """

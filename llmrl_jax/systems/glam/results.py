@@ -1,4 +1,4 @@
-"""Post-training tests of runs, models and baselines: the implementation of `llmrl glam test`, with its tables and figure.
+"""Post-training tests of runs, models and baselines, with tables and a figure: the implementation of `llmrl glam test`.
 
 Glam reference, sections 1.3 (files) and 5 (results).
 """
@@ -18,13 +18,12 @@ import numpy as np
 
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import check_writable
-from llmrl_jax.run.experiment import HELD_OUT
-from llmrl_jax.run.report import as_json, compare as runs_compared, figures, statistics as stats
-from llmrl_jax.run.report.curves import INK
-from llmrl_jax.run.report.runs import distinct
+from llmrl_jax.report import as_json, compare as runs_compared, figures
+from llmrl_jax.report.runs import distinct
+from llmrl_jax.run.curves import INK
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig, PostTestConfig, preset
 from llmrl_jax.systems.glam.eval import load_run
@@ -42,6 +41,7 @@ from llmrl_jax.systems.glam.posttest import (
     run_tests,
     world_of,
 )
+from llmrl_jax.workflows.experiment import HELD_OUT
 
 
 Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]

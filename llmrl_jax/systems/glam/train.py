@@ -10,13 +10,14 @@ import numpy as np
 
 from llmrl_jax.agents.contract import Agent
 from llmrl_jax.core.files import new_draft
-from llmrl_jax.run import experiment as experiments, metrics as sinks
-from llmrl_jax.run.experiment import Experiment
+from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, TrainConfig
 from llmrl_jax.systems.glam.eval import make_experiment
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
 
 
 def make(config: TrainConfig, agent: Agent | None = None) -> Experiment:

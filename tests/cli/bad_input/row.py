@@ -18,7 +18,7 @@ from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.config import TrainConfig
 from llmrl_jax.systems.props.settings import PropsRun
 from tests.lm_random import random_variables
 
@@ -103,7 +103,7 @@ def _cartpole(place: Path) -> None:
     with (
         mock.patch("llmrl_jax.run.loop.compile_chunk", _no_update),
         mock.patch("llmrl_jax.run.loop.plots.learning_curve"),
-        mock.patch("llmrl_jax.run.rl_training.evaluation", lambda made, episodes: lambda state, key: {}),
+        mock.patch("llmrl_jax.workflows.rl_training.evaluation", lambda made, episodes: lambda state, key: {}),
     ):
         command = f"rl train {CARTPOLE} {flags} --run.out {place.parent} --run.name {place.name}"
         assert cli.main(shlex.split(command)) == 0
