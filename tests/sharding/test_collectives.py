@@ -28,8 +28,7 @@ from llmrl_jax.run.chunk import compile_chunk
 from llmrl_jax.systems.ellm.build import build as build_ellm
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.glam.build import build as build_glam
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 from llmrl_jax.systems.kalm import patterns
 from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
 from llmrl_jax.systems.kalm.patterns import Episodes

@@ -25,7 +25,7 @@ from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import explaining, ground, grounded, patterns
 from llmrl_jax.systems.kalm.acting import make_player
-from llmrl_jax.systems.kalm.config import GroundRun, SmallConfig
+from llmrl_jax.systems.kalm.config import GroundRun
 from llmrl_jax.systems.kalm.grounded import FRAMES, Grounded
 from llmrl_jax.systems.kalm.imagination import Imagined
 from llmrl_jax.systems.kalm.imagining import statistics

@@ -1,7 +1,8 @@
-"""Lessons before imitation: associations, reading, and the order in which a model has them."""
+"""Lessons before RL: associations, reading, imitation, and the order in which a model has them."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -11,13 +12,25 @@ import pytest
 
 from llmrl_jax.lm import WordTokenizer
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam import demo as _glam_prior
-from llmrl_jax.systems.glam.associations import association, association_rows
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.demo import imitate
-from llmrl_jax.systems.glam.prior import PriorConfig, make_prior
-from llmrl_jax.systems.glam.reading import ReadingConfig, invented_names, question, reading_rows
+from llmrl_jax.workflows import curriculum
+from llmrl_jax.workflows.curriculum import (
+    PriorConfig,
+    ReadingConfig,
+    association,
+    association_rows,
+    imitate,
+    invented_names,
+    make_prior,
+    question,
+    reading_rows,
+    step_sizes,
+)
 from tests.glam import FULL, TINY, program
+
+
+def untrained(env, glam=TINY):
+    return build(replace(glam, env=env, tune="full"))
 
 
 def test_reading_asks_for_what_was_shown():
@@ -127,7 +140,7 @@ def test_reading_lessons_are_checked_first():
     with pytest.raises(ValueError, match="stride is 0; at least 1 is needed"):
         PriorConfig(stride=0)
     with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
-        reading_rows(program(FULL), 3, seed=1, invented=0.5)
+        reading_rows(program(FULL), ReadingConfig(updates=1, rows=3, invented=0.5), seed=1)
     with pytest.raises(ValueError, match="associations is 5 and updates is 0"):
         ReadingConfig(associations=5)
     few = WordTokenizer.from_texts(["go to a red ball"], spare=16)
@@ -158,7 +171,7 @@ def test_a_row_of_a_goal_alone_ends_with_its_value():
 def test_reading_comes_before_imitation(tmp_path, monkeypatch):
     """Texts of the world are fine-tuned on, imitation begins with what was read; worlds of other words are refused."""
     blank = program(FULL)
-    row = reading_rows(blank, 3, seed=1)[0]
+    row = reading_rows(blank, ReadingConfig(rows=3), seed=1)[0]
     text = blank.tokenizer.backend.decode(row.tokens)
     taught = blank.tokenizer.backend.decode([t for t, learn in zip(row.tokens, row.learn, strict=True) if learn])
     assert text.startswith("Goal of the agent: go to ") and "Action 0: " in text
@@ -168,11 +181,11 @@ def test_reading_comes_before_imitation(tmp_path, monkeypatch):
     config = PriorConfig(updates=2, batch_size=8, stride=1)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
     lessons = []  # `imitate` returns them without their states
-    train = _glam_prior.run_training
-    monkeypatch.setattr(_glam_prior, "run_training", lambda *a, **k: (lessons.append(train(*a, **k)), lessons[-1])[1])
-    assert [lesson.update for lesson in imitate(TINY, config, run, tmp_path, reading)] == [3, 2]
+    train = curriculum.run_training
+    monkeypatch.setattr(curriculum, "run_training", lambda *a, **k: (lessons.append(train(*a, **k)), lessons[-1])[1])
+    assert [lesson.update for lesson in imitate(untrained, TINY.env, config, run, tmp_path, reading)] == [3, 2]
     read, cloned = lessons
-    learner = make_prior(config, blank.env, blank.env_params, blank.policy, read.state.params)
+    learner = make_prior(config, blank, read.state.params)
     begun = learner.init(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, begun.params["params"], read.state.params)
     for _ in range(2):
@@ -185,20 +198,21 @@ def test_associations_come_before_reading(tmp_path, monkeypatch):
     """The reading lesson begins with the weights that associations left, and other numbers come out than without."""
     glam = replace(TINY, embedded=replace(TINY.embedded, spare_words=64))
     reading = ReadingConfig(updates=2, env="BabyAI-Text/GoToObjS4-v0", rows=40, batch_size=8, associations=3, goals=2)
-    begun, make_sft = [], _glam_prior.make_sft
+    begun, make_sft = [], curriculum.make_sft
 
     def seen(how, model, variables, *rest, **more):
         begun.append(jax.device_get(variables["params"]))
         assert how.batch_size == (16 if len(begun) == 1 else 8)
         return make_sft(how, model, variables, *rest, **more)
 
-    monkeypatch.setattr(_glam_prior, "make_sft", seen)
+    monkeypatch.setattr(curriculum, "make_sft", seen)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
-    lessons, train = [], _glam_prior.run_training
+    lessons, train = [], curriculum.run_training
     monkeypatch.setattr(
-        _glam_prior, "run_training", lambda *a, **k: (lessons.append((k["title"], train(*a, **k))), lessons[-1][1])[1]
+        curriculum, "run_training", lambda *a, **k: (lessons.append((k["title"], train(*a, **k))), lessons[-1][1])[1]
     )
-    imitate(glam, PriorConfig(updates=1, batch_size=8, stride=1), run, tmp_path, reading)
+    config = PriorConfig(updates=1, batch_size=8, stride=1)
+    imitate(lambda env: untrained(env, glam), TINY.env, config, run, tmp_path, reading)
     done = [(title, lesson.update) for title, lesson in lessons]
     assert done == [("associations", 3), ("goals", 2), ("reading", 2), ("imitation", 1)]
     for i in (0, 1):
@@ -208,17 +222,40 @@ def test_associations_come_before_reading(tmp_path, monkeypatch):
 
 
 def test_a_reading_lesson_in_other_words_is_refused():
-    made = build(TINY)
-    _glam_prior._check_words(made, TINY.env)
+    program, other = build(TINY), f"{TINY.env}?describe=faithful"
+    curriculum.check_words(TINY.env, program, TINY.env, program)
     with pytest.raises(
         ValueError, match=r"the reading lesson's environment .*faithful has other words than .*: give the"
     ):
-        _glam_prior._check_words(made, f"{TINY.env}?describe=faithful")
+        curriculum.check_words(TINY.env, program, other, build(replace(TINY, env=other)))
 
 
 def test_a_run_goes_on_with_its_own_lessons(tmp_path):
-    lessons = {"reading": ReadingConfig(updates=3), "imitation": PriorConfig(updates=4)}
+    imitation = PriorConfig(updates=4)
     for _ in range(2):
-        _glam_prior._keep_lessons(tmp_path, lessons)
+        curriculum.note_lessons(tmp_path, ReadingConfig(updates=3), imitation)
     with pytest.raises(ValueError, match=r"begun with other lessons: reading.questions: 0 -> 5 \(saved -> now\)"):
-        _glam_prior._keep_lessons(tmp_path, {**lessons, "reading": ReadingConfig(updates=3, questions=5)})
+        curriculum.note_lessons(tmp_path, ReadingConfig(updates=3, questions=5), imitation)
+
+
+def test_step_sizes_by_hand():
+    """Two of 20 updates rise to the whole one, which the third has; the last has none."""
+    rate = step_sizes(PriorConfig(updates=20, learning_rate=3.0))
+    fall = [3 * (1 + math.cos(math.pi * i / 17)) / 2 for i in range(18)]
+    np.testing.assert_allclose([float(rate(i)) for i in range(20)], [1, 2, *fall], atol=1e-6)
+    assert fall[0] == 3 and fall[-1] == 0
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_few_updates_learn_something(updates):
+    rate = step_sizes(PriorConfig(updates=updates))
+    assert float(rate(0)) > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; above 0"), ({"learning_rate": math.inf}, "a finite number")],
+)
+def test_settings_of_a_prior_out_of_range(given, message):
+    with pytest.raises(ValueError, match=message):
+        PriorConfig(**given)
