@@ -27,7 +27,7 @@ from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.flags import parse
 from llmrl_jax.run.report.statistics import wilson
 from llmrl_jax.run.rl_training import settings_class, train
-from llmrl_jax.systems.kalm.collecting import collect
+from llmrl_jax.systems.kalm.collect import collect
 from llmrl_jax.systems.kalm.config import CollectRun
 
 
