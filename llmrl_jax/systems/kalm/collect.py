@@ -16,12 +16,12 @@ from llmrl_jax.agents.play import Actor, key_pairs, make_player
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.run.experiment import kind_of_run, restore
 from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.rl_training import RLRun, settings_class as rl_settings_class
 from llmrl_jax.systems.kalm import episodes
 from llmrl_jax.systems.kalm.config import CollectRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, STATE, World, world_of
+from llmrl_jax.workflows.experiment import kind_of_run, restore
+from llmrl_jax.workflows.rl_training import RLRun, settings_class as rl_settings_class
 
 
 CHUNK = 5

@@ -13,8 +13,8 @@ from llmrl_jax.data.masked import read_published
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories, to_transitions
 from llmrl_jax.rl.offline_data import actions_of
-from llmrl_jax.run.offline_training import check_world
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, REAL, STATE, World, level_of, world_of
+from llmrl_jax.workflows.offline_training import check_world
 
 
 EPISODES = "episodes.parquet"

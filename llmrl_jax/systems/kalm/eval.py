@@ -21,13 +21,13 @@ from llmrl_jax.agents.play import Actor, advance, begin
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
-from llmrl_jax.run.experiment import check_saved, kind_of_run, restore
-from llmrl_jax.run.report.figures import text_table
-from llmrl_jax.run.report.statistics import mean_rate, wilson
+from llmrl_jax.core.statistics import mean_rate, wilson
+from llmrl_jax.report.figures import text_table
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.ground import GroundedModel, load_model
 from llmrl_jax.systems.kalm.prompts import rollout_prompts
 from llmrl_jax.systems.kalm.worlds import INSTRUCTION, LEVELS, STATE, World, level_of, world_of
+from llmrl_jax.workflows.experiment import check_saved, kind_of_run, restore
 
 
 RANDOM = "random"

@@ -24,13 +24,13 @@ from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
 from llmrl_jax.core.files import replacing
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training

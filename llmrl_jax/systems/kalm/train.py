@@ -16,15 +16,15 @@ from llmrl_jax.lm.encoder_names import AUTO, HASHED, make_encoder, resolved
 from llmrl_jax.rl.offline import make_offline, member, several
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import eval as evaluation
 from llmrl_jax.systems.kalm.config import TrainRun
 from llmrl_jax.systems.kalm.episodes import read
 from llmrl_jax.systems.kalm.ground import has_model, load_model, sentence_vectors
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, World, level_of
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
 
 
 def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
