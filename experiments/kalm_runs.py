@@ -31,7 +31,7 @@ from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.collect import collect
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.episodes import ABOUT, EPISODES, read
-from llmrl_jax.systems.kalm.eval import play_random, rates, test_key, test_run
+from llmrl_jax.systems.kalm.eval import key_of, play_random, rates, test_run
 from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, imagine_run, starts
 from llmrl_jax.systems.kalm.prompts import PATTERNS
@@ -246,7 +246,7 @@ def run(x: Experiment) -> None:
 
     for level in x.levels:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
-    found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, test_key(0)))]
+    found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, key_of(0)))]
     if by_model:
         found["language model as policy"] = [tested(grounded(x), x)]
     write()

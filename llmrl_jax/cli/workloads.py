@@ -252,12 +252,12 @@ def _ellm(s: Setting) -> Parts:
 def _bkrl(s: Setting) -> Parts:
     """The agent of `llmrl bkrl train`, with the potential's place taken by a constant."""
     from llmrl_jax.systems.bkrl.config import TrainRun
-    from llmrl_jax.systems.bkrl.training import make
+    from llmrl_jax.systems.bkrl.train import experiment
 
     config = TrainRun()
     agent = replace(config.agent, env=s.config.env or config.agent.env, ppo=s.options(config.agent.ppo))
     config = replace(config, agent=agent)
-    return _played(s, make(config, s.mesh).learner, jax.eval_shape(make(config).learner.init, _key()))
+    return _played(s, experiment(config, s.mesh).learner, jax.eval_shape(experiment(config).learner.init, _key()))
 
 
 STATE, ACTIONS, EPISODE = 10, 40, 50

@@ -24,7 +24,7 @@ from llmrl_jax.rl.offline import member
 from llmrl_jax.systems.kalm import episodes, ground, imagine
 from llmrl_jax.systems.kalm.collect import greedy_of
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
-from llmrl_jax.systems.kalm.eval import play_random, rates, test_key
+from llmrl_jax.systems.kalm.eval import key_of, play_random, rates
 from llmrl_jax.systems.kalm.train import get_dataset, sentence_table
 from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, metaworld_goals, world_of
 from tests.compile_cache import cached_in
@@ -80,7 +80,7 @@ def test_a_grounded_model_is_read_as_it_was_written(out):
     assert 0 <= summary["held_out/explained"] <= 1
     text = found.world.instructions.texts[-1]
     assert " ".join(found.tokenizer.decode([token]) for token in found.tokenizer.encode(text)) == text
-    assert np.isfinite(np.asarray(found.units.std)).all() and found.units.std.shape == (10,)
+    assert np.isfinite(np.asarray(found.normalizer.std)).all() and found.normalizer.std.shape == (10,)
     with pytest.raises(FileNotFoundError, match="give a finished run of `llmrl kalm ground`"):
         ground.load_model(out / "recorded")
 
@@ -108,7 +108,7 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
             raise KeyboardInterrupt
         write(file, made.replace(states=made.states + 100.0) if file.name == "0-2.npz" else made)  # to be seen later
 
-    monkeypatch.setattr(imagining, "_write_part", interrupted)
+    monkeypatch.setattr(imagine, "_write_part", interrupted)
     assert main(["kalm", "imagine", *args, "--run.name", "broken"]) != 0
     assert sorted(file.name for file in (out / "broken" / "parts").iterdir()) == ["0-2.npz", "2-4.npz"]
     monkeypatch.undo()
@@ -167,7 +167,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     assert main(["kalm", "train", *args, *small, *QUIET, *here, "--run.name", "agent"]) == 0
     shown = capsys.readouterr().out
     tested = json.loads(next((out / "agent").glob("eval-*.json")).read_text())
-    chance = rates(play_random(world, ["real"], 4, test_key(0)))
+    chance = rates(play_random(world, ["real"], 4, key_of(0)))
     assert tested["random"] == configs.to_json(chance) and tested["seed"] == 0
     line = next(line for line in shown.splitlines() if line.startswith("real "))
     assert all(f"{found['real']:.3f} [{found['real_low']:.3f}" in line for found in (tested, chance))
@@ -278,7 +278,7 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
         assert main(["kalm", "test", str(out / name), *size]) == 0
         tested = json.loads((out / name / "test.json").read_text())
         assert tested["episodes"] == 3 and round(tested["easy"] * 3, 9) in (0, 1, 2, 3)
-        assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, test_key(0))))
+        assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, key_of(0))))
     args = ["--grounded", str(out / "returns"), "--data", str(out / "recorded"), "--run.out", str(out)]
     assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
     assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
-from llmrl_jax.systems.bkrl import collecting, preferences, training as bkrl_training
+from llmrl_jax.systems.bkrl import collect as bkrl_collect, preferences, train as bkrl_train
 from llmrl_jax.systems.ellm import accuracy, training as ellm_training
 from llmrl_jax.systems.glam import cloning_run, posttest_run, training as glam_training
 from llmrl_jax.systems.glam.posttest import TESTS
@@ -156,7 +156,7 @@ def test_ellm_gives_commands_that_are_accepted(monkeypatch):
 
 def test_bkrl_gives_commands_that_are_accepted(monkeypatch):
     commands = commands_of("bkrl", STEPS="1024", MODEL="smollm2-135m", PAIRS="2")
-    work = ((collecting, "collect"), (preferences, "prefer"), (bkrl_training, "train"))
+    work = ((bkrl_collect, "collect"), (preferences, "prefer"), (bkrl_train, "train"))
     collected, preferred, plain, shaped, chosen = asked_by(monkeypatch, commands, *work)
     assert [x.steps for x in (collected, plain, shaped)] == [1024] * 3 and collected.episodes == 20
     assert (plain.alg, shaped.alg) == ("none", "bk-pref")

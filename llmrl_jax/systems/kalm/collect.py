@@ -62,8 +62,8 @@ def greedy_of(folder: str | Path, world: World) -> Expert:
     settings: Any = rl_settings_class(saved["algo"]) if online else settings_class(saved["agent"])
     config = configs.load_config(settings, folder / "config.json")
     x = config.experiment()
-    own = world.make(LEVELS[0]).unwrapped
-    if x.env is None or type(x.env.unwrapped) is not type(own) or online and not hasattr(own, "observe"):
+    env = world.make(LEVELS[0]).unwrapped
+    if x.env is None or type(x.env.unwrapped) is not type(env) or online and not hasattr(env, "observe"):
         where = "no world" if x.env is None else config.env if online else x.env.id
         raise ValueError(f"{folder} learned in {where!r}, and {world.name!r} is played")
     if jax.tree.leaves(x.policy.initial_carry(1)):
@@ -93,12 +93,12 @@ def play(
     params = env.default_params
     space = env.action_space(params)
 
-    def act(seen: Any, carry: Any, first: Any, keys: Any) -> Any:
+    def act(obs_and_state: Any, carry: Any, first: Any, keys: Any) -> Any:
         random_keys, choose_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         other = jax.vmap(space.sample)(choose_keys)
         is_random = jax.vmap(jax.random.uniform)(random_keys) < noise
         is_random = is_random.reshape(-1, *(1,) * (other.ndim - 1))
-        return jnp.where(is_random, other, expert(*seen)).astype(other.dtype), carry, ()
+        return jnp.where(is_random, other, expert(*obs_and_state)).astype(other.dtype), carry, ()
 
     def view(obs: Any, state: Any) -> dict[str, Any]:
         return {name: obs[0][name] for name in PARTS}

@@ -36,7 +36,7 @@ HELD_OUT = 0xCA1
 """Folded into the seed for test episodes."""
 
 
-def test_key(seed: int) -> jax.Array:
+def key_of(seed: int) -> jax.Array:
     """The key of test episodes: all agents meet the same first states."""
     return jax.random.fold_in(jax.random.key(seed), HELD_OUT)
 
@@ -194,7 +194,7 @@ def test_run(
     in_interval("episodes", episodes, COUNT)
     in_interval("together", together, COUNT)
     check_seed("seed", seed)
-    levels, key = tuple(level_of(level) for level in levels), test_key(seed)
+    levels, key = tuple(level_of(level) for level in levels), key_of(seed)
     results: dict[str, Any] = {"seed": seed, "episodes": episodes}
     if kind_of_run(folder, TrainRun.KIND, GroundRun.KIND) == TrainRun.KIND:
         saved = json.loads((folder / "config.json").read_text())

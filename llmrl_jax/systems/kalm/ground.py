@@ -428,9 +428,15 @@ def ground(config: GroundRun) -> RunResult:
 
     def rows_of(indices: np.ndarray) -> Rows:
         rng = np.random.default_rng((config.run.seed, len(indices)))
-        some, their_texts = episodes.take(indices), [texts[i] for i in indices]
-        options = {"patterns": config.patterns, "copies": config.copies}
-        return prompts.pack(prompts.write(some, their_texts, tokenizer, rng, **options), config.length)
+        written = prompts.write(
+            episodes.take(indices),
+            [texts[i] for i in indices],
+            tokenizer,
+            rng,
+            patterns=config.patterns,
+            copies=config.copies,
+        )
+        return prompts.pack(written, config.length)
 
     order = np.random.default_rng(config.run.seed).permutation(len(data))
     held_out, train = np.split(order, [round(config.held_out * len(data))])

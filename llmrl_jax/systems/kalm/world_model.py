@@ -140,13 +140,13 @@ class WorldModel:
         **Arguments:** `variables`, the language model's.
         """
         action = jnp.zeros((1,), jnp.int32) if self.slots.discrete else jnp.zeros((1, self.slots.action))
-        found = self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
+        slots = self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
         count = self.llama.config.vocab_size
-        some = jnp.arange(0, count, -(-count // SAMPLED))
-        words: Any = self.llama.apply(self._text(variables), some, method=Llama.embed)
+        sample = jnp.arange(0, count, -(-count // SAMPLED))
+        words: Any = self.llama.apply(self._text(variables), sample, method=Llama.embed)
         size = jnp.sqrt(jnp.mean(jnp.square(words.astype(jnp.float32))))
-        enter = {name: jax.tree.map(lambda x: x * size, found[name]) for name in ("state_in", "action_in")}
-        return {**found, **enter}
+        enter = {name: jax.tree.map(lambda x: x * size, slots[name]) for name in ("state_in", "action_in")}
+        return {**slots, **enter}
 
     def _slot(self, variables: Any, what: str, x: Any) -> Any:
         return self.slots.apply({"params": variables["slots"]}, x, method=what)

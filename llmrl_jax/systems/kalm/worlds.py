@@ -160,7 +160,7 @@ def metaworld_goals(about: Mapping[str, np.ndarray], level: str) -> np.ndarray:
 @functools.cache
 def clevr() -> World:
     """CLEVR-Robot."""
-    from envs_jax.clevr import instructions as said, rules
+    from envs_jax.clevr import instructions, rules
     from envs_jax.clevr.constants import HORIZON
     from envs_jax.clevr.expert import expert_action
     from envs_jax.clevr.plausible import implausible
@@ -172,23 +172,23 @@ def clevr() -> World:
         name="clevr",
         ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
         horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
-        instructions=_numbered({name: said.level(name) for name in LEVELS}),
+        instructions=_numbered({name: instructions.level(name) for name in LEVELS}),
         rules=lambda level: functools.partial(label, rules.weights_of(level)),
         holds=rules.holds,
         implausible=implausible,
         expert=expert_action,
         published=clevr_goals,
-        keywords=said.keywords,
+        keywords=instructions.keywords,
     )
 
 
 @functools.cache
 def metaworld() -> World:
     """Meta-World: ten tasks in the data, eight and four others."""
-    from envs_jax.metaworld import instructions as said, labels
+    from envs_jax.metaworld import instructions, labels
     from envs_jax.metaworld.levels import HORIZON
 
-    texts = _numbered({name: said.level(name) for name in LEVELS})
+    texts = _numbered({name: instructions.level(name) for name in LEVELS})
 
     def first(level: str, sentences: np.ndarray, seed: int) -> np.ndarray:
         """A state has the objects of one task, so episodes begin as those of the sentence's own task do."""
