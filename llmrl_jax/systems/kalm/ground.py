@@ -32,8 +32,8 @@ from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
 from llmrl_jax.rl.shuffle import permutations
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import prompts
 from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun, Weights
 from llmrl_jax.systems.kalm.episodes import read
@@ -41,6 +41,8 @@ from llmrl_jax.systems.kalm.prompts import Episodes, Row, Rows
 from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel, count_targets
 from llmrl_jax.systems.kalm.worlds import INSTRUCTION, STATE, World, world_of
 from llmrl_jax.tuning.sft import SFTConfig, SFTState, adamw, first_params, learning_rates
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
 
 
 # --- the model, before and after --------------------------------------------------------------------------------------
@@ -449,25 +451,28 @@ def ground(config: GroundRun) -> RunResult:
     updates = max(1, round(config.epochs * (len(rows.tokens) // size)))
     learner = make_grounding(config.sft, config.weights, model, variables, rows, episodes, updates, mesh)
     evaluate = held_out_losses(model, test, episodes, size) if test is not None and len(test.tokens) >= size else None
+    x = Experiment(
+        config,
+        learner,
+        during=evaluate if config.run.eval_every else None,
+        updates=updates,
+        shown={"loss": "loss", "state": "state", "action": "action", "text": "text"},
+        unit="places",
+    )
     with opened(config.run, "kalm-ground") as folder:
-        result = run_training(
-            learner,
-            config.run,
-            num_updates=updates,
-            evaluate=evaluate,
-            full_config=config,
-            folder=folder,
-            shown={"loss": "loss", "state": "state", "action": "action", "text": "text"},
-        )
-        values: dict[str, Any] = {"rows": len(rows.tokens), "updates": result.update, **result.facts("places")}
-        if not result.stopped:
+
+        def facts(result: RunResult) -> dict[str, Any]:
+            values: dict[str, Any] = {"rows": len(rows.tokens), "updates": result.update}
+            if result.stopped:
+                return values
             if evaluate is not None:
                 values |= evaluate(result.state, jax.random.key(0))
             save_model(folder, config, world, model, result.state, tokenizer, target)
             if "explanation" in config.patterns and len(held_out):
                 rates = explanation_accuracy(load_model(folder), episodes, texts, held_out[:TEST_ROWS].tolist())
                 values |= {f"held_out/{name}": rate for name, rate in rates.items()}
-        write_summary(folder, values)
-        losses = ", ".join(f"{name[9:]} {values[name]:.3f}" for name in sorted(values) if name.startswith("held_out/"))
-        print(f"{result.update} updates{'; held-out episodes: ' + losses if losses else ''}; everything is in {folder}")
-    return result
+            tested = ", ".join(f"{name[9:]} {values[name]:.3f}" for name in sorted(values) if "held_out/" in name)
+            print(f"{result.update} updates" + (f"; held-out episodes: {tested}" if tested else ""))
+            return values
+
+        return experiments.train(x, folder, facts=facts)
