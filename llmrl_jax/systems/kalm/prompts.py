@@ -78,6 +78,11 @@ class Episodes:
         states[inner], states[ends] = obs[real], last
         return Episodes(states, np.asarray(data.action)[real], first, np.cumsum(lengths) - lengths, lengths)
 
+    def take(self, indices: Int[np.ndarray, " N"]) -> Episodes:
+        """Some of the episodes, in the same tables."""
+        parts = (x[indices] for x in (self.first_state, self.first_action, self.lengths))
+        return Episodes(self.states, self.actions, *parts)
+
 
 @dataclass
 class Row:
@@ -169,18 +174,16 @@ def write(
     **Arguments:** `texts`, for each episode the wordings of its instruction; `rng`, draws a wording for each row, and
     the step of `dynamics`; `copies`, how often each pair of episode and pattern occurs, with other draws.
     """
+    writers = {"rollout": rollout, "consequence": consequence, "explanation": explanation}
     rows = []
     for _ in range(copies):
-        for e, known in enumerate(texts):
+        for e, wordings in enumerate(texts):
             for pattern in patterns:
-                row, text = Row(tokenizer), known[int(rng.integers(len(known)))]
+                row, text = Row(tokenizer), wordings[int(rng.integers(len(wordings)))]
                 if pattern == "dynamics":
-                    dynamics(row, episodes, e, int(rng.integers(episodes.lengths[e])))
+                    rows.append(dynamics(row, episodes, e, int(rng.integers(episodes.lengths[e]))))
                 else:
-                    {"rollout": rollout, "consequence": consequence, "explanation": explanation}[pattern](
-                        row, episodes, e, text
-                    )
-                rows.append(row)
+                    rows.append(writers[pattern](row, episodes, e, text))
     return rows
 
 
@@ -203,7 +206,7 @@ class Rows:
     segments: Any
     """int32 `[N, S]`, the example of a place, from 1; 0 at padding."""
     spoken: Any
-    """int32 `[N, K]`, the places before tokens that are targets; -1: none."""
+    """int32 `[N, K]`, the places before tokens that are targets; -1: none. (Checkpoints have the name.)"""
 
 
 NAMES = ("tokens", "kind", "index", "before", "learn")
@@ -224,34 +227,30 @@ def pack(rows: Sequence[Row], length: int) -> Rows:
         )
     filled = best_fit(sizes, length)
     shape = (len(filled), length)
-    found: dict[str, np.ndarray] = {
-        "tokens": np.zeros(shape, np.int32),
+    table = {name: np.zeros(shape, np.int32) for name in ("tokens", "index", "before", "segments")}
+    table |= {
         "kind": np.zeros(shape, np.int8),
-        "index": np.zeros(shape, np.int32),
-        "before": np.zeros(shape, np.int32),
         "learn": np.zeros(shape, bool),
         "positions": np.full(shape, -1, np.int32),
-        "segments": np.zeros(shape, np.int32),
     }
     for r, chosen in enumerate(filled):
         start = 0
         for segment, i in enumerate(chosen, 1):
-            here = slice(start, start + sizes[i])
+            span = slice(start, start + sizes[i])
             for name in NAMES:
-                found[name][r, here] = getattr(rows[i], name)
-            found["learn"][r, start] = False
-            found["positions"][r, here], found["segments"][r, here] = np.arange(sizes[i]), segment
+                table[name][r, span] = getattr(rows[i], name)
+            table["learn"][r, start] = False
+            table["positions"][r, span], table["segments"][r, span] = np.arange(sizes[i]), segment
             start += sizes[i]
-    spoken = (found["kind"] == TOKEN) & found["learn"]
-    most = max(1, int(spoken.sum(1).max()))
-    places = np.full((len(filled), most), -1, np.int32)
-    for r, row in enumerate(spoken):
-        at = np.flatnonzero(row) - 1
-        places[r, : len(at)] = at
-    return Rows(**found, spoken=places)
+    text_targets = (table["kind"] == TOKEN) & table["learn"]
+    target_positions = np.full((len(filled), max(1, int(text_targets.sum(1).max()))), -1, np.int32)
+    for r, row in enumerate(text_targets):
+        before = np.flatnonzero(row) - 1
+        target_positions[r, : len(before)] = before
+    return Rows(**table, spoken=target_positions)
 
 
-def prompts(
+def rollout_prompts(
     texts: Sequence[str], tokenizer: FastTokenizer, length: int = 0
 ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
     """The beginnings of `rollout` for instructions, padded on the right.

@@ -1,4 +1,4 @@
-"""The agent of BK-RL: what it sees of a world, and its network."""
+"""The agent of BK-RL: the parts of a world's observations that it sees, and its network."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from llmrl_jax.rl.features import one_hots, plane_sizes
 from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
 
 
-SEEN = {"babyai": ("image",), "crafter": ("view", "inventory", "daylight")}
-"""What an agent sees, by family: as published the picture alone in BabyAI, and neither its direction nor the mission,
-which are the same for all episodes or say nothing. Crafter's symbols take the place of its picture, if a world has
-them."""
+OBSERVED = {"babyai": ("image",), "crafter": ("view", "inventory", "daylight")}
+"""Parts of observations that an agent sees, by family: as published the picture alone in BabyAI, and neither its
+direction nor the mission, which are the same for all episodes or say nothing. Crafter's symbols take the place of its
+picture, if a world has them."""
 
 
-def seen_parts(env: Environment, family: str) -> tuple[str, ...]:
+def observed_parts(env: Environment, family: str) -> tuple[str, ...]:
     """The parts of a world's observations that the agent sees."""
     space: Any = env.observation_space(env.default_params)
-    symbols = tuple(name for name in SEEN[family] if name in space.spaces)
+    symbols = tuple(name for name in OBSERVED[family] if name in space.spaces)
     return symbols if family == "babyai" or "view" in symbols else ("image",)
 
 
@@ -37,7 +37,7 @@ def playable(env: Environment, parts: tuple[str, ...]) -> Environment:
 
 
 def make_features(space: spaces.Dict, names: tuple[str, ...], flat: bool) -> Callable[[Any, int], Float[Array, "..."]]:
-    """From observations to what the network sees: codes of grids as one-hot vectors, others divided by their largest
+    """From observations to the network's inputs: codes of grids as one-hot vectors, others divided by their largest
     value.
 
     **Arguments:** `names`, of the parts; `flat`, whether everything becomes one vector; else the first part is an image
@@ -79,6 +79,6 @@ def make_policy(env: Environment, names: tuple[str, ...], network: NetworkConfig
     )
 
 
-def make_world(id: str) -> Environment:
+def make_env(id: str) -> Environment:
     """The bare world of an id, as `envs_jax.make` builds it."""
     return envs_jax.make(id)[0]

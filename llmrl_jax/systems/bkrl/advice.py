@@ -1,4 +1,4 @@
-"""What all ways of asking share: the data, the chat model, and a run's folder that can be continued."""
+"""Runs that ask a chat model for a potential: their data, the model, a folder that can be continued, the artifact."""
 
 from __future__ import annotations
 
@@ -17,116 +17,120 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import opened
-from llmrl_jax.systems.bkrl import collected, manifest as manifests
-from llmrl_jax.systems.bkrl.agent import make_world
-from llmrl_jax.systems.bkrl.collected import Collected, Windows
+from llmrl_jax.systems.bkrl import episodes, potentials
+from llmrl_jax.systems.bkrl.build import make_env
 from llmrl_jax.systems.bkrl.config import WindowConfig
-from llmrl_jax.systems.bkrl.manifest import Kind
-from llmrl_jax.systems.bkrl.potentials import fixed_scale
-from llmrl_jax.systems.bkrl.published import read_npy
-from llmrl_jax.systems.bkrl.worlds import TEXT, World, caption, world_of
+from llmrl_jax.systems.bkrl.episodes import EpisodeDataset, Windows
+from llmrl_jax.systems.bkrl.potentials import Kind, Manifest
+from llmrl_jax.systems.bkrl.prompts import TEXT, World, caption, world_of
 from llmrl_jax.workflows.chat_model import Chat, make_chat
 
 
-SCALED_BY = 2048
+SCALE_WINDOWS = 2048
 """Windows by which potentials are scaled."""
-HELD_OUT = 0.2
-"""The part of the episodes with which potentials are tested."""
+VALIDATION = 0.2
+"""The fraction of the episodes with which potentials are tested."""
 DATA = "data.sha256"
 """The hash of the data with which a run began, beside its config.json."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class AdviceRun:
     """A run that asks a chat model about windows."""
 
     folder: Path
     chat: Chat
     env: Environment
     world: World
-    data: Collected
+    data: EpisodeDataset
     rng: np.random.Generator
-    shown: np.ndarray
+    train: np.ndarray
     """Numbers of the episodes by which programs are improved and to which preference models are fitted."""
-    held: np.ndarray
+    validation: np.ndarray
     """Numbers of the others, with which programs are compared and networks validated. `prefer` asks the model about
     them too, and `goals` about all episodes."""
     remote: bool = False
     """Whether the model is on a server, where it may have a price."""
 
     def cost(self) -> str:
-        """What was asked so far and what it cost, for people."""
+        """The number of requests so far and their cost, for people."""
         spent = self.chat.spent
         parts = [f"{spent.calls:,} requests", f"{spent.tokens:,} tokens"]
         if self.remote:
             parts.append("an unknown price" if spent.usd is None else f"{spent.usd:.2f} USD")
         return ", ".join(parts)
 
+    def spent(self, stopped: str) -> dict[str, Any]:
+        """The same for a summary. **Arguments:** `stopped`, why the budget ended the run; empty: it did not."""
+        spent = self.chat.spent
+        values = {"calls": spent.calls, "tokens": spent.tokens, "usd": spent.usd}
+        return values | ({"stopped": stopped} if stopped else {})
+
     def captions(self, windows: Windows) -> list[str]:
         """The windows in words."""
         book = self.env.captions[TEXT]
         texts = [[book.render(row) for row in rows] for rows in windows.obs[TEXT]]
-        return [caption(said, actions, self.world.verbs) for said, actions in zip(texts, windows.action.tolist())]
+        return [caption(text, actions, self.world.verbs) for text, actions in zip(texts, windows.action.tolist())]
 
 
-def read_data(config: WindowConfig, env: Environment) -> Collected:
-    """The collected episodes. **Raises:** what `collected.read` and `read_npy` raise, and `ValueError` for episodes of
+def read_data(config: WindowConfig, env: Environment) -> EpisodeDataset:
+    """The collected episodes. **Raises:** what `episodes.read` and `read_npy` raise, and `ValueError` for episodes of
     another world."""
     if not config.data:
         raise ValueError("data is empty: give the --data folder of a run of `llmrl bkrl collect`")
     path = Path(config.data)
     if path.suffix == ".npy":
-        return read_npy(path, env)
-    data = collected.read(path)
+        return episodes.read_npy(path, env)
+    data = episodes.read(path)
     space: Any = env.observation_space(env.default_params)
     for name in space.spaces:
         if name not in data.obs:
             raise ValueError(f"the episodes of {path} lack {name!r}, which {env.id} has: choose the --env of the data")
-        here, there = list(space.spaces[name].shape), list(data.obs[name].shape[1:])
-        if here != there:
+        shape, recorded = list(space.spaces[name].shape), list(data.obs[name].shape[1:])
+        if shape != recorded:
             raise ValueError(
-                f"{name!r} has the shape {there} in {path} and {here} in {env.id}: choose the --env of the data"
+                f"{name!r} has the shape {recorded} in {path} and {shape} in {env.id}: choose the --env of the data"
             )
-    most = int(data.action.max(initial=0))
-    if most >= len(env.action_names):
+    largest = int(data.action.max(initial=0))
+    if largest >= len(env.action_names):
         raise ValueError(
-            f"{path} has action {most}, and {env.id} {len(env.action_names)} actions: choose the --env of the data"
+            f"{path} has action {largest}, and {env.id} {len(env.action_names)} actions: choose the --env of the data"
         )
     return data
 
 
 @contextlib.contextmanager
-def asking(config: Any, command: str, adviser: Callable[[World], ChatModel]) -> Iterator[Asked]:
+def advice_run(config: Any, command: str, scripted: Callable[[World], ChatModel]) -> Iterator[AdviceRun]:
     """A run's folder with its chat model and data; a run of that name is continued with `config.run.resume`, from the
     cache of replies.
 
-    **Arguments:** `config`, with `windows`, `chat` and `run`; `command`, prefix of an unnamed run's folder; `adviser`,
-    makes the model of `scripted`.
+    **Arguments:** `config`, with `windows`, `chat` and `run`; `command`, prefix of an unnamed run's folder; `scripted`,
+    makes the model `scripted`.
     **Raises:** what `read_data` raises; `ValueError` for a run that is continued with other settings, and `DataError`
     with other data.
     """
     config.chat.check_usable()
-    env = make_world(config.windows.env)
+    env = make_env(config.windows.env)
     world = world_of(env)
     data = read_data(config.windows, env)
-    shown, held = data.split(HELD_OUT)
+    train, validation = data.split(VALIDATION)
     with opened(config.run, command) as folder:
         if config.run.resume:
             refuse_changes(folder, configs.load_config(type(config), folder / "config.json"), config)
             _refuse_other_data(folder, config.windows.data, data.digest)
         write_whole(folder / DATA, data.digest + "\n")
         configs.save_config(config, folder / "config.json")
-        chat = make_chat(config.chat, adviser(world), folder)
+        chat = make_chat(config.chat, scripted(world), folder)
         try:
             rng = np.random.default_rng((config.run.seed, config.windows.seed))
-            yield Asked(folder, chat, env, world, data, rng, shown, held, config.chat.remote)
+            yield AdviceRun(folder, chat, env, world, data, rng, train, validation, config.chat.remote)
         finally:
             chat.close()
 
 
 def _refuse_other_data(folder: Path, path: str, digest: str) -> None:
-    """**Raises** `DataError` for other data than those with which a run began: other windows would be drawn, and paid
-    for again. A run of before, without a note of its data, is continued."""
+    """**Raises** `DataError` for other data than those with which a run began: other windows would be sampled, and paid
+    for again. Runs of older versions have no data hash; they resume unchecked."""
     note = folder / DATA
     began = note.read_text().strip() if note.exists() else digest
     if began != digest:
@@ -137,7 +141,7 @@ def _refuse_other_data(folder: Path, path: str, digest: str) -> None:
 
 
 def save_potential(
-    asked: Asked,
+    run: AdviceRun,
     kind: Kind,
     potential: Any,
     prompt: str,
@@ -149,28 +153,28 @@ def save_potential(
     """Write the manifest of a potential whose files are in the run's folder.
 
     **Arguments:** `potential`, a `llmrl_jax.rl.shaping.Potential` with `reads`; `prompt`, hash of the prompts;
-    `options`, of the kind; `report`, what was measured.
+    `options`, of the kind; `report`, measurements.
     **Returns:** its mean, standard deviation, lowest and highest value on collected windows.
     **Raises:** `ValueError` for a potential that is the same on all of them.
     """
-    windows = asked.data.sample(np.random.default_rng(0), SCALED_BY, potential.window)
-    scale, about = fixed_scale(potential, windows)
-    found = {f"potential_{name}": x for name, x in about.items()}
-    manifests.save(
-        asked.folder,
-        manifests.Manifest(
+    windows = run.data.sample(np.random.default_rng(0), SCALE_WINDOWS, potential.window)
+    scale, about = potentials.fixed_scale(potential, windows)
+    statistics = {f"potential_{name}": x for name, x in about.items()}
+    potentials.save_manifest(
+        run.folder,
+        Manifest(
             kind=kind,
-            family=asked.world.family,
-            observation=manifests.observed(asked.env, tuple(potential.reads)),
-            actions=tuple(asked.env.action_names),
+            family=run.world.family,
+            observation=potentials.observation_spec(run.env, tuple(potential.reads)),
+            actions=tuple(run.env.action_names),
             window=potential.window,
             scale=scale,
-            model=asked.chat.model.name,
+            model=run.chat.model.name,
             prompt=prompt,
-            data=asked.data.digest,
+            data=run.data.digest,
             files=dict.fromkeys(files, ""),
             options=options or {},
-            report=report | found,
+            report=report | statistics,
         ),
     )
-    return found
+    return statistics

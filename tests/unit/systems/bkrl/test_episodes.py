@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.systems.bkrl import collected
-from llmrl_jax.systems.bkrl.collected import Collected
-from llmrl_jax.systems.bkrl.published import read_npy, write_npy
-from llmrl_jax.systems.bkrl.worlds import TEXT, caption, world_of
+from llmrl_jax.systems.bkrl import episodes
+from llmrl_jax.systems.bkrl.episodes import EpisodeDataset, read_npy, write_npy
+from llmrl_jax.systems.bkrl.prompts import TEXT, caption, world_of
 from tests.bkrl_world import played, world
 
 
-def small() -> Collected:
+def small() -> EpisodeDataset:
     """Two episodes: 3 steps that terminate, 2 that are cut; observation `10 * episode + step`."""
-    return Collected(
+    return EpisodeDataset(
         obs={"x": np.array([0, 1, 2, 3, 10, 11, 12], np.int32)},
         action=np.array([5, 6, 7, 8, 9], np.int32),
         reward=np.array([0, 0, 1, 2, 4], np.float32),
@@ -31,11 +30,11 @@ def test_windows_by_hand():
     assert windows.obs["x"].tolist() == [[0, 1, 2], [1, 2, 3], [10, 11, 12]]
     assert windows.action.tolist() == [[5, 6], [6, 7], [8, 9]]
     # the first window is followed by the reward 1; the second by nothing, the third by unknown rewards
-    assert windows.to_come.tolist() == [1, 0, 0]
-    assert windows.followed.tolist() == [True, False, False]
-    assert windows.earned.tolist() == [0.25, 0.5, 4]  # from their first step on
-    assert data.at([1], [2], 0).earned.tolist() == [0]
-    assert data.to_come(0.5).tolist() == [0.25, 0.5, 1, 4, 4]
+    assert windows.return_to_go.tolist() == [1, 0, 0]
+    assert windows.has_next.tolist() == [True, False, False]
+    assert windows.return_from_start.tolist() == [0.25, 0.5, 4]  # from their first step on
+    assert data.at([1], [2], 0).return_from_start.tolist() == [0]
+    assert data.returns_to_go(0.5).tolist() == [0.25, 0.5, 1, 4, 4]
 
 
 def test_windows_are_drawn_from_long_enough_episodes():
@@ -61,19 +60,19 @@ def test_episodes_for_tests_are_no_others():
 def test_a_file_gives_back_what_was_written(tmp_path):
     data = played()
     for name, part in (("a", data), ("b", data)):
-        collected.write(tmp_path / f"{name}.parquet", part)
-    one, both = collected.read(tmp_path / "a.parquet"), collected.read(tmp_path)
+        episodes.write(tmp_path / f"{name}.parquet", part)
+    one, both = episodes.read(tmp_path / "a.parquet"), episodes.read(tmp_path)
     for name, x in data.obs.items():
         np.testing.assert_array_equal(one.obs[name], x)
         np.testing.assert_array_equal(both.obs[name], np.concatenate([x, x]))
-    for name in collected.FLAT:
+    for name in episodes.FLAT:
         np.testing.assert_array_equal(getattr(one, name), getattr(data, name))
     assert len(both) == 2 * len(data) and both.digest != one.digest
-    collected.write(tmp_path / "c.parquet", small())
+    episodes.write(tmp_path / "c.parquet", small())
     with pytest.raises(DataError, match="c.parquet has observations .* read one world"):
-        collected.read(tmp_path)
+        episodes.read(tmp_path)
     with pytest.raises(FileNotFoundError, match="llmrl bkrl collect"):
-        collected.read(tmp_path / "..")
+        episodes.read(tmp_path / "..")
 
 
 def test_the_published_layout(tmp_path):
@@ -82,7 +81,7 @@ def test_the_published_layout(tmp_path):
     back = read_npy(tmp_path / "d.npy", env)
     for name in ("image", "direction", TEXT):
         np.testing.assert_array_equal(back.obs[name], data.obs[name])
-    for name in collected.FLAT:
+    for name in episodes.FLAT:
         np.testing.assert_array_equal(getattr(back, name), getattr(data, name))
     first = np.load(tmp_path / "d.npy", allow_pickle=True)[0]
     assert first["image"].shape == (len(first["action"]) + 1, 3, 7, 7) and first["image"].max() <= 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.advice.sandbox import admit
-from llmrl_jax.systems.bkrl.samples import BABYAI
+from llmrl_jax.systems.bkrl.scripted import BABYAI_PROGRAMS
 
 
 EMPTY, WALL, BALL = 1, 2, 6
@@ -14,7 +14,7 @@ EMPTY, WALL, BALL = 1, 2, 6
 
 @pytest.fixture(scope="module")
 def said():
-    program = admit(BABYAI[1], {"image": view(), "direction": np.int32(0)}, window=3, actions=7)
+    program = admit(BABYAI_PROGRAMS[1], {"image": view(), "direction": np.int32(0)}, window=3, actions=7)
 
     def value(views, actions):
         past, direction = np.stack(views[:-1]), np.zeros(3, np.int32)
