@@ -19,11 +19,9 @@ from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.dqn import DQN, DQNState
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss
+from llmrl_jax.rl.dqn import DQN, DQNConfig, DQNState, dqn_loss
 from llmrl_jax.rl.gradient import clipped_adam, traced_floats
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.replay import Ring
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.presets import EMBEDDED

@@ -14,8 +14,7 @@ import numpy as np
 
 from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.data.columns import FIELDS, Columns, Loaded, from_columns, renamed
-from llmrl_jax.data.foreign import EPISODE, completed
+from llmrl_jax.data.columns import EPISODE, FIELDS, Columns, Loaded, completed, from_columns, renamed
 from llmrl_jax.data.masked import read_masked
 from llmrl_jax.data.transitions import DataError
 

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int
 from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, DeterministicActor
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline import Context, OfflineConfig, Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 

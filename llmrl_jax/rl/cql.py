@@ -18,12 +18,11 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, SquashedActor
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import Context, OfflineConfig, Trained, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.parts import member_means, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
-from llmrl_jax.rl.soft import SoftActorCritic
+from llmrl_jax.rl.sac import SoftActorCritic
 
 
 @dataclass(frozen=True)

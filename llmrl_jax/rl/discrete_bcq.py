@@ -19,8 +19,7 @@ from llmrl_jax.rl.actors import CategoricalActor, Critics
 from llmrl_jax.rl.bc import BetaOn, cloning_loss
 from llmrl_jax.rl.discrete_cql import double_targets, huber
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.offline import Context, OfflineConfig, Trained, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 

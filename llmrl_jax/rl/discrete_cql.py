@@ -16,8 +16,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.offline import Context, OfflineConfig, Trained, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 

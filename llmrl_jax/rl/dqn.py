@@ -10,34 +10,174 @@ and shards as PPO does.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
+from envs_jax.actions import mask_of
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
+from llmrl_jax.core.checks import (
+    Fraction,
+    FractionBelowOne,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrInf,
+    refuse_unread,
+)
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.parallel import Placement
+from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn_config import DQNConfig, check
-from llmrl_jax.rl.dqn_loss import dqn_loss
-from llmrl_jax.rl.dqn_target import follow, network_of_targets
-from llmrl_jax.rl.exploration import FirstReward, decayed, guided
-from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, traced_floats
+from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
 from llmrl_jax.rl.learner import Learner
+from llmrl_jax.rl.networks import network_q_policy
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
-from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import Replay, Ring, importance_weights
-from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names, with_pool
+from llmrl_jax.rl.rollout import (
+    RolloutConfig,
+    Runner,
+    check_statistics,
+    episode_info,
+    episode_metrics,
+    place,
+    start,
+    task_names,
+    with_pool,
+)
+
+
+@dataclass(frozen=True)
+class DQNConfig(RolloutConfig):
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    PREFIX: ClassVar[str] = "dqn."
+
+    num_steps: PositiveInt = 4
+    gradient_steps: PositiveInt = 4
+    """Gradient steps per update."""
+    batch_size: PositiveInt = 128
+    """Stored steps per gradient step; over a mesh, a multiple of its data x fsdp devices."""
+    replay_size: PositiveInt = 100_000
+    """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
+    once, in checkpoints too."""
+    learning_starts: NonNegativeInt = 0
+    """Stored steps before the first gradient step; until then losses are reported as 0."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    n_step: PositiveInt = 1
+    """Steps whose rewards a target sums before it bootstraps."""
+    double: bool = True
+    """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
+    target_every: NonNegativeInt = 8
+    """Updates between changes of the target network; 0: no target network, targets use the online one."""
+    target_steps: NonNegativeInt = 0
+    """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
+    target_tau: Fraction = 1.0
+    """Step of the target network towards the online one at each change; 1 copies it. Polyak averaging: a small
+    number, with target_every 1."""
+    share_encoder: bool = False
+    """Whether the target network has only its own heads, and the encoder of the online network, as published for ELLM.
+    Needs a network that names its heads."""
+    reward_clip: PositiveOrInf = math.inf
+    """Absolute value at which rewards, a bonus included, are clipped before they are stored; inf: never."""
+    huber_delta: PositiveFloat = 100.0
+    """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
+    clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
+    learning_rate: NonNegativeFloat = 2.5e-4
+    """Step size of Adam."""
+    max_grad_norm: PositiveOrInf = 10.0
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
+    """Adam's decay rate of the first moment."""
+    adam_b2: FractionBelowOne = 0.999
+    """Adam's decay rate of the second moment."""
+    adam_eps: NonNegativeFloat = 1e-8
+    """Adam's epsilon."""
+    acting: Literal["epsilon", "softmax"] = "epsilon"
+    """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
+    probabilities proportional to exp(value / temperature)."""
+    epsilon_start: Annotated[Fraction, Needs("acting", "epsilon")] = 1.0
+    """With `acting` epsilon: the initial probability of a random action."""
+    epsilon_end: Annotated[Fraction, Needs("acting", "epsilon")] = 0.05
+    """With `acting` epsilon: the final probability of a random action."""
+    epsilon_steps: Annotated[PositiveInt, Needs("acting", "epsilon")] = 50_000
+    """With `acting` epsilon: environment steps over which it falls linearly."""
+    epsilon_after_reward: Annotated[bool, Needs("acting", "epsilon")] = False
+    """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
+    more, instead of from the start."""
+    guide_fraction: Annotated[Fraction, Needs("acting", "epsilon")] = 0.5
+    """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
+    temperature: Annotated[PositiveFloat, Needs("acting", "softmax")] = 1.0
+    """With `acting` softmax: the temperature, in units of value."""
+    replay: Literal["uniform", "prioritized"] = "uniform"
+    """How stored steps are drawn: `prioritized`, in proportion to (|TD error| + 1e-6) ** priority_alpha, with the
+    importance weights of the paper."""
+    priority_alpha: Annotated[Fraction, Needs("replay", "prioritized")] = 0.6
+    """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
+    priority_beta: Annotated[Fraction, Needs("replay", "prioritized")] = 0.4
+    """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
+    bootstrap_truncation: bool = True
+    """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.has_target:
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
+        if self.target_steps:
+            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0")
+        steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
+        if steps > self.capacity:
+            raise ValueError(
+                f"{what} = {steps} steps in an update, but dqn.replay_size is {self.replay_size}: raise it"
+            )
+        for name, most in (("learning_starts", self.capacity), ("n_step", self.capacity // self.num_envs)):
+            if getattr(self, name) > most:
+                per = " per environment" if name == "n_step" else ""
+                raise ValueError(
+                    f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
+                    f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
+                )
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network."""
+        return bool(self.target_every or self.target_steps)
+
+    @property
+    def capacity(self) -> int:
+        """Steps that the memory holds."""
+        return self.replay_size // self.num_envs * self.num_envs
+
+
+def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | None) -> None:
+    """Reject a configuration that is incompatible with the environment or the mesh.
+
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
+    episodes.
+    """
+    if mesh is not None:
+        ways = Placement(mesh).row_devices
+        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
+        for name in ("num_envs", "batch_size"):
+            size = getattr(config, name)
+            if size % ways:
+                raise ValueError(f"dqn.{name} {size} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    check_statistics(env, env_params)
 
 
 @struct.dataclass
@@ -380,6 +520,168 @@ class DQN:
     def _followed(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
         return follow(self.config, state.update, state.hparams["target_tau"], state.target, params)
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+def q_targets(
+    reward: Float[Array, " B"],
+    terminated: Bool[Array, " B"],
+    next_value: Float[Array, " B"],
+    discount: float | jax.Array,
+) -> Float[Array, " B"]:
+    """Targets of the chosen actions' values: `reward + discount * next_value`, the reward alone where terminated.
+
+    **Arguments:** `discount`, over all steps that `reward` sums, one number or `[B]`.
+    """
+    return reward + discount * jnp.where(terminated, 0.0, next_value)
+
+
+def q_each(policy: QPolicy, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    """The values of several parameters for the same observations.
+
+    A policy may have a `q_each` of its own, which computes once what depends on no parameters
+    (`llmrl_jax.rl.branches`)."""
+    own = getattr(policy, "q_each", None)
+    return own(each, frozen, obs) if own else [policy.q(params, frozen, obs) for params in each]
+
+
+def dqn_loss(
+    params: Any,
+    frozen: Any,
+    target: Any,
+    batch: Transitions,
+    policy: QPolicy,
+    discount: float | jax.Array,
+    *,
+    double: bool = False,
+    delta: float | jax.Array = 1.0,
+    weight: Float[Array, " B"] | None = None,
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
+    """The mean Huber loss of the chosen actions' values against `q_targets`.
+
+    **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
+    (a number that is no action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of
+    `target` choose the action that `target` evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is
+    linear; `weight`, per row (None: 1).
+    **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
+    """
+    q = policy.q(params, frozen, batch.obs)
+    action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
+    chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
+    if double:
+        next_q, online = q_each(policy, (target, params), frozen, batch.next_obs)
+        next_value = jnp.take_along_axis(next_q, jnp.argmax(online, axis=-1)[:, None], axis=-1)[:, 0]
+    else:
+        next_value = jnp.max(policy.q(target, frozen, batch.next_obs), axis=-1)
+    wanted = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
+    losses = optax.losses.huber_loss(chosen, wanted, delta=delta)  # type: ignore[arg-type]
+    loss = jnp.mean(losses if weight is None else weight * losses)
+    metrics = {"loss": loss, "q_mean": jnp.mean(chosen), "target_mean": jnp.mean(wanted)}
+    return loss, (metrics, jnp.abs(chosen - wanted))
+
+
+# --- target network ---------------------------------------------------------------------------------------------------
+
+
+def network_of_targets(config: DQNConfig, policy: QPolicy, target: Any, params: Any) -> Any:
+    """The parameters that targets are computed with: the target network's, with the trained encoder if it is shared;
+    the trained ones if there is no target network."""
+    if not config.has_target:
+        return params
+    if config.share_encoder:
+        return {**params, **{name: target[name] for name in policy.heads}}  # type: ignore[attr-defined]
+    return target
+
+
+def follow(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
+    """The target network after update `update` (from 0), which moves by the share `tau` towards `params` when it is
+    due."""
+    if not config.has_target:
+        return target
+    if every := config.target_steps:  # whether the steps of this update pass a multiple of it
+        due = passes(update, config.num_envs * config.num_steps, every)
+    else:
+        due = (update + 1) % config.target_every == 0
+    return jax.tree.map(
+        lambda new, old: jnp.where(due, (tau * new + (1 - tau) * old).astype(old.dtype), old), params, target
+    )
+
+
+def passes(update: Int[Array, "*B"], steps: int, every: int) -> Bool[Array, "*B"]:
+    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`.
+
+    **Arguments:** `update`, int32; `steps` and `every`, from 1 to 2^31 - 1. Exact although the product of both may have
+    62 bits: the rest of a division by `every` is doubled and added to, one bit of `steps` after another."""
+    whole = jnp.uint32(every)
+    one = update.astype(jnp.uint32) % whole
+    left = jnp.zeros_like(one)  # of all steps before the update
+    for bit in f"{steps % every:b}":
+        left = _rest(left + left, whole)
+        left = _rest(left + one, whole) if bit == "1" else left
+    return left + jnp.uint32(min(steps, every)) >= whole
+
+
+def _rest(x: jax.Array, every: jax.Array) -> jax.Array:
+    """`x % every` for `x` below twice `every`, as sums of two rests are."""
+    return jnp.where(x >= every, x - every, x)
+
+
+# --- exploration ------------------------------------------------------------------------------------------------------
+
+
+NOT_YET = -1
+
+
+@struct.dataclass
+class FirstReward:
+    """When training began to be rewarded; part of a learner's state if epsilon waits for it."""
+
+    total: Float[Array, ""]
+    """The sum of all rewards so far."""
+    update: Int[Array, ""]
+    """The update after which the sum was 1 or more; `NOT_YET` before that."""
+
+    @classmethod
+    def start(cls) -> FirstReward:
+        return cls(jnp.float32(0), jnp.int32(NOT_YET))
+
+    def after(self, reward: jax.Array, update: Int[Array, ""]) -> FirstReward:
+        """With the rewards of one update."""
+        total = self.total + jnp.sum(reward)
+        began = (self.update == NOT_YET) & (total >= 1)
+        return FirstReward(total, jnp.where(began, update, self.update))
+
+
+def decayed(
+    update: Int[Array, ""], updates: float, begin: Any, end: Any, first: FirstReward | None = None
+) -> Float[Array, ""]:
+    """Epsilon in an update: falls linearly from `begin` to `end` over `updates` updates.
+
+    **Arguments:** `first`, counts from the update after the first reward instead of from 0; until then it is `begin`.
+    """
+    if first is not None:
+        update = jnp.where(first.update == NOT_YET, 0, update - first.update)
+    return end + (begin - end) * linear_decay(update, updates)
+
+
+def guided(
+    q: Float[Array, "*B A"],
+    guide_q: Float[Array, "*B A"],
+    obs: Any,
+    epsilon: float | jax.Array,
+    fraction: float | jax.Array,
+) -> Categorical:
+    """The best of the offered actions; with probability `epsilon` another one, which is the guide's best with
+    probability `fraction`, else uniformly random (ellm reference, 1.4)."""
+    own = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
+    mask = mask_of(obs)
+    offered = guide_q if mask is None else jnp.where(mask, guide_q, -jnp.inf)
+    best = jnp.argmax(offered, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
+    share = epsilon * fraction
+    probs = (1 - share) * own.probs + share * best
+    return Categorical.masked(jnp.log(jnp.where(probs > 0, probs, 1.0)), probs > 0)
 
 
 ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
 from llmrl_jax.rl.mlp import init_mlp, mlp
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline import Context, OfflineConfig, Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 

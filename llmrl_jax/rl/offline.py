@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +29,12 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.mixing import Source, counts, mixed
+from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
 from llmrl_jax.rl.gradient import descend, traced_floats
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.offline_config import OfflineConfig
 from llmrl_jax.rl.offline_data import (
     INSTRUCTION,
     ActionKind,
@@ -50,6 +49,49 @@ from llmrl_jax.rl.offline_data import (
     prepared,
     vectors,
 )
+
+
+@dataclass(frozen=True)
+class OfflineConfig(Checked):
+    """What every offline learner has. Floats are traced (`state.hparams`): they can differ between rows of a vmap."""
+
+    NAME: ClassVar[str] = "offline"
+    """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
+
+    batch_size: PositiveInt = 256
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    gradient_steps: PositiveInt = 100
+    """Gradient steps per update, in one compiled loop. What is learned does not depend on it."""
+    hidden: tuple[Width, ...] = (256, 256)
+    """Widths of the dense layers of every network."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Activation between dense layers."""
+    normalize: bool = False
+    """Whether features are normalised by their mean and deviation over the real data."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.hidden:
+            raise ValueError(f"{self.PREFIX}hidden is empty; the width of at least one dense layer is needed")
+
+    def __init_subclass__(cls):
+        cls.PREFIX = f"{cls.NAME}."
+
+
+def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
+    """**Raises** `ValueError` for discrete actions, naming the algorithms that have them."""
+    if actions.discrete:
+        raise ValueError(
+            f"{config.NAME} needs continuous actions, and the data have {actions.count} discrete ones: use bc, iql, "
+            "awac, discrete_cql or discrete_bcq"
+        )
+
+
+def needs_discrete(config: OfflineConfig, actions: ActionKind) -> None:
+    """**Raises** `ValueError` for continuous actions, naming the algorithm that has them."""
+    if not actions.discrete:
+        other = config.NAME.removeprefix("discrete_")
+        raise ValueError(f"{config.NAME} needs discrete actions, and those of the data are continuous: use {other}")
 
 
 ADAM = optax.scale_by_adam()
@@ -427,3 +469,52 @@ def member(state: SeveralState, run: int) -> OfflineState:
         frozen = jax.tree.map(lambda x: x[run], frozen)
     params, rest = jax.tree.map(lambda x: x[run], (state.params, state.rest))
     return dataclasses.replace(rest, params=params, frozen=frozen, update=state.update)
+
+
+# --- mixed batches ----------------------------------------------------------------------------------------------------
+
+
+Source = Callable[[jax.Array, int], Any]
+"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay memory, data, a model."""
+
+
+def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:
+    """The number of rows of a batch from each source.
+
+    **Arguments:** `batch_size`; `shares`, positive integers: `(1, 1)` for halves, `(3, 1)` for three quarters.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares.
+    """
+    total = sum(shares)
+    if not shares or min(shares) < 1:
+        raise ValueError(f"the shares of a mixed batch are {tuple(shares)}; positive integers are needed, as in (1, 1)")
+    if batch_size < total or batch_size % total:
+        ratio = ":".join(map(str, shares))
+        raise ValueError(f"a batch of {batch_size} cannot be mixed {ratio}; choose a multiple of {total}")
+    return tuple(batch_size // total * share for share in shares)
+
+
+def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Sequence[int]) -> Any:
+    """A batch with rows of several sources, in the order of the sources.
+
+    **Arguments:** `key`; source `i` gets `fold_in(key, i)`; `batch_size`; `sources`; `shares`, one for each, see
+    `counts`.
+    **Returns:** leaves `[batch_size, ...]`.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares, or sources differ in structure, shapes or
+    dtypes.
+    """
+    if len(sources) != len(shares):
+        raise ValueError(f"{len(sources)} sources were given with {len(shares)} shares; one share for each is needed")
+    rows = counts(batch_size, shares)
+    parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
+    named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
+    for i, part in enumerate(parts[1:], 1):
+        other: Any = jax.tree.structure(part)
+        if other != structure:
+            raise ValueError(f"source {i} of a mixed batch gives {other}; source 0 gives {structure}")
+        for (path, a), b in zip(named, jax.tree.leaves(part)):
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise ValueError(
+                    f"source {i} of a mixed batch gives {b.dtype}{list(b.shape[1:])} as {jax.tree_util.keystr(path)}; "
+                    f"source 0 gives {a.dtype}{list(a.shape[1:])}"
+                )
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

@@ -1,5 +1,5 @@
 """Random network distillation (Burda et al., 1810.12894): the novelty of an observation is the error of a predictor of
-a fixed random network."""
+a fixed random network. NovelD (Zhang et al., NeurIPS 2021) rewards a step for the novelty that it gains."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from llmrl_jax.core.checks import (
     refuse_unread,
 )
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.bonus import BonusState, Stream
+from llmrl_jax.rl.bonus import BonusState, Moments, Stream
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
-from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.networks import Convolutions, flatten, image
 
 
@@ -213,3 +212,42 @@ class RND:
 def masked_mean(x: Float[Array, " B"], mask: Bool[Array, " B"]) -> Float[Array, ""]:
     """The mean of the entries where `mask` is True; 0 if there is none."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+# --- NovelD -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NovelDConfig(RNDConfig):
+    """Random network distillation's settings, and NovelD's. Floats are traced."""
+
+    PREFIX: ClassVar[str] = "noveld."
+
+    alpha: NonNegativeFloat = 1.0
+    """Weight of the novelty of the observation before a step, which is subtracted: 1 in ELLM's baseline, 0.5 in
+    NovelD's paper."""
+
+
+class NovelD(RND):
+    """Novelty differences, a `llmrl_jax.rl.bonus.Bonus`: `max(n(s') - alpha * n(s), 0)` (eq. 1 of the paper, without
+    its restriction to first visits, as in ELLM's baseline), where `n` is the predictor's error.
+
+    The rewards are divided by a running standard deviation as those of `RND`, and learned in the same way."""
+
+    name = "noveld"
+
+    def __init__(self, config: NovelDConfig | None = None, features=None):
+        """**Arguments:** as for `RND`."""
+        super().__init__(config or NovelDConfig(), features)
+
+    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
+        whole = state.whole
+        whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
+        state = BonusState(whole, state.rows)
+        before = self.errors(state, whole["params"], steps.obs, 2)
+        after = self.errors(state, whole["params"], steps.next_obs, 2)
+        gained = jnp.maximum(after - whole["hparams"]["alpha"] * before, 0.0)
+        rows, novelty = self.scaled(state, gained)
+        reward = gained / jnp.sqrt(novelty.var + 1e-8)
+        metrics = {"noveld_error": jnp.mean(after), "noveld_reward": jnp.mean(reward)}
+        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics

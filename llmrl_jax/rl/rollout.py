@@ -1,4 +1,4 @@
-"""Rollouts of a policy in a batch of environments, shared by the algorithms."""
+"""Rollouts of a policy in a batch of environments, and their advantages; shared by the algorithms."""
 
 from __future__ import annotations
 
@@ -269,3 +269,41 @@ def episode_metrics(
             metrics[f"episodes/{task}"] = jnp.sum(mask).astype(jnp.float32)
             metrics[f"success/{task}"] = mean(info["success"], mask)
     return metrics
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def _accumulate(x: Float[Array, "T *B"], decay: Float[Array, "T *B"], last: Float[Array, "*B"]) -> Float[Array, "T *B"]:
+    """`y[t] = x[t] + decay[t] * y[t + 1]`, with `y[T] = last`."""
+
+    def back(y, step):
+        x_t, decay_t = step
+        y = x_t + decay_t * y
+        return y, y
+
+    return tracing.scan(back, last, (x, decay), reverse=True, unroll=min(16, x.shape[0]))[1]
+
+
+def gae(
+    reward: Float[Array, "T *B"],
+    value: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    gamma: float | jax.Array,
+    gae_lambda: float | jax.Array,
+) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
+    """Generalised advantage estimation (Schulman et al., 1506.02438, eq. 16), with termination and truncation separate.
+
+    `delta[t] = reward[t] + gamma * next_value[t] * (1 - terminated[t]) - value[t]`: a truncated step still bootstraps.
+    `A[t] = delta[t] + gamma * gae_lambda * A[t + 1]`, cut at the end of an episode of either kind.
+
+    **Arguments:** `reward`, `value` (of the step's observation), `next_value` (of the observation that the step
+    reached, before any reset), `terminated`, `truncated`, all `[T, ...]`; `gamma` and `gae_lambda`, in [0, 1].
+    **Returns:** `(advantages, returns)`, float32 `[T, ...]`; the returns are `advantages + value`.
+    """
+    goes_on = ~(terminated | truncated)
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    advantages = _accumulate(delta, gamma * gae_lambda * goes_on, jnp.zeros_like(delta[-1]))
+    return advantages, advantages + value

@@ -11,7 +11,7 @@ import pytest
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC

@@ -217,8 +217,7 @@ def make(config: Config) -> Any:
         import envs_jax
         from envs_jax.wrappers import EpisodeStatistics
         from llmrl_jax.rl.networks import NetworkPolicy
-        from llmrl_jax.rl.ppo import make_ppo
-        from llmrl_jax.rl.ppo_config import PPOConfig
+        from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
         env, params = envs_jax.make("Debug-Recall-v0")
         policy = NetworkPolicy(env.action_space(params), hidden=(8,), memory=8)

@@ -27,9 +27,8 @@ from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.noveld import NovelD
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
+from llmrl_jax.rl.rnd import RND, NovelD
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import ClosedFacts, facts_of, goal_id

@@ -26,8 +26,7 @@ from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.rl.learner import Learner
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.rl.precision import platform_of
 from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
 from llmrl_jax.systems.glam.prompt import GlamPrompt, check_observed, glam_prompt

@@ -22,8 +22,8 @@ from llmrl_jax.core.config import to_json
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.lm.attention import Attention
 from llmrl_jax.lm.narrow import Computed
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from llmrl_jax.agents.drrn import DRRN_DQN
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm import LoRAConfig
-from llmrl_jax.rl import ppo_config
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl import ppo as ppo_config
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prior import PriorConfig
 

@@ -16,8 +16,7 @@ from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
 from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, place, start, task_names
+from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, place, start, task_names
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,10 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import gradient
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss, q_targets
+from llmrl_jax.rl.dqn import DQNConfig, dqn_loss, make_dqn, q_targets
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.policy import epsilon_greedy
-from llmrl_jax.rl.priorities import Priorities
-from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Replay
+from llmrl_jax.rl.replay import Priorities, Replay
 
 
 def flat(tree):

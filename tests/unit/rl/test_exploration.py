@@ -13,10 +13,7 @@ import pytest
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_target import passes
-from llmrl_jax.rl.exploration import NOT_YET, FirstReward, decayed, guided
+from llmrl_jax.rl.dqn import NOT_YET, DQNConfig, FirstReward, decayed, guided, make_dqn, passes
 
 
 ENV, PARAMS = EpisodeStatistics(Match(3)), DebugParams(length=np.int32(6))

@@ -18,10 +18,9 @@ from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel.memory import available, nbytes
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
 from llmrl_jax.rl.frames import STEPS_PER_END, Frames
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.replay import Replay
 from llmrl_jax.run.checkpoint import Checkpoints
 

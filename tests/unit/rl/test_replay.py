@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from llmrl_jax.core.mixing import mixed
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.priorities import Priorities, PriorityTree, descend
-from llmrl_jax.rl.replay import Replay, importance_weights
+from llmrl_jax.rl.offline import mixed
+from llmrl_jax.rl.replay import Priorities, PriorityTree, Replay, descend, importance_weights
 
 
 def items(*numbers):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.returns import gae, lambda_returns
+from llmrl_jax.rl.rollout import gae
 
 
 def column(*x, dtype=jnp.float32):
@@ -44,19 +44,3 @@ def test_gae(terminated, truncated, next_value, expected):
     advantages, returns = gae(REWARD, VALUE, next_value, terminated, truncated, GAMMA, LAMBDA)
     np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-6)
     np.testing.assert_allclose(returns[:, 0], np.asarray(expected) + [10, 20, 30], rtol=1e-6)
-    # the returns of GAE are TD(lambda) targets
-    targets = lambda_returns(REWARD, next_value, terminated, truncated, GAMMA, LAMBDA)
-    np.testing.assert_allclose(targets, returns, rtol=1e-6)
-
-
-def test_lambda_returns():
-    # G2 = 3 + 40/2 = 23;  G1 = 2 + (30 + 23)/4 = 15.25;  G0 = 1 + (20 + 15.25)/4
-    found = lambda_returns(REWARD, NEXT, NO, NO, GAMMA, LAMBDA)
-    np.testing.assert_allclose(found[:, 0], [1 + 35.25 / 4, 15.25, 23.0], rtol=1e-6)
-
-
-def test_limits_of_lambda():
-    one_step = lambda_returns(REWARD, NEXT, NO, NO, GAMMA, 0.0)
-    np.testing.assert_allclose(one_step[:, 0], [11.0, 17.0, 23.0])
-    to_the_end = lambda_returns(REWARD, NEXT, flags(2), NO, 1.0, 1.0)
-    np.testing.assert_allclose(to_the_end[:, 0], [6.0, 5.0, 3.0])

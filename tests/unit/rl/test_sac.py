@@ -14,8 +14,7 @@ from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.offline import Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch
-from llmrl_jax.rl.sac import SACConfig, make_sac, sac_policy
-from llmrl_jax.rl.soft import SoftActorCritic
+from llmrl_jax.rl.sac import SACConfig, SoftActorCritic, make_sac, sac_policy
 
 
 def test_the_soft_target_by_hand():
