@@ -36,6 +36,7 @@ from llmrl_jax.core.checks import (
     PositiveOrInf,
     refuse_unread,
 )
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.parallel.memory import available, nbytes
@@ -43,7 +44,6 @@ from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_q_policy
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.registry import Algorithm

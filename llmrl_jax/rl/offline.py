@@ -30,11 +30,11 @@ from jaxtyping import Array, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import Checked, PositiveInt, Width
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
 from llmrl_jax.rl.gradient import descend, traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.offline_data import (
     INSTRUCTION,
     ActionKind,

@@ -33,6 +33,7 @@ from llmrl_jax.core.checks import (
     PositiveInt,
     PositiveOrInf,
 )
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl import bonus as bonuses
@@ -46,7 +47,6 @@ from llmrl_jax.rl.gradient import (
     linear_decay,
     traced_floats,
 )
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.precision import (

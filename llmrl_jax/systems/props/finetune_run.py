@@ -15,7 +15,6 @@ from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.metrics import read as read_metrics
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
 from llmrl_jax.systems.props.finetune import (
     Question,
     Setting,
@@ -27,6 +26,7 @@ from llmrl_jax.systems.props.finetune import (
 from llmrl_jax.systems.props.settings import FinetuneRun
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate, Prompts, make_grpo, make_reward_evaluation, pad_prompts
+from llmrl_jax.workflows.tune.model import load_base, with_end_tokens, with_template, write_results
 
 
 DATA = 0xDA7A
