@@ -235,11 +235,11 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
         raise DemosError(f"{path} has {str(metadata)[:60]} as the metadata of demonstrations; an object is needed")
     if metadata.get("format") != FORMAT:
         raise DemosError(f"{path} has the format {metadata.get('format')}; this version reads {FORMAT}")
-    wanted = _schema()
+    expected = _schema()
     for name, kind in COLUMNS.items():
         if name not in schema.names:
             raise DemosError(f"{path} has no column {name!r}{nearest(name, schema.names)}")
-        if schema.field(name).type != wanted.field(name).type:
+        if schema.field(name).type != expected.field(name).type:
             raise DemosError(f"{path}: the column {name!r} is {schema.field(name).type}, not {kind}")
     return metadata, _episodes(parquet, path)
 

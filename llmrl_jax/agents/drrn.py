@@ -22,7 +22,7 @@ from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.layers import GRU, linear
-from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import epsilon_greedy, masked_categorical
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ DRRN_DQN = DQNConfig(
     acting="softmax",
 )
 """The published hyper-parameters (glam reference, section 4.1): one network without a separate target network. The
-replay memory takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
+replay buffer takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
 steps never fill it."""
 
 
@@ -125,7 +125,7 @@ class DRRNPolicy:
     ) -> tuple[Categorical, Float[Array, " B"], Any]:
         q = self.q(params, frozen, obs)
         if self.epsilon is None:
-            distribution = over_offered(q / self.temperature, obs)
+            distribution = masked_categorical(q / self.temperature, obs)
         else:
             distribution = epsilon_greedy(q, obs, self.epsilon)
         return distribution, jnp.max(q, axis=-1), carry

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.agents.language import LanguagePolicy
 from llmrl_jax.lm import Candidates
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import masked_categorical
 
 
 class ActionHead(nn.Module):
@@ -49,4 +49,4 @@ class HeadsPolicy(LanguagePolicy):
         # one candidate of one token adds no cost to the pass over the prompt: its score is dead code
         hidden = self.read(params, frozen, obs, Candidates([[0]])).hidden
         logits: Any = self.action_head.apply({"params": params["action"]}, hidden.astype(jnp.float32))
-        return over_offered(logits, obs), hidden
+        return masked_categorical(logits, obs), hidden

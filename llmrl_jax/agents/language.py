@@ -17,7 +17,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
 from llmrl_jax.parallel import Placement, shardings
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import masked_categorical
 
 
 Scoring = Literal["sum", "mean", "per_word", "raw_logits", "max_normalised"]
@@ -208,4 +208,4 @@ class ScoringPolicy(LanguagePolicy):
     def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
         # the scores are masked too, since `max_normalised` divides by the best available one
         scores = self.read(params, frozen, obs, self.candidates, mask_of(obs))
-        return over_offered(action_logits(scores, self.scoring), obs), scores.hidden
+        return masked_categorical(action_logits(scores, self.scoring), obs), scores.hidden

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool
 
 from envs_jax.spaces import Box, Discrete, Space
 from llmrl_jax.rl.distributions import Uniform
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import masked_categorical
 
 
 class _Chance:
@@ -33,7 +33,7 @@ class RandomPolicy(_Chance):
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
-        return over_offered(jnp.zeros((rows, self.num_actions)), obs), jnp.zeros(rows), carry
+        return masked_categorical(jnp.zeros((rows, self.num_actions)), obs), jnp.zeros(rows), carry
 
 
 @dataclass(frozen=True)

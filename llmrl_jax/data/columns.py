@@ -150,13 +150,13 @@ def _nested(columns: Columns, name: str) -> Any:
 
 
 def _narrow(column: np.ndarray, name: str, where: str) -> np.ndarray:
-    wanted = NARROWED.get(str(column.dtype))
-    if wanted is None:
+    dtype = NARROWED.get(str(column.dtype))
+    if dtype is None:
         return column
     with np.errstate(over="ignore"):  # overflow to infinity is refused later
-        narrow = column.astype(wanted)
+        narrow = column.astype(dtype)
     if column.dtype.kind != "f" and np.any(narrow != column):
-        raise DataError(f"{where}: {name} has numbers that do not fit {wanted}, which is what devices have")
+        raise DataError(f"{where}: {name} has numbers that do not fit {dtype}, which is what devices have")
     return narrow
 
 
@@ -181,11 +181,11 @@ def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
     if not lead[0]:
         raise DataError(f"{where} has no {'episode' if axes == 2 else 'step'}; at least 1 is needed")
     for name, column in columns.items():
-        wanted = lead[:1] if name == "length" else lead
+        shape = lead[:1] if name == "length" else lead
         if (
-            column.shape[: len(wanted)] != wanted
+            column.shape[: len(shape)] != shape
             or name in ("terminated", "truncated", "length")
-            and (column.ndim != len(wanted))
+            and (column.ndim != len(shape))
         ):
             raise DataError(
                 f"{where}: {name} has the shape {list(column.shape)}, but reward has {list(lead)}: each step is a row"
@@ -204,13 +204,13 @@ def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
 
 def _check_type(name: str, column: np.ndarray, where: str) -> None:
     kinds = {"reward": "float32", "terminated": "bool", "truncated": "bool", "length": "int32"}
-    wanted = kinds.get(name)
+    dtype = kinds.get(name)
     if column.dtype == object:
         raise DataError(
             f"{where}: {name} holds Python objects (lists of unequal lengths?); an array of numbers is needed"
         )
-    if wanted and column.dtype != wanted or str(column.dtype) not in DTYPES:
-        raise DataError(f"{where}: {name} is {column.dtype}; {wanted or 'one of ' + ', '.join(DTYPES)} is needed")
+    if dtype and column.dtype != dtype or str(column.dtype) not in DTYPES:
+        raise DataError(f"{where}: {name} is {column.dtype}; {dtype or 'one of ' + ', '.join(DTYPES)} is needed")
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         row = np.argwhere(~np.isfinite(column))[0]
         raise DataError(f"{where}: {name}{row.tolist()} is {column[tuple(row)]}; a finite number is needed")

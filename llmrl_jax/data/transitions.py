@@ -30,7 +30,7 @@ class Transitions:
     """Whether the step ends in a terminal state, whose value is 0; in learning, whether nothing is bootstrapped."""
     truncated: Any = ()
     """bool `[N]`, whether the episode was cut off after the step, by a time-out or because recording stopped; `()` in a
-    replay memory of single steps."""
+    replay buffer of single steps."""
     text: Any = ()
     """The text of the step: indices of strings, captions, tokens or embeddings; `()`: none."""
     goal: Any = ()

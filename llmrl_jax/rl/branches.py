@@ -20,7 +20,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.features import Symbols
 from llmrl_jax.rl.networks import Head, dense
-from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import epsilon_greedy, masked_categorical
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ class BranchQPolicy(_Branched):
         """The parts of its parameters that are not its encoder."""
 
     def q(self, params, frozen, obs):
-        return self.q_each([params], frozen, obs)[0]
+        return self.q_values_of([params], frozen, obs)[0]
 
-    def q_each(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    def q_values_of(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
         """`q` of several parameters for the same observations, whose inputs are made once."""
         inputs, mask = self.inputs(obs), mask_of(obs)
         found = [self._of_inputs(params, frozen, inputs) for params in each]
@@ -240,10 +240,10 @@ class BranchPolicy(_Branched):
 
     def step(self, params, frozen, obs, carry, first):
         logits, value = self._apply(params, frozen, obs)
-        return over_offered(logits, obs), value, carry
+        return masked_categorical(logits, obs), value, carry
 
     def unroll(self, params, frozen, obs, carry, first):
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
         logits, value = self._apply(params, frozen, rows)
         lead = first.shape
-        return over_offered(logits.reshape(*lead, -1), obs), value.reshape(lead)
+        return masked_categorical(logits.reshape(*lead, -1), obs), value.reshape(lead)

@@ -1,9 +1,9 @@
 """Deep Q-learning (Mnih et al., Nature 518, 2015), for any policy that returns a value for every action.
 
 One update plays `num_steps` steps in `num_envs` environments, stores them, and takes `gradient_steps` gradient steps
-on batches from the replay memory. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied
+on batches from the replay buffer. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied
 periodically or by Polyak averaging, n-step returns, prioritised replay (Schaul et al., 1511.05952), actions drawn
-epsilon-greedily or from a softmax over the values. The state includes the replay memory, so the learner resumes, vmaps
+epsilon-greedily or from a softmax over the values. The state includes the replay buffer, so the learner resumes, vmaps
 and shards as PPO does.
 """
 
@@ -43,11 +43,11 @@ from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, linear_decay, traced_floats
+from llmrl_jax.rl.gradient import FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
 from llmrl_jax.rl.networks import network_q_policy
-from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring, importance_weights
+from llmrl_jax.rl.replay import BufferState, Replay, importance_weights
 from llmrl_jax.rl.rollout import (
     RolloutConfig,
     Runner,
@@ -73,7 +73,7 @@ class DQNConfig(RolloutConfig):
     batch_size: PositiveInt = 128
     """Stored steps per gradient step; over a mesh, a multiple of its data x fsdp devices."""
     replay_size: PositiveInt = 100_000
-    """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
+    """Capacity of the replay buffer in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
     once, in checkpoints too."""
     learning_starts: NonNegativeInt = 0
     """Stored steps before the first gradient step; until then losses are reported as 0."""
@@ -88,8 +88,8 @@ class DQNConfig(RolloutConfig):
     target_steps: NonNegativeInt = 0
     """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
     target_tau: Fraction = 1.0
-    """Step of the target network towards the online one at each change; 1 copies it. Polyak averaging: a small
-    number, with target_every 1."""
+    """Polyak averaging rate of the target network at each change; 1 copies the online network. Polyak averaging is a
+    small number, with target_every 1."""
     share_encoder: bool = False
     """Whether the target network has only its own heads, and the encoder of the online network, as published for ELLM.
     Needs a network that names its heads."""
@@ -99,7 +99,7 @@ class DQNConfig(RolloutConfig):
     """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
     clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
     learning_rate: NonNegativeFloat = 2.5e-4
-    """Step size of Adam."""
+    """Learning rate."""
     max_grad_norm: PositiveOrInf = 10.0
     """Global norm to which gradients are clipped; inf: never."""
     adam_b1: FractionBelowOne = 0.9
@@ -182,7 +182,7 @@ def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | Non
 
 @struct.dataclass
 class DQNState:
-    """Everything that DQN carries from update to update, including the replay memory."""
+    """Everything that DQN carries from update to update, including the replay buffer."""
 
     params: Any
     """Trained parameters."""
@@ -192,7 +192,7 @@ class DQNState:
     """The parameters of the target network; `()` if there is none."""
     opt_state: Any
     """Adam's moments."""
-    replay: Ring
+    replay: BufferState
     runner: Runner
     """The environments, in the middle of their episodes."""
     hparams: dict[str, jax.Array]
@@ -251,7 +251,7 @@ def make_dqn(
 
 @struct.dataclass
 class Played:
-    """Per-step records that are not stored in the replay memory; leaves `[T, N]`."""
+    """Per-step records that are not stored in the replay buffer; leaves `[T, N]`."""
 
     done: jax.Array
     truncated: jax.Array
@@ -287,13 +287,13 @@ class DQN:
     def init(self, key: jax.Array) -> DQNState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         runner = start(self.vector, self.env_params, self.policy, env_key)
-        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         target = jax.tree.map(jnp.copy, params) if self.config.has_target else ()
         if self.guide is not None:
             guide_key = jax.random.fold_in(policy_key, GUIDE)
-            frozen = {"own": frozen, "guide": self.placement.settled(self.guide.init(guide_key, runner.obs))}
+            frozen = {"own": frozen, "guide": self.placement.device_put(self.guide.init(guide_key, runner.obs))}
         hparams = self._hparams()
-        opt_state = self.placement.settled(clipped_adam(hparams).init(params))
+        opt_state = self.placement.device_put(clipped_adam(hparams).init(params))
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
@@ -301,14 +301,11 @@ class DQN:
         self._check_room(step)
         # Inside jit, so that no device ever holds the whole memory
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
-        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        first = self.placement.whole(FirstReward.start()) if self.config.epsilon_after_reward else ()
-        state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
-        state = state.replace(first_reward=first)
-        if self.bonus is None:
-            return state
-        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
-        return state.replace(bonus=bonuses.place(bonus, self.placement))
+        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
+        bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
+        runner = place(runner, self.placement)
+        return DQNState(params, frozen, target, opt_state, replay, runner, *counters, bonus, first)
 
     def _check_room(self, step: Any) -> None:
         """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
@@ -316,7 +313,7 @@ class DQN:
         needed, there = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
         if there is not None and needed > there:
             raise ValueError(
-                f"a replay memory of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
+                f"a replay buffer of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
                 f"{there / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
             )
 
@@ -369,8 +366,8 @@ class DQN:
         state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
         return state.replace(update=state.update + 1), metrics
 
-    def _placed(self, replay: Ring) -> Ring:
-        return self.memory.place(replay, self.placement.rows, self.placement.whole)
+    def _placed(self, replay: BufferState) -> BufferState:
+        return self.memory.place(replay, self.placement.shard_batch, self.placement.replicate)
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
@@ -386,16 +383,16 @@ class DQN:
 
     def _distribution(self, state: DQNState, q: Float[Array, "N A"], obs: Any) -> Categorical:
         if self.config.acting != "epsilon":
-            return over_offered(q / state.hparams["temperature"], obs)
+            return masked_categorical(q / state.hparams["temperature"], obs)
         if self.guide is None:
             return epsilon_greedy(q, obs, self._epsilon(state))
         params, frozen = state.frozen["guide"]
         guide_q = self.guide.q(params, frozen, obs)
-        return guided(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
+        return mixed_exploration(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
     def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, Played]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
-        config, rows = self.config, self.placement.rows
+        config, rows = self.config, self.placement.shard_batch
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
@@ -421,23 +418,15 @@ class DQN:
         self, state: DQNState, steps: Transitions, played: Played
     ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
-        report: dict[str, jax.Array] = {}
-        if self.bonus is not None:
-            state, steps, report = self._with_bonus(state, steps, played)
+        seen = steps.replace(truncated=played.truncated)
+        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
+        state, steps = state.replace(bonus=bonus), steps.replace(reward=reward)
         if self.config.reward_clip < math.inf:
             most = state.hparams["reward_clip"]
             steps = steps.replace(reward=jnp.clip(steps.reward, -most, most))
         if self.config.epsilon_after_reward:
             state = state.replace(first_reward=state.first_reward.after(steps.reward, state.update + 1))
         return state, steps, report
-
-    def _with_bonus(
-        self, state: DQNState, steps: Transitions, played: Played
-    ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
-        assert self.bonus is not None
-        seen = steps.replace(truncated=played.truncated)
-        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
-        return state.replace(bonus=bonus), steps.replace(reward=reward), report
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -475,13 +464,13 @@ class DQN:
             key, drawn = x
             ring = replay.replace(priorities=priorities)
             index, batch, discount, weight = drawn if known else self._sample(ring, key, hparams)
-            target = network_of_targets(config, self.policy, state.target, flat.restore(params))
+            target = target_params(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
-            params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
+            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
                 priorities = self.memory.prioritize(ring, index, priority).priorities
-            bonus, own = self._learn_bonus(bonus, batch, key)
+            bonus, own = bonuses.learn(self.bonus, bonus, batch, jax.random.fold_in(key, bonuses.INIT))
             finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *own.values()]))
             metrics |= own | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
             return (params, opt_state, priorities, bonus), metrics
@@ -492,16 +481,8 @@ class DQN:
         nonfinite = jnp.max(metrics.pop("nonfinite"))
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 
-    def _learn_bonus(self, state: Any, batch: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """A gradient step of the bonus on a batch from the memory, if there is one."""
-        if self.bonus is None:
-            return state, {}
-        if isinstance(batch.truncated, tuple):
-            batch = batch.replace(truncated=jnp.zeros_like(batch.terminated))
-        return self.bonus.update(state, batch, jax.random.fold_in(key, bonuses.INIT))
-
     def _sample(
-        self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]
+        self, ring: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
         """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
         any."""
@@ -515,11 +496,11 @@ class DQN:
             batch, discount = self.memory.n_step(ring, drawn.index, config.n_step, hparams["gamma"])
         else:
             batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
-        return drawn.index, self.placement.rows(batch), discount, weight
+        return drawn.index, self.placement.shard_batch(batch), discount, weight
 
     def _followed(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
-        return follow(self.config, state.update, state.hparams["target_tau"], state.target, params)
+        return update_target(self.config, state.update, state.hparams["target_tau"], state.target, params)
 
 
 # --- loss -------------------------------------------------------------------------------------------------------------
@@ -538,12 +519,12 @@ def q_targets(
     return reward + discount * jnp.where(terminated, 0.0, next_value)
 
 
-def q_each(policy: QPolicy, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+def q_values_of(policy: QPolicy, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
     """The values of several parameters for the same observations.
 
-    A policy may have a `q_each` of its own, which computes once what depends on no parameters
+    A policy may have a `q_values_of` of its own, which computes once what depends on no parameters
     (`llmrl_jax.rl.branches`)."""
-    own = getattr(policy, "q_each", None)
+    own = getattr(policy, "q_values_of", None)
     return own(each, frozen, obs) if own else [policy.q(params, frozen, obs) for params in each]
 
 
@@ -562,7 +543,7 @@ def dqn_loss(
     """The mean Huber loss of the chosen actions' values against `q_targets`.
 
     **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
-    (a number that is no action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of
+    (an out-of-range action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of
     `target` choose the action that `target` evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is
     linear; `weight`, per row (None: 1).
     **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
@@ -571,21 +552,21 @@ def dqn_loss(
     action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
     chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
     if double:
-        next_q, online = q_each(policy, (target, params), frozen, batch.next_obs)
+        next_q, online = q_values_of(policy, (target, params), frozen, batch.next_obs)
         next_value = jnp.take_along_axis(next_q, jnp.argmax(online, axis=-1)[:, None], axis=-1)[:, 0]
     else:
         next_value = jnp.max(policy.q(target, frozen, batch.next_obs), axis=-1)
-    wanted = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
-    losses = optax.losses.huber_loss(chosen, wanted, delta=delta)  # type: ignore[arg-type]
+    q_target = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
+    losses = optax.losses.huber_loss(chosen, q_target, delta=delta)  # type: ignore[arg-type]
     loss = jnp.mean(losses if weight is None else weight * losses)
-    metrics = {"loss": loss, "q_mean": jnp.mean(chosen), "target_mean": jnp.mean(wanted)}
-    return loss, (metrics, jnp.abs(chosen - wanted))
+    metrics = {"loss": loss, "q_mean": jnp.mean(chosen), "target_mean": jnp.mean(q_target)}
+    return loss, (metrics, jnp.abs(chosen - q_target))
 
 
 # --- target network ---------------------------------------------------------------------------------------------------
 
 
-def network_of_targets(config: DQNConfig, policy: QPolicy, target: Any, params: Any) -> Any:
+def target_params(config: DQNConfig, policy: QPolicy, target: Any, params: Any) -> Any:
     """The parameters that targets are computed with: the target network's, with the trained encoder if it is shared;
     the trained ones if there is no target network."""
     if not config.has_target:
@@ -595,13 +576,13 @@ def network_of_targets(config: DQNConfig, policy: QPolicy, target: Any, params: 
     return target
 
 
-def follow(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
+def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
     """The target network after update `update` (from 0), which moves by the share `tau` towards `params` when it is
     due."""
     if not config.has_target:
         return target
     if every := config.target_steps:  # whether the steps of this update pass a multiple of it
-        due = passes(update, config.num_envs * config.num_steps, every)
+        due = crosses_multiple(update, config.num_envs * config.num_steps, every)
     else:
         due = (update + 1) % config.target_every == 0
     return jax.tree.map(
@@ -609,7 +590,7 @@ def follow(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], tar
     )
 
 
-def passes(update: Int[Array, "*B"], steps: int, every: int) -> Bool[Array, "*B"]:
+def crosses_multiple(update: Int[Array, "*B"], steps: int, every: int) -> Bool[Array, "*B"]:
     """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`.
 
     **Arguments:** `update`, int32; `steps` and `every`, from 1 to 2^31 - 1. Exact although the product of both may have
@@ -666,7 +647,7 @@ def decayed(
     return end + (begin - end) * linear_decay(update, updates)
 
 
-def guided(
+def mixed_exploration(
     q: Float[Array, "*B A"],
     guide_q: Float[Array, "*B A"],
     obs: Any,

@@ -18,7 +18,7 @@ from envs_jax.env import Environment
 from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
-from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import epsilon_greedy, masked_categorical
 
 
 def flatten(obs: Any, batch_dims: int) -> jax.Array:
@@ -117,7 +117,7 @@ class Convolutions(nn.Module):
         return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(*x.shape[:-3], -1)))
 
 
-class Memory(nn.Module):
+class GRUCore(nn.Module):
     """A GRU along the leading axis, reset where an episode starts."""
 
     features: int
@@ -154,7 +154,7 @@ class ActorCritic(nn.Module):
         if self.memory:
             if not self.channels:
                 x = getattr(nn, self.activation)(dense(self.memory, math.sqrt(2), name="encoder")(x))
-            carry, x = Memory(self.memory, name="memory")(carry, x, first)
+            carry, x = GRUCore(self.memory, name="memory")(carry, x, first)
         for_actor, for_critic = Towers(self.hidden, self.activation, name="towers")(x)
         head = Head(self.outputs, 0.01, name="actor")(for_actor)
         value = Head(1, 1.0, name="critic")(for_critic)[..., 0]
@@ -237,7 +237,7 @@ class NetworkPolicy:
     def _apply(self, params, obs, x, carry, first):
         head, log_std, value, carry = cast(tuple, self.network.apply({"params": params}, x, carry, first))
         if log_std is None:
-            return over_offered(head, obs), value, carry
+            return masked_categorical(head, obs), value, carry
         log_std = jnp.broadcast_to(log_std, head.shape)
         if self.low is None or self.high is None:
             return Normal(head, log_std), value, carry
@@ -341,7 +341,7 @@ class NetworkQPolicy:
     def step(self, params, frozen, obs, carry, first):
         q = self.q(params, frozen, obs)
         if self.epsilon is None:
-            distribution = over_offered(q / self.temperature, obs)
+            distribution = masked_categorical(q / self.temperature, obs)
         else:
             distribution = epsilon_greedy(q, obs, self.epsilon)
         return distribution, jnp.max(q, axis=-1), carry

@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jaxtyping import Array, Int
 
@@ -34,7 +33,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
-from llmrl_jax.rl.gradient import descend, traced_floats
+from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.offline_data import (
     INSTRUCTION,
     ActionKind,
@@ -53,7 +52,7 @@ from llmrl_jax.rl.offline_data import (
 
 @dataclass(frozen=True)
 class OfflineConfig(Checked):
-    """What every offline learner has. Floats are traced (`state.hparams`): they can differ between rows of a vmap."""
+    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between rows of a vmap."""
 
     NAME: ClassVar[str] = "offline"
     """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
@@ -67,7 +66,7 @@ class OfflineConfig(Checked):
     activation: Literal["relu", "tanh"] = "relu"
     """Activation between dense layers."""
     normalize: bool = False
-    """Whether features are normalised by their mean and deviation over the real data."""
+    """Whether features are normalised by their mean and standard deviation over the real data."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -94,54 +93,12 @@ def needs_discrete(config: OfflineConfig, actions: ActionKind) -> None:
         raise ValueError(f"{config.NAME} needs discrete actions, and those of the data are continuous: use {other}")
 
 
-ADAM = optax.scale_by_adam()
-"""Adam with b1 0.9, b2 0.999, eps 1e-8, as all references have it."""
-
-
 # --- what an algorithm is ---------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
-class Trained:
-    """What a gradient step changes."""
-
-    params: dict[str, Any]
-    """Trained parameters by network; a method acts with these alone."""
-    target: dict[str, Any]
-    """Parameters of target networks, by network."""
-    opt: dict[str, Any]
-    """Adam's moments, by network."""
-    extra: Any = ()
-    """What else a method keeps."""
-
-    @classmethod
-    def begin(cls, params: dict[str, Any], targets: Sequence[str] = (), extra: Any = ()) -> Trained:
-        """Before the first step. **Arguments:** `targets`, the networks that have a target network, a copy."""
-        opt = {name: ADAM.init(tree) for name, tree in params.items()}
-        return cls(params, {name: jax.tree.map(jnp.copy, params[name]) for name in targets}, opt, extra)
-
-    def descended(self, name: str, grads: Any, learning_rate: Any) -> Trained:
-        """One network after a step of Adam."""
-        params, opt, _ = descend(ADAM, self.params[name], grads, self.opt[name], learning_rate)
-        return self.replace(params={**self.params, name: params}, opt={**self.opt, name: opt})
-
-    def followed(self, tau: Any, *names: str) -> Trained:
-        """Target networks after a step of `tau` towards their networks (Polyak averaging)."""
-        moved = {
-            name: jax.tree.map(lambda t, p: t + tau * (p - t), self.target[name], self.params[name]) for name in names
-        }
-        return self.replace(target={**self.target, **moved})
-
-    def copied(self, now: jax.Array, *names: str) -> Trained:
-        """Target networks as copies of their networks where `now`, bool `[]`, else as they were."""
-        copies = {name: self.params[name] for name in names}
-        old = {name: self.target[name] for name in names}
-        return self.replace(target={**self.target, **tracing.cond(now, lambda: copies, lambda: old)})
-
-
-@struct.dataclass
 class Context:
-    """What a gradient step reads beside its batch."""
+    """Inputs of a gradient step other than the batch."""
 
     key: jax.Array
     """The key of this step."""
@@ -155,13 +112,13 @@ class Context:
 class OfflineMethod(Protocol):
     """An algorithm, as pure functions; inputs are those of `Batch`, actions in [-1, 1] or integers."""
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         """The networks before the first step. **Arguments:** `batch`, of one row, for its shapes; `hparams`, the floats
         of the configuration."""
         ...
 
     @tracing.default_types
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """One gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
 
@@ -326,10 +283,8 @@ class Offline:
         """The state before the first update."""
         init_key, run_key = jax.random.split(key)
         row = batch_of(jax.tree.map(lambda x: x[:1], frozen.given[0]), frozen.table)
-        trained = jax.jit(self.method.init)(init_key, row, hparams)
-        return OfflineState(
-            trained.params, frozen, trained.target, trained.opt, trained.extra, hparams, run_key, jnp.int32(0)
-        )
+        networks = jax.jit(self.method.init)(init_key, row, hparams)
+        return OfflineState(frozen=frozen, hparams=hparams, key=run_key, update=jnp.int32(0), **vars(networks))
 
     def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
         """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones, set
@@ -360,20 +315,14 @@ class Offline:
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(state.key, i)))(count)
         drawn = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
 
-        def one(trained, x):
+        def one(networks, x):
             count, key, index = x
             context = Context(key, state.hparams, count, state.frozen)
-            return self.method.step(trained, self.read(state.frozen, index), context)
+            return self.method.step(networks, self.read(state.frozen, index), context)
 
-        trained = Trained(state.params, state.target, state.opt_state, state.extra)
-        trained, metrics = tracing.scan(one, trained, (count, keys[:, 1], drawn))
-        state = state.replace(
-            params=trained.params,
-            target=trained.target,
-            opt_state=trained.opt,
-            extra=trained.extra,
-            update=state.update + 1,
-        )
+        networks = TrainState(state.params, state.target, state.opt_state, state.extra)
+        networks, metrics = tracing.scan(one, networks, (count, keys[:, 1], drawn))
+        state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
 
 
@@ -475,7 +424,7 @@ def member(state: SeveralState, run: int) -> OfflineState:
 
 
 Source = Callable[[jax.Array, int], Any]
-"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay memory, data, a model."""
+"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay buffer, data, a model."""
 
 
 def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:

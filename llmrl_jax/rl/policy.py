@@ -13,7 +13,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.rl.distributions import Categorical, Distribution
 
 
-def over_offered(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
+def masked_categorical(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
     """The distribution over the actions that an observation offers (`envs_jax.actions`); all if it has no mask.
 
     The mask is part of the observation, so that acting and learning use the same one."""

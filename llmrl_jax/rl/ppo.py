@@ -41,8 +41,8 @@ from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.gradient import (
     FlatTree,
     accumulate,
+    apply_gradients,
     clipped_adam,
-    descend,
     in_parts,
     linear_decay,
     traced_floats,
@@ -93,7 +93,7 @@ class PPOConfig(RolloutConfig):
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     learning_rate: NonNegativeFloat = 2.5e-4
-    """Step size of Adam."""
+    """Learning rate."""
     schedule: Literal["constant", "linear"] = "constant"
     """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
     schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
@@ -333,15 +333,12 @@ class PPO:
     def init(self, key: jax.Array) -> PPOState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         runner = start(self.vector, self.env_params, self.policy, env_key)
-        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         hparams = traced_floats(self.config)
-        opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments are placed as params are
-        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        state = PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
-        if self.bonus is None:
-            return state
-        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
-        return state.replace(bonus=bonuses.place(bonus, self.placement))
+        opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
+        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
+        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters, bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
@@ -354,7 +351,7 @@ class PPO:
         report: dict[str, jax.Array] = {}
         if self.bonus is not None:
             state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
-        rows = self.placement.whole(self._rows(batch))
+        rows = self.placement.replicate(self._rows(batch))
         params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key, bonus_key)
         metrics |= self._report(rollout, batch) | report
         state = state.replace(
@@ -380,7 +377,7 @@ class PPO:
             play_key,
             self.config.num_steps,
             bootstrap_truncation=self.config.bootstrap_truncation,
-            constrain=self.placement.rows,
+            constrain=self.placement.shard_batch,
             unroll=self.config.unroll,
             auxiliary=self.auxiliary,
         )
@@ -470,7 +467,7 @@ class PPO:
             if config.normalize_advantages:
                 minibatch = minibatch.replace(advantage=normalized(minibatch.advantage, floor))
             grads, metrics = self._gradient(loss, params, minibatch)
-            params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
+            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, learning_rate)
             first = {of_first[name]: jnp.where(i == 0, metrics.pop(name), 0.0) for name in of_first}
             kl = metrics["approx_kl"]
             metrics |= {"grad_norm": norm} | first
@@ -496,11 +493,9 @@ class PPO:
         return flat.restore(params), flat.restore_moments(opt_state), bonus, metrics
 
     def _learn_bonus(self, state: Any, steps: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """A gradient step of the bonus on the steps of a minibatch, leaves `[T, B, ...]`, if there is one."""
-        if self.bonus is None:
-            return state, {}
+        """A gradient step of the bonus, if there is one, on the steps of a minibatch, leaves `[T, B, ...]`."""
         flat = jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)
-        return self.bonus.update(state, self.placement.rows(flat), key)
+        return bonuses.learn(self.bonus, state, self.placement.shard_batch(flat), key)
 
     def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
@@ -511,7 +506,7 @@ class PPO:
             return lambda params, rows: jax.grad(loss, has_aux=True)(params, rows, policy)
 
         def part(rows):
-            rows = self.placement.rows(rows, 1)
+            rows = self.placement.shard_batch(rows, 1)
             if not forms:
                 return by(self.policy)(params, rows)
             needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))

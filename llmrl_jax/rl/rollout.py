@@ -132,11 +132,11 @@ def place(runner: Runner, placement: Placement) -> Runner:
     """A runner whose environments are split over the devices, with the pool of episodes replicated."""
     env_state = runner.env_state
     return Runner(
-        env_params=placement.whole(runner.env_params),
-        env_state=env_state.replace(env=placement.rows(env_state.env), pool=placement.whole(env_state.pool)),
-        obs=placement.rows(runner.obs),
-        carry=placement.rows(runner.carry),
-        first=placement.rows(runner.first),
+        env_params=placement.replicate(runner.env_params),
+        env_state=env_state.replace(env=placement.shard_batch(env_state.env), pool=placement.replicate(env_state.pool)),
+        obs=placement.shard_batch(runner.obs),
+        carry=placement.shard_batch(runner.carry),
+        first=placement.shard_batch(runner.first),
     )
 
 

@@ -26,7 +26,7 @@ from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import accumulate, descend, in_parts
+from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.rl.precision import (
     RATIO_BOUNDS,
     SAMPLING_METRICS,
@@ -78,7 +78,7 @@ class GRPOConfig(Checked):
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of an entropy bonus, per nat and token."""
     learning_rate: NonNegativeFloat = 1e-5
-    """Step size of Adam, constant."""
+    """Learning rate, constant."""
     max_grad_norm: PositiveOrInf = 1.0
     """Global norm to which gradients are clipped; inf: never."""
     head_chunk: NonNegativeInt = 0
@@ -304,7 +304,7 @@ class GRPO:
         base = {"params": self.variables["params"]} if keeps_base else {}
         frozen = {"base": base, "prompts": jax.tree.map(jnp.asarray, self.prompts)}
         state = GRPOState(params, frozen, self.optimizer.init(params), run_key, jnp.int32(0))
-        return self.placement.settled(state)
+        return self.placement.device_put(state)
 
     def update(self, state: GRPOState) -> tuple[GRPOState, dict[str, jax.Array]]:
         """Sample, reward, gradient steps."""
@@ -330,7 +330,7 @@ class GRPO:
         """Continuations of this update's prompts with their advantages, and their metrics."""
         config, keys = self.config, self.keys(state.key, state.update)
         chosen = self._chosen(keys.prompts, state.update)
-        batch = self.placement.rows(jax.tree.map(lambda x: x[chosen], state.frozen["prompts"]))
+        batch = self.placement.shard_batch(jax.tree.map(lambda x: x[chosen], state.frozen["prompts"]))
         variables = self._policy(state.params, state.frozen)
         generation = generate(
             self.model, variables, batch.tokens, batch.lengths, keys.samples, self.sampling, stops=self.stops
@@ -370,7 +370,7 @@ class GRPO:
         config, rows = self.config, self.rows
 
         def flat(x):
-            return self.placement.rows(x.reshape(rows, *x.shape[2:]))
+            return self.placement.shard_batch(x.reshape(rows, *x.shape[2:]))
 
         repeated = jax.tree.map(lambda x: jnp.repeat(x, config.group, axis=0), batch)
         steps = jnp.arange(config.max_new_tokens)
@@ -402,7 +402,9 @@ class GRPO:
             params, opt_state = carry
             batch = jax.tree.map(lambda x: x[chosen], samples)
             loss, metrics, grads = self._gradient(params, state.frozen, batch)
-            params, opt_state, norm = descend(self.optimizer, params, grads, opt_state, self.config.learning_rate)
+            params, opt_state, norm = apply_gradients(
+                self.optimizer, params, grads, opt_state, self.config.learning_rate
+            )
             return (params, opt_state), metrics | {"loss": loss, "grad_norm": norm}
 
         (params, opt_state), stacked = tracing.scan(step, (state.params, state.opt_state), order)
@@ -420,7 +422,9 @@ class GRPO:
 
         def loss(params, rows):
             variables = self._policy(params, frozen)
-            return grpo_loss(self.model, variables, self.placement.rows(rows), self.config, self.minibatch, tokens)
+            return grpo_loss(
+                self.model, variables, self.placement.shard_batch(rows), self.config, self.minibatch, tokens
+            )
 
         def part(rows):
             (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, rows)

@@ -11,8 +11,8 @@ import envs_jax
 from envs_jax.control.debug import Corridor, DebugParams
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
+from llmrl_jax.rl.novelty import RND, NovelD, NovelDConfig, RNDConfig
 from llmrl_jax.rl.ppo import PPOConfig, make_ppo
-from llmrl_jax.rl.rnd import RND, NovelD, NovelDConfig, RNDConfig
 
 
 PPO = PPOConfig(num_envs=16, num_steps=64, learning_rate=1e-3, pool_size=1)

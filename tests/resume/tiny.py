@@ -177,7 +177,7 @@ class Config:
     devices: int = 1
     """Devices over which environments are split."""
     learning_rate: float = 0.05
-    """Step size of Adam."""
+    """Learning rate."""
     size: int = 8
     """Width of the map."""
     num_updates: int = field(default=40, metadata=FREE)

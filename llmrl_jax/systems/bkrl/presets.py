@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.novelty import RNDConfig
 from llmrl_jax.rl.ppo import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.systems.bkrl.config import AgentConfig
 
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from envs_jax.env import Environment
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.novelty import RND
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult

@@ -88,7 +88,7 @@ def _committed(tree: Any) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
     mesh = mesh_of(arrays)
     if mesh is not None:
-        return Placement(mesh).settled(arrays)
+        return Placement(mesh).device_put(arrays)
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from llmrl_jax.core.checks import Checked, NonNegativeFloat, at_least
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import accumulate, descend, in_parts
+from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.systems.kalm.patterns import Episodes, Rows
 from llmrl_jax.systems.kalm.world_model import Units, WorldModel, targets
@@ -95,7 +95,7 @@ class Grounding:
             "units": self.units,
         }
         opt_state = adamw(self.config, params).init(params)
-        return self.placement.settled(SFTState(params, frozen, opt_state, run_key, jnp.int32(0)))
+        return self.placement.device_put(SFTState(params, frozen, opt_state, run_key, jnp.int32(0)))
 
     def update(self, state: SFTState) -> tuple[SFTState, dict[str, jax.Array]]:
         epoch, place = state.update // self.per_epoch, state.update % self.per_epoch
@@ -104,7 +104,9 @@ class Grounding:
         batch = jax.tree.map(lambda x: x[chosen], state.frozen["rows"])
         (loss, parts, grads) = self._gradient(state.params, state.frozen, batch)
         rate = self.rate(state.update)
-        params, opt_state, norm = descend(adamw(self.config, state.params), state.params, grads, state.opt_state, rate)
+        params, opt_state, norm = apply_gradients(
+            adamw(self.config, state.params), state.params, grads, state.opt_state, rate
+        )
         metrics = {
             "loss": loss,
             **parts,
@@ -120,7 +122,9 @@ class Grounding:
 
         def loss(params: Any, rows: Rows) -> tuple[jax.Array, dict[str, jax.Array]]:
             variables = {**frozen["base"], **params}
-            parts = self.model.losses(variables, frozen["units"], self.placement.rows(rows), frozen["episodes"], counts)
+            parts = self.model.losses(
+                variables, frozen["units"], self.placement.shard_batch(rows), frozen["episodes"], counts
+            )
             return sum(getattr(self.weights, name) * x for name, x in parts.items()), parts  # type: ignore[return-value]
 
         def part(rows: Rows) -> tuple[Any, None]:

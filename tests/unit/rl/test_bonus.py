@@ -17,8 +17,8 @@ from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.bonus import Moments, Stream, one_reward, stream_advantages
 from llmrl_jax.rl.dqn import DQNConfig, make_dqn
 from llmrl_jax.rl.networks import NetworkPolicy, NetworkQPolicy
+from llmrl_jax.rl.novelty import RND, RNDConfig, masked_mean
 from llmrl_jax.rl.ppo import PPOConfig, make_ppo, normalized
-from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.checkpoint import Checkpoints
 

@@ -13,7 +13,7 @@ import pytest
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import NOT_YET, DQNConfig, FirstReward, decayed, guided, make_dqn, passes
+from llmrl_jax.rl.dqn import NOT_YET, DQNConfig, FirstReward, crosses_multiple, decayed, make_dqn, mixed_exploration
 
 
 ENV, PARAMS = EpisodeStatistics(Match(3)), DebugParams(length=np.int32(6))
@@ -66,7 +66,7 @@ def updated(config, policy=None, guide=None, updates=1):
 
 def test_guided_actions_by_hand():
     q, guide = jnp.array([[1.0, 3.0, 2.0]] * 2), jnp.array([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
-    probs = jax.jit(lambda e, f: guided(q, guide, q, e, f).probs)
+    probs = jax.jit(lambda e, f: mixed_exploration(q, guide, q, e, f).probs)
     # 0.4 random, half of them the guide's: 0.6 best + 0.2 uniform + 0.2 guide
     third = 0.2 / 3
     np.testing.assert_allclose(
@@ -75,7 +75,7 @@ def test_guided_actions_by_hand():
     np.testing.assert_allclose(probs(1.0, 1.0), [[0, 0, 1], [1, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(probs(0.0, 0.5), [[0, 1, 0], [0, 1, 0]], atol=1e-6)
     mask = jnp.array([[True, True, False], [True, True, True]])
-    offered = guided(q, guide, {"action_mask": mask}, 1.0, 1.0).probs
+    offered = mixed_exploration(q, guide, {"action_mask": mask}, 1.0, 1.0).probs
     np.testing.assert_allclose(offered[0], [1, 0, 0], atol=1e-6)  # the guide's best is not offered
 
 
@@ -116,7 +116,7 @@ def test_targets_change_every_so_many_steps():
     large = [2**31 - 1, 2**31 - 2, *range(1_999_990, 2_000_010), *range(65_530, 65_540)]
     for every, steps in ((8000, 256), (50, 20), (20, 20), (7, 20), (2_000_000, 1999), (2**31 - 1, 2**31 - 2)):
         updates = [*range(300), *large]
-        found = passes(jnp.array(updates, jnp.int32), steps, every).tolist()
+        found = crosses_multiple(jnp.array(updates, jnp.int32), steps, every).tolist()
         assert found == [(u + 1) * steps // every > u * steps // every for u in updates]
     states, _ = updated(replace(TINY, target_steps=50), updates=3)
     first, one, two, three = (np.asarray(s.target["head"]) for s in states)

@@ -158,7 +158,7 @@ def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
     env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
     learner = make_dqn(CONFIG, env, (), policy)
     monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
-    message = "a replay memory of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
+    message = "a replay buffer of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
     with pytest.raises(ValueError, match=message):
         learner.init(jax.random.key(0))
     assert needed > 27 * 8 * 4 + 2 * 8 * 4 and available() > 1e8
