@@ -52,7 +52,8 @@ from llmrl_jax.rl.offline_data import (
 
 @dataclass(frozen=True)
 class OfflineConfig(Checked):
-    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between rows of a vmap."""
+    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between the rows of a
+    vmap."""
 
     NAME: ClassVar[str] = "offline"
     """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
