@@ -20,7 +20,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.features import Symbols
 from llmrl_jax.rl.networks import Head, dense
-from llmrl_jax.rl.policy import epsilon_greedy, masked_categorical
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,9 @@ class BranchActorCritic(nn.Module):
         return logits, Tower(self.config.head_hidden, 1, name="critic")(x)[..., 0]
 
 
-class _Branched:
+class _Branched(Policy):
     """What both policies share: inputs from observations, and the frozen table of goals' embeddings."""
 
-    recurrent = False
     network: Any
 
     def __init__(self, inputs: Callable[[Any], Inputs], table: Any):
@@ -194,9 +193,6 @@ class _Branched:
         frozen = {"goals": self.table}
         return jax.jit(self.network.init)(key, self.inputs(obs), self.table)["params"], frozen
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def _apply(self, params, frozen, obs) -> Any:
         return self._of_inputs(params, frozen, self.inputs(obs))
 
@@ -205,7 +201,7 @@ class _Branched:
 
 
 class BranchQPolicy(_Branched):
-    """A `llmrl_jax.rl.policy.QPolicy` with branches."""
+    """A `llmrl_jax.rl.policy.Policy` with branches."""
 
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
         """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
@@ -224,10 +220,6 @@ class BranchQPolicy(_Branched):
         inputs, mask = self.inputs(obs), mask_of(obs)
         found = [self._of_inputs(params, frozen, inputs) for params in each]
         return found if mask is None else [jnp.where(mask, values, -jnp.inf) for values in found]
-
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        return epsilon_greedy(q, obs, self.epsilon), jnp.max(q, axis=-1), carry
 
 
 class BranchPolicy(_Branched):

@@ -10,7 +10,6 @@ and shards as PPO does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -45,7 +44,7 @@ from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.gradient import FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
 from llmrl_jax.rl.networks import network_q_policy
-from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, masked_categorical
+from llmrl_jax.rl.policy import Policy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import BufferState, Replay, importance_weights
 from llmrl_jax.rl.rollout import (
@@ -218,10 +217,10 @@ def make_dqn(
     config: DQNConfig,
     env: Environment,
     env_params: Any,
-    policy: QPolicy,
+    policy: Policy,
     mesh: Mesh | None = None,
     bonus: Bonus | None = None,
-    guide: QPolicy | None = None,
+    guide: Policy | None = None,
 ) -> Learner:
     """Build DQN as a `Learner`.
 
@@ -239,7 +238,7 @@ def make_dqn(
     episodes, an option of the bonus was changed that DQN does not read, or the policy cannot share its encoder.
     """
     check(config, env, env_params, mesh)
-    if config.share_encoder and not getattr(policy, "heads", ()):
+    if config.share_encoder and not policy.heads:
         raise ValueError("dqn.share_encoder is True, but the network does not name its heads: leave it out")
     if guide is not None and config.acting != "epsilon":
         raise ValueError(f"dqn.acting is {config.acting}; a guide needs epsilon")
@@ -270,10 +269,10 @@ class DQN:
         config: DQNConfig,
         env: Environment,
         env_params: Any,
-        policy: QPolicy,
+        policy: Policy,
         placement: Placement,
         bonus: Bonus | None = None,
-        guide: QPolicy | None = None,
+        guide: Policy | None = None,
     ):
         self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
         self.bonus, self.guide = bonus, guide
@@ -519,21 +518,12 @@ def q_targets(
     return reward + discount * jnp.where(terminated, 0.0, next_value)
 
 
-def q_values_of(policy: QPolicy, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
-    """The values of several parameters for the same observations.
-
-    A policy may have a `q_values_of` of its own, which computes once what depends on no parameters
-    (`llmrl_jax.rl.branches`)."""
-    own = getattr(policy, "q_values_of", None)
-    return own(each, frozen, obs) if own else [policy.q(params, frozen, obs) for params in each]
-
-
 def dqn_loss(
     params: Any,
     frozen: Any,
     target: Any,
     batch: Transitions,
-    policy: QPolicy,
+    policy: Policy,
     discount: float | jax.Array,
     *,
     double: bool = False,
@@ -552,7 +542,7 @@ def dqn_loss(
     action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
     chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
     if double:
-        next_q, online = q_values_of(policy, (target, params), frozen, batch.next_obs)
+        next_q, online = policy.q_values_of((target, params), frozen, batch.next_obs)
         next_value = jnp.take_along_axis(next_q, jnp.argmax(online, axis=-1)[:, None], axis=-1)[:, 0]
     else:
         next_value = jnp.max(policy.q(target, frozen, batch.next_obs), axis=-1)
@@ -566,13 +556,13 @@ def dqn_loss(
 # --- target network ---------------------------------------------------------------------------------------------------
 
 
-def target_params(config: DQNConfig, policy: QPolicy, target: Any, params: Any) -> Any:
+def target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -> Any:
     """The parameters that targets are computed with: the target network's, with the trained encoder if it is shared;
     the trained ones if there is no target network."""
     if not config.has_target:
         return params
     if config.share_encoder:
-        return {**params, **{name: target[name] for name in policy.heads}}  # type: ignore[attr-defined]
+        return {**params, **{name: target[name] for name in policy.heads}}
     return target
 
 

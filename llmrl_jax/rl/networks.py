@@ -18,7 +18,7 @@ from envs_jax.env import Environment
 from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
-from llmrl_jax.rl.policy import epsilon_greedy, masked_categorical
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 def flatten(obs: Any, batch_dims: int) -> jax.Array:
@@ -186,7 +186,7 @@ class NetworkConfig(Checked):
             raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
 
 
-class NetworkPolicy:
+class NetworkPolicy(Policy):
     """A `Policy` made of a small network: an MLP by default, a CNN with `channels`, recurrent with `memory`.
 
     Discrete actions get a `Categorical`; a box with finite bounds a `TanhNormal`, another box a `Normal`. Weights are
@@ -300,10 +300,8 @@ class QNetwork(nn.Module):
         return Head(1, 1.0, name="value")(x) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
-class NetworkQPolicy:
-    """A `llmrl_jax.rl.policy.QPolicy` made of a small network: an MLP by default, a CNN with `channels`."""
-
-    recurrent = False
+class NetworkQPolicy(Policy):
+    """A `llmrl_jax.rl.policy.Policy` made of a small network: an MLP by default, a CNN with `channels`."""
 
     def __init__(
         self,
@@ -328,23 +326,11 @@ class NetworkQPolicy:
     def init(self, key, obs):
         return jax.jit(self.network.init)(key, self.features(obs, 1))["params"], ()
 
-    def initial_carry(self, batch_size):
-        return ()
-
     @tracing.default_types
     def q(self, params, frozen, obs):
         values: Any = self.network.apply({"params": params}, self.features(obs, 1))
         mask = mask_of(obs)
         return values if mask is None else jnp.where(mask, values, -jnp.inf)
-
-    @tracing.default_types
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        if self.epsilon is None:
-            distribution = masked_categorical(q / self.temperature, obs)
-        else:
-            distribution = epsilon_greedy(q, obs, self.epsilon)
-        return distribution, jnp.max(q, axis=-1), carry
 
 
 def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:

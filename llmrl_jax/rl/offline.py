@@ -48,12 +48,13 @@ from llmrl_jax.rl.offline_data import (
     prepared,
     vectors,
 )
+from llmrl_jax.rl.policy import Policy
 
 
 @dataclass(frozen=True)
 class OfflineConfig(Checked):
-    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between the rows of a
-    vmap."""
+    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between the rows
+    of a vmap."""
 
     NAME: ClassVar[str] = "offline"
     """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
@@ -165,13 +166,11 @@ class OfflineState:
     """int32 `[]`, updates done."""
 
 
-class OfflinePolicy:
-    """The learned policy as a `llmrl_jax.agents.contract.Player`, with `state.params` and `state.frozen`.
+class OfflinePolicy(Policy):
+    """The learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
 
     Actions are those of the world, in its bounds. The value is 0: not every method has one.
     """
-
-    recurrent = False
 
     def __init__(self, method: OfflineMethod, actions: ActionKind, features: Features | None = None):
         """**Arguments:** as for `make_offline`."""
@@ -183,9 +182,6 @@ class OfflinePolicy:
         if has_instruction(obs):
             encoded[INSTRUCTION] = obs[INSTRUCTION]
         return joined(encoded, frozen.table)
-
-    def initial_carry(self, batch_size):
-        return ()
 
     @tracing.default_types
     def step(self, params, frozen, obs, carry, first):

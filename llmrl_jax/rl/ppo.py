@@ -500,38 +500,35 @@ class PPO:
     def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
         k, count = self.config.microbatches, minibatch.first.size
-        forms = self._forms(count // k)
+        buckets = self._buckets(count // k)
 
         def by(policy):
             return lambda params, rows: jax.grad(loss, has_aux=True)(params, rows, policy)
 
         def part(rows):
             rows = self.placement.shard_batch(rows, 1)
-            if not forms:
+            if not buckets:
                 return by(self.policy)(params, rows)
-            needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))
+            needed = jnp.searchsorted(np.array(list(buckets), np.int32), jnp.max(self._lengths(rows)))
             # the choice is outside the gradient, so that nothing is computed again for it
-            return tracing.switch(needed, [by(form) for form in forms.values()], params, rows)
+            return tracing.switch(needed, [by(bucket) for bucket in buckets.values()], params, rows)
 
         if k == 1:
             return part(minibatch)
-        if forms:  # in the order in which every part gets neighbours in size
-            order = jnp.argsort(self._sizes(minibatch)).reshape(k, -1).T.reshape(-1)
+        if buckets:  # in the order in which every part gets neighbours in length
+            order = jnp.argsort(self._lengths(minibatch)).reshape(k, -1).T.reshape(-1)
             minibatch = jax.tree.map(lambda x: x[:, order], minibatch)
         grads, metrics = accumulate(part, jax.tree.map(jnp.zeros_like, params), in_parts(minibatch, k, axis=1))
         means = {name: jnp.mean(x) for name, x in metrics.items()}
         return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
 
-    def _forms(self, rows: int) -> Mapping[int, Policy]:
-        """The forms of a `SizedPolicy` for a part of `rows` rows; empty for all others, which have one form. An
-        auxiliary has its own pass, of the policy as it is."""
-        forms = getattr(self.policy, "forms", None)
-        return {} if forms is None or self.auxiliary is not None else forms(rows)
+    def _buckets(self, rows: int) -> Mapping[int, Policy]:
+        """The policy's buckets for a part of `rows` rows; an auxiliary has its own pass, of the policy as it is."""
+        return {} if self.auxiliary is not None else self.policy.buckets(rows)
 
-    def _sizes(self, rows: Batch) -> jax.Array:
-        """The sizes of the rows of a part, if the policy has forms."""
-        sized: Any = self.policy
-        return sized.sizes(jax.tree.map(lambda x: x.reshape(rows.first.size, *x.shape[2:]), rows.obs))
+    def _lengths(self, rows: Batch) -> jax.Array:
+        """The lengths of the rows of a part, if the policy has buckets."""
+        return self.policy.lengths(jax.tree.map(lambda x: x.reshape(rows.first.size, *x.shape[2:]), rows.obs))
 
     def _report(self, rollout: Rollout, batch: Batch) -> dict[str, jax.Array]:
         """Metrics of the critic and of the episodes that ended in the rollout."""

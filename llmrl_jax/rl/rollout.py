@@ -16,7 +16,7 @@ from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import Checked, Needs, PositiveInt
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
+from llmrl_jax.rl.policy import Auxiliary, Policy
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in info.items() if name in EPISODE_INFO or name.startswith("episode_")}
 
 
-def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Array) -> Runner:
+def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
     """Reset every environment."""
 
     def own(x: Any) -> jax.Array:

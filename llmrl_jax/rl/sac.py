@@ -34,6 +34,7 @@ from llmrl_jax.rl.actors import Critics, Scaled, SquashedActor
 from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.replay import BufferState, Replay
 from llmrl_jax.rl.rollout import (
@@ -148,19 +149,14 @@ class SACConfig(RolloutConfig):
         return self.replay_size // self.num_envs * self.num_envs
 
 
-class SACPolicy:
-    """The actor and critics of an environment; acts as a `llmrl_jax.agents.contract.Player`. The value is 0."""
-
-    recurrent = False
+class SACPolicy(Policy):
+    """The actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
 
     def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str, features: Features):
         """**Arguments:** `actions`, continuous; `hidden`, widths of the dense layers; `activation`; `features`, from an
         observation and its number of batch axes to float32 features."""
         self.actions, self.features = actions, features
         self.nets = SoftActorCritic(actions, hidden, activation)
-
-    def initial_carry(self, batch_size):
-        return ()
 
     def step(self, params, frozen, obs, carry, first):
         found = self.nets.actor.distribution(params["actor"], self.features(obs, 1))

@@ -19,8 +19,7 @@ from envs_jax.text import CompiledPrompt, Tokenizer
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax import lm
 from llmrl_jax.agents.competence import Competence
-from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
-from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
+from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, ScoringPolicy
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.score import costs

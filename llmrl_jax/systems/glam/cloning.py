@@ -19,7 +19,7 @@ import numpy as np
 
 from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
-from llmrl_jax.agents.babyai_demonstrations import Demonstration, DemosError, read_demos, text_id
+from llmrl_jax.agents.babyai import Demonstration, DemosError, read_demos, text_id
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.checks import Checked, Epochs, FractionBelowOne, NonNegativeInt, PositiveInt, nearest, refuse_unread
 from llmrl_jax.systems.glam.build import Glam

@@ -12,8 +12,8 @@ import jax
 
 import envs_jax
 from llmrl_jax import lm
-from llmrl_jax.agents.babyai_demonstrations import babyai_steps, read_demos, text_id, write_demos
-from llmrl_jax.agents.demonstrations import play_episodes
+from llmrl_jax.agents.agent import play_episodes
+from llmrl_jax.agents.babyai import babyai_steps, read_demos, text_id, write_demos
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.parquet import arrow

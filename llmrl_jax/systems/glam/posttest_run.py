@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing

@@ -18,7 +18,7 @@ import optax
 from flax import struct
 
 from llmrl_jax import lm
-from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.checks import Checked, Fraction, PositiveFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.checks import Checked, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl_jax.tuning import Example
 

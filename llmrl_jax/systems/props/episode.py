@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from envs_jax.env import Environment
+from llmrl_jax.agents.play import make_recorder
 from llmrl_jax.agents.population import step_limit, vector_actor
-from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.systems.props.history import Trajectory, Transition, Values
 from llmrl_jax.systems.props.policies import Policy
 

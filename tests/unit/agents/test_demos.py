@@ -12,9 +12,9 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai import bot_action, initial_memory
-from llmrl_jax.agents import demonstrations as demos
-from llmrl_jax.agents.babyai_demonstrations import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
-from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key
+from llmrl_jax.agents import agent as demos
+from llmrl_jax.agents.agent import Episode, play_episodes, reset_key
+from llmrl_jax.agents.babyai import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
 from llmrl_jax.cli.main import main
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
@@ -197,7 +197,7 @@ def test_which_episodes_are_kept_and_when_writing_stops(world, tmp_path):
 def test_rows_come_in_groups(world, tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("llmrl_jax.agents.babyai_demonstrations.GROUP", 5)
+    monkeypatch.setattr("llmrl_jax.agents.babyai.GROUP", 5)
     played = [episode(world, i, True) for i in range(5)]
     write_demos(tmp_path / "a.parquet", played, world, seed=0, facts={})
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:

@@ -12,8 +12,8 @@ import pytest
 
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.dqn import NOT_YET, DQNConfig, FirstReward, crosses_multiple, decayed, make_dqn, mixed_exploration
+from llmrl_jax.rl.policy import Policy
 
 
 ENV, PARAMS = EpisodeStatistics(Match(3)), DebugParams(length=np.int32(6))
@@ -23,27 +23,20 @@ TINY = DQNConfig(
 )  # fmt: skip
 
 
-class Heads:
+class Heads(Policy):
     """Values from an encoder and a head: `obs @ encoder @ head`."""
 
-    recurrent, heads = False, ("head",)
+    heads = ("head",)
 
     def init(self, key, obs):
         a, b = jax.random.split(key)
         return {"encoder": jax.random.normal(a, (3, 3)), "head": jax.random.normal(b, (3, 3))}, ()
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def q(self, params, frozen, obs):
         return obs @ params["encoder"] @ params["head"]
 
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        return Categorical(q), q.max(axis=-1), carry
 
-
-class Knows:
+class Knows(Policy):
     """A guide that names the symbol."""
 
     def init(self, key, obs):

@@ -1,25 +1,70 @@
-"""Demonstrations: whole episodes of an agent, step by step, with caller-defined records of the environment's state.
+"""An agent: a policy with its environment and its learner; and its episodes, step by step.
 
-Any `llmrl_jax.agents.contract.Agent` can demonstrate. Records come from the environment's state, not from the agent's
-observations. `llmrl_jax.agents.babyai_demonstrations` records BabyAI's text, and writes files.
+Records of episodes come from the environment's state, not from the agent's observations.
+`llmrl_jax.agents.babyai` records BabyAI's text, and writes files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.env import innermost
-from llmrl_jax.agents.contract import Agent
+from envs_jax.env import Environment, innermost
 from llmrl_jax.agents.play import Episode, actor_of, make_player
 from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.learner import Learner
+from llmrl_jax.rl.policy import Policy
 
 
-CHUNK = 16
-"""Number of steps between transfers to the host."""
+class Agent(Protocol):
+    """An agent and its environment, for `make_evaluator(agent.env, agent.env_params, agent.policy, ...)`."""
+
+    @property
+    def config(self) -> Any:
+        """The settings of the agent."""
+        ...
+
+    @property
+    def env(self) -> Environment:
+        """The environment with this agent's wrappers, not batched."""
+        ...
+
+    @property
+    def env_params(self) -> Any: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def learner(self) -> Learner:
+        """The learner that trains it. **Raises** `ValueError` for an agent that does not learn."""
+        ...
+
+
+@dataclass(frozen=True)
+class SimpleAgent:
+    """An agent without a language model; see `Agent`."""
+
+    config: Any
+    env: Environment
+    env_params: Any
+    policy: Policy
+    make_learner: Callable[[], Learner] | None
+    """None for an agent that does not learn."""
+
+    def learner(self) -> Learner:
+        if self.make_learner is None:
+            raise ValueError(f"the agent {self.config.agent} does not learn")
+        return self.make_learner()
+
+
+def untrained(agent: Agent, key: jax.Array) -> tuple[Any, Any]:
+    """`(params, frozen)` before training, for playing: for a language model the zero-shot weights."""
+    obs, _ = jax.jit(agent.env.reset)(key, agent.env_params)
+    return agent.policy.init(key, jax.tree.map(lambda x: x[None], obs))
 
 
 See = Callable[[Any], dict[str, jax.Array]]
@@ -65,7 +110,6 @@ def play_episodes(
         actor_of(agent.policy, greedy),
         lambda obs, state: see(innermost(state)),
         end=False,
-        chunk=CHUNK,
     )
 
     def played() -> Iterator[Episode]:  # nothing is computed before the first episode is asked for
