@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.env import Environment, innermost
-from llmrl_jax.agents.play import Episode, actor_of, make_player
+from llmrl_jax.agents.play import CHUNK, Episode, actor_of, make_player
 from llmrl_jax.core.checks import at_least
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.rl.policy import Policy
@@ -91,11 +91,13 @@ def play_episodes(
     see: See = lambda state: {},
     greedy: bool = False,
     batch_size: int = 256,
+    chunk: int = CHUNK,
 ) -> Iterator[Episode]:
     """Play episodes `0 .. episodes - 1`, and yield them in that order as they end.
 
     **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `see`, the record of each state; `greedy`, the most
-    likely action instead of a sample; `batch_size`, episodes played at once.
+    likely action instead of a sample; `batch_size`, episodes played at once; `chunk`, steps between
+    transfers to the host.
 
     Episode `i` starts from `env.reset(reset_key(seed, i), params)`, and its actions use its own keys: it depends
     neither on the number of episodes nor on the batch size.
@@ -110,6 +112,7 @@ def play_episodes(
         actor_of(agent.policy, greedy),
         lambda obs, state: see(innermost(state)),
         end=False,
+        chunk=chunk,
     )
 
     def played() -> Iterator[Episode]:  # nothing is computed before the first episode is asked for

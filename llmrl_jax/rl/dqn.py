@@ -23,10 +23,8 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from envs_jax.actions import mask_of
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import (
     Fraction,
-    FractionBelowOne,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
@@ -37,12 +35,12 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.parallel import RULES, Placement
+from llmrl_jax.parallel import Placement
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.gradient import FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
+from llmrl_jax.rl.gradient import AdamConfig, FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
 from llmrl_jax.rl.networks import network_q_policy
 from llmrl_jax.rl.policy import Policy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm
@@ -50,6 +48,7 @@ from llmrl_jax.rl.replay import BufferState, Replay, importance_weights
 from llmrl_jax.rl.rollout import (
     RolloutConfig,
     Runner,
+    check_divisible,
     check_statistics,
     episode_info,
     episode_metrics,
@@ -61,7 +60,7 @@ from llmrl_jax.rl.rollout import (
 
 
 @dataclass(frozen=True)
-class DQNConfig(RolloutConfig):
+class DQNConfig(AdamConfig, RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
     PREFIX: ClassVar[str] = "dqn."
@@ -82,7 +81,7 @@ class DQNConfig(RolloutConfig):
     """Steps whose rewards a target sums before it bootstraps."""
     double: bool = True
     """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
-    target_every: NonNegativeInt = 8
+    target_every: Annotated[NonNegativeInt, Needs("target_steps", 0)] = 8
     """Updates between changes of the target network; 0: no target network, targets use the online one."""
     target_steps: NonNegativeInt = 0
     """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
@@ -97,16 +96,8 @@ class DQNConfig(RolloutConfig):
     huber_delta: PositiveFloat = 100.0
     """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
     clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
-    learning_rate: NonNegativeFloat = 2.5e-4
-    """Learning rate."""
     max_grad_norm: PositiveOrInf = 10.0
-    """Global norm to which gradients are clipped; inf: never."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay rate of the first moment."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay rate of the second moment."""
     adam_eps: NonNegativeFloat = 1e-8
-    """Adam's epsilon."""
     acting: Literal["epsilon", "softmax"] = "epsilon"
     """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
     probabilities proportional to exp(value / temperature)."""
@@ -137,8 +128,6 @@ class DQNConfig(RolloutConfig):
         super().__post_init__()
         if not self.has_target:
             refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
-        if self.target_steps:
-            refuse_unread(self, ("target_every",), "--dqn.target-steps above 0")
         steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(
@@ -169,13 +158,9 @@ def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | Non
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
     episodes.
     """
-    if mesh is not None:
-        ways = Placement(mesh).row_devices
-        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
-        for name in ("num_envs", "batch_size"):
-            size = getattr(config, name)
-            if size % ways:
-                raise ValueError(f"dqn.{name} {size} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    check_divisible(
+        mesh, {f"dqn.{name} {getattr(config, name)}": getattr(config, name) for name in ("num_envs", "batch_size")}
+    )
     check_statistics(env, env_params)
 
 
@@ -277,9 +262,7 @@ class DQN:
         self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
         self.bonus, self.guide = bonus, guide
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
         prioritized = config.replay == "prioritized"
         self.memory = Replay(config.capacity, rows=config.num_envs, prioritized=prioritized, stacked=env.stacked)
 

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from envs_jax import tracing
+from llmrl_jax.core.checks import Checked, FractionBelowOne, NonNegativeFloat, PositiveOrInf
 
 
 Sums = TypeVar("Sums")
@@ -73,6 +74,22 @@ def clip(grads: Any, limit: Any) -> Any:
     """Gradients scaled to a global norm of at most `limit` (Pascanu et al., 1211.5063); inf leaves them unchanged."""
     scale = jnp.minimum(1.0, limit / jnp.maximum(optax.tree.norm(grads), 1e-12))
     return jax.tree.map(lambda g: g * scale, grads)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamConfig(Checked):
+    """Options of `clipped_adam` and its learning rate."""
+
+    learning_rate: NonNegativeFloat = 2.5e-4
+    """Learning rate."""
+    max_grad_norm: PositiveOrInf = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
+    """Adam's decay rate of the first moment."""
+    adam_b2: FractionBelowOne = 0.999
+    """Adam's decay rate of the second moment."""
+    adam_eps: NonNegativeFloat = 1e-5
+    """Adam's epsilon."""
 
 
 def clipped_adam(hparams: dict[str, Any]) -> optax.GradientTransformation:

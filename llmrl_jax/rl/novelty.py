@@ -21,9 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import (
-    Checked,
     Fraction,
-    FractionBelowOne,
     In,
     NonNegativeFloat,
     PositiveFloat,
@@ -35,12 +33,12 @@ from llmrl_jax.core.checks import (
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import bonus
 from llmrl_jax.rl.bonus import BonusState, Moments, Stream
-from llmrl_jax.rl.gradient import clipped_adam, traced_floats
+from llmrl_jax.rl.gradient import AdamConfig, clipped_adam, traced_floats
 from llmrl_jax.rl.networks import Convolutions, flatten, image
 
 
 @dataclass(frozen=True)
-class RNDConfig(Checked):
+class RNDConfig(AdamConfig):
     """Sizes and hyper-parameters of random network distillation. Floats are traced."""
 
     PREFIX: ClassVar[str] = "rnd."
@@ -70,15 +68,6 @@ class RNDConfig(Checked):
     obs_clip: PositiveFloat = 5.0
     """Standard deviations at which normalised observations are clipped."""
     learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate."""
-    max_grad_norm: PositiveOrInf = 0.5
-    """Global norm to which gradients are clipped; inf: never."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay rate of the first moment."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay rate of the second moment."""
-    adam_eps: NonNegativeFloat = 1e-5
-    """Adam's epsilon."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -263,7 +252,7 @@ class NovelD(RND):
 
 
 @dataclass(frozen=True)
-class APTConfig(Checked):
+class APTConfig(AdamConfig):
     """Sizes and hyper-parameters of APT; the defaults are those of ELLM's baseline. Floats are traced."""
 
     PREFIX: ClassVar[str] = "apt."
@@ -283,15 +272,8 @@ class APTConfig(Checked):
     coef: NonNegativeFloat = 1.0
     """Weight of the novelty."""
     learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate."""
-    max_grad_norm: PositiveOrInf = float("inf")
-    """Global norm to which gradients are clipped; inf: never."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay rate of the first moment."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay rate of the second moment."""
+    max_grad_norm: PositiveOrInf = math.inf
     adam_eps: NonNegativeFloat = 1e-8
-    """Adam's epsilon."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -21,24 +21,22 @@ from jaxtyping import Array, Float
 
 from envs_jax import tracing
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
 from envs_jax.spaces import Box
 from llmrl_jax.core.checks import (
     Fraction,
-    FractionBelowOne,
     In,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    PositiveOrInf,
 )
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.parallel import RULES, Placement
+from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.gradient import (
+    AdamConfig,
     FlatTree,
     accumulate,
     apply_gradients,
@@ -62,6 +60,7 @@ from llmrl_jax.rl.rollout import (
     Rollout,
     RolloutConfig,
     Runner,
+    check_divisible,
     check_statistics,
     collect,
     episode_metrics,
@@ -75,7 +74,7 @@ from llmrl_jax.rl.shuffle import permutations
 
 
 @dataclass(frozen=True)
-class PPOConfig(RolloutConfig):
+class PPOConfig(AdamConfig, RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
 
     PREFIX: ClassVar[str] = "ppo."
@@ -92,8 +91,6 @@ class PPOConfig(RolloutConfig):
     """Discount per step."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
-    learning_rate: NonNegativeFloat = 2.5e-4
-    """Learning rate."""
     schedule: Literal["constant", "linear"] = "constant"
     """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
     schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
@@ -106,14 +103,6 @@ class PPOConfig(RolloutConfig):
     """Weight of the value loss."""
     entropy_coef: NonNegativeFloat = 0.01
     """Weight of the entropy bonus, per nat."""
-    max_grad_norm: PositiveOrInf = 0.5
-    """Global norm to which gradients are clipped; inf: never."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay rate of the first moment."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay rate of the second moment."""
-    adam_eps: NonNegativeFloat = 1e-5
-    """Adam's epsilon."""
     normalize_advantages: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch. With a bonus of
     novelty, its noise is not scaled up: they are divided by at least 0.1 of its scale (`rl.bonus.Stream.floor`)."""
@@ -163,12 +152,7 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
                 "mean is 0, so the policy would never change. Lower --ppo.minibatches, or pass "
                 "--ppo.no-normalize-advantages"
             )
-    if mesh is not None:
-        ways = Placement(mesh).row_devices
-        devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
-        for size, text in ((config.num_envs, f"ppo.num_envs {config.num_envs}"), (rows, what)):
-            if size % ways:
-                raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+    check_divisible(mesh, {f"ppo.num_envs {config.num_envs}": config.num_envs, what: rows})
     check_statistics(env, env_params)
 
 
@@ -326,9 +310,7 @@ class PPO:
         self.config, self.env_params, self.policy = config, env_params, policy
         self.placement, self.auxiliary, self.bonus = placement, auxiliary, bonus
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
 
     def init(self, key: jax.Array) -> PPOState:
         env_key, policy_key, run_key = jax.random.split(key, 3)

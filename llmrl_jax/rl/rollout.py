@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import Checked, Needs, PositiveInt
-from llmrl_jax.parallel import Placement
+from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.policy import Auxiliary, Policy
 
 
@@ -36,6 +37,10 @@ class RolloutConfig(Checked):
     about as many steps as the pool's episodes last."""
     reset_ratio: Annotated[PositiveInt, Needs("reset", "optimistic")] = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+
+    def vector_env(self, env: Environment) -> VectorEnv:
+        """The batch of environments. **Arguments:** `env`, one of them, wrapped."""
+        return VectorEnv(env, self.num_envs, policy=self.reset, pool_size=self.pool_size, reset_ratio=self.reset_ratio)
 
 
 @struct.dataclass
@@ -115,6 +120,19 @@ def check_statistics(env: Environment, env_params: Any) -> None:
         raise ValueError(
             "the environment does not report episode_return; wrap it in EpisodeStatistics (envs_jax.wrappers)"
         )
+
+
+def check_divisible(mesh: Mesh | None, sizes: Mapping[str, int]) -> None:
+    """Check that the devices over which rows are split divide `sizes`, each by its text in the message.
+
+    **Raises:** `ValueError`, with the arithmetic."""
+    if mesh is None:
+        return
+    ways = Placement(mesh).row_devices
+    devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
+    for text, size in sizes.items():
+        if size % ways:
+            raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
 
 
 def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array, ""] | int, every: int) -> Runner:

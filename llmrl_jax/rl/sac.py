@@ -18,7 +18,6 @@ from jaxtyping import Array, Float
 
 from envs_jax import spaces, tracing
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import (
     Fraction,
     Needs,
@@ -226,9 +225,7 @@ class SAC:
     def __init__(self, config: SACConfig, env: Environment, env_params: Any, policy: SACPolicy):
         self.config, self.env_params, self.policy, self.nets = config, env_params, policy, policy.nets
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
         self.memory = Replay(config.capacity, rows=config.num_envs)
 
     def init(self, key: jax.Array) -> SACState:

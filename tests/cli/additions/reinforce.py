@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from flax import struct
 
 from envs_jax.resets import VectorEnv
-from llmrl_jax.core.checks import Checked, Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import apply_gradients, clipped_adam, traced_floats
+from llmrl_jax.rl.gradient import AdamConfig, apply_gradients, clipped_adam, traced_floats
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, place, start, task_names
 
 
 @dataclass(frozen=True)
-class ReinforceConfig(Checked):
+class ReinforceConfig(AdamConfig):
     """Hyper-parameters of REINFORCE."""
 
     PREFIX: ClassVar[str] = "reinforce."
@@ -32,15 +32,8 @@ class ReinforceConfig(Checked):
     gamma: Fraction = 0.9
     """Discount per step."""
     learning_rate: NonNegativeFloat = 0.02
-    """Learning rate."""
     max_grad_norm: PositiveOrInf = 1.0
-    """Global norm to which gradients are clipped."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay of the mean."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay of the square."""
     adam_eps: NonNegativeFloat = 1e-8
-    """Adam's epsilon."""
 
 
 @struct.dataclass

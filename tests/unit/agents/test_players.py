@@ -137,11 +137,11 @@ def test_an_evaluation_is_compiled_once(caplog):
     assert sum(line.startswith("Compiling jit(start) ") for line in said) == 1
 
 
-def test_demonstrations_beside_a_plain_loop(monkeypatch):
+def test_demonstrations_beside_a_plain_loop():
     """Seven episodes on two rows, five steps between two looks of the host."""
-    monkeypatch.setattr(demonstrations, "CHUNK", 5)
     agent = SimpleAgent(None, ENV, None, POLICY, None)
-    played = play_episodes(agent, PARAMS, (), seed=4, episodes=7, see=lambda state: {"place": state[1]}, batch_size=2)
+    see = lambda state: {"place": state[1]}  # noqa: E731
+    played = play_episodes(agent, PARAMS, (), seed=4, episodes=7, see=see, batch_size=2, chunk=5)
     _, step_key = jax.random.split(jax.random.key(4))
     for i, episode in enumerate(played):
         seen, actions, rewards, info = by_hand(reset_key(4, i), jax.random.fold_in(step_key, i), greedy=False)

@@ -143,7 +143,7 @@ def test_bad_options():
 
     with pytest.raises(ValueError, match="does not name its heads"):
         make_dqn(replace(TINY, share_encoder=True), ENV, PARAMS, Plain())
-    with pytest.raises(ValueError, match="target-every is 3, but --dqn.target-steps above 0"):
+    with pytest.raises(ValueError, match="target_every is 3, but dqn.target_steps 100"):
         DQNConfig(target_steps=100, target_every=3)
     with pytest.raises(ValueError, match="share-encoder is True, but --dqn.target-every 0"):
         DQNConfig(target_every=0, share_encoder=True)
