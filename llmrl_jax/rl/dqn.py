@@ -234,7 +234,7 @@ def make_dqn(
 
 
 @struct.dataclass
-class Played:
+class StepRecord:
     """Per-step records that are not stored in the replay buffer; leaves `[T, N]`."""
 
     done: jax.Array
@@ -323,7 +323,7 @@ class DQN:
         }
         state = state.replace(
             params=params,
-            target=self._followed(state, params),
+            target=self._update_target(state, params),
             opt_state=opt_state,
             replay=self._placed(replay.replace(priorities=priorities)),
             runner=place(runner, self.placement),
@@ -344,7 +344,7 @@ class DQN:
         learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
         (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
         replay = self._placed(state.replay.replace(priorities=priorities))
-        target = self._followed(state, params)
+        target = self._update_target(state, params)
         state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
         return state.replace(update=state.update + 1), metrics
 
@@ -372,7 +372,7 @@ class DQN:
         guide_q = self.guide.q(params, frozen, obs)
         return mixed_exploration(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
-    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, Played]:
+    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, StepRecord]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
         config, rows = self.config, self.placement.shard_batch
 
@@ -388,7 +388,7 @@ class DQN:
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
             seen = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
-            played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
+            played = StepRecord(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
 
@@ -397,7 +397,7 @@ class DQN:
         return runner, steps, played
 
     def _rewarded(
-        self, state: DQNState, steps: Transitions, played: Played
+        self, state: DQNState, steps: Transitions, played: StepRecord
     ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
         seen = steps.replace(truncated=played.truncated)
@@ -480,7 +480,7 @@ class DQN:
             batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
         return drawn.index, self.placement.shard_batch(batch), discount, weight
 
-    def _followed(self, state: DQNState, params: Any) -> Any:
+    def _update_target(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
         return update_target(self.config, state.update, state.hparams["target_tau"], state.target, params)
 
