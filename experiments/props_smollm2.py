@@ -43,8 +43,7 @@ from llmrl_jax.systems.props.search_run import run_searches
 from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
-from llmrl_jax.workflows.tune.settings import TuneConfig
-from llmrl_jax.workflows.tune.sft import sft
+from llmrl_jax.workflows.tuning import TuneConfig, sft
 
 
 SEARCHERS = ("scripted", "random_search", "plain", "sft", "tuned")

@@ -17,7 +17,7 @@ from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.finetune import PUBLISHED, FinetuneConfig
 from llmrl_jax.tuning import GRPOConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
-from llmrl_jax.workflows.tune.settings import Tuned
+from llmrl_jax.workflows.tuning import Tuned
 
 
 def _check_searches(config: Any) -> None:

@@ -55,13 +55,13 @@ def list_tasks(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all published results.
     """
-    from llmrl_jax.report import as_json
+    from llmrl_jax.core.files import json_text
     from llmrl_jax.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
     if json:
         print(
-            as_json.text(
+            json_text(
                 [
                     {
                         "task": task.name,
