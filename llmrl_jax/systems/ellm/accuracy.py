@@ -26,7 +26,6 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import resolved
-from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, build, load_run, make_env
@@ -43,6 +42,7 @@ from llmrl_jax.systems.ellm.eval import categories_table, category_shares
 from llmrl_jax.systems.ellm.goals import CATEGORIES, goal_spec_for, unpacked
 from llmrl_jax.systems.ellm.open_goals import Asker, OpenGoalSpec
 from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
+from llmrl_jax.workflows.chat_model import make_chat
 
 
 CHUNK = 25

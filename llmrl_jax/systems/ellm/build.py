@@ -24,6 +24,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder, summed
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.parallel import make_mesh
@@ -32,16 +33,15 @@ from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs, l2_normalized
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.features import Symbols, plane_sizes
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.noveld import NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
-from llmrl_jax.run.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
 from llmrl_jax.systems.ellm.config import AGENTS, EllmConfig, OfflineRun, PretrainRun
 from llmrl_jax.systems.ellm.goals import GoalWrapper, RewardRules, goal_spec_for, unit_rows, unpacked
 from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.prompts import choose_shots
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 
 
 PICTURES = {"image": "gray", "frames": 4}

@@ -8,8 +8,8 @@ from typing import Any
 
 import tyro
 
-from llmrl_jax.run.flags import Get, command
-from llmrl_jax.run.settings import blank, draft
+from llmrl_jax.options.command import Get, command
+from llmrl_jax.options.settings import blank, draft
 from llmrl_jax.systems.ellm.config import (
     AGENTS,
     EMBEDDED,
@@ -86,7 +86,7 @@ def _with_ellm(kind: type, ellm: EllmConfig) -> Any:
 
 def start_finetune(get: Get) -> FinetuneRun:
     """The pretrained agent's settings with the published changes: half of the actions random until the first reward and
-    fewer from then on, and a step size that is about a third."""
+    fewer from then on, and a learning rate that is about a third."""
     ellm = _pretrained(get)
     rate = ellm.dqn.learning_rate * 0.32
     dqn = replace(ellm.dqn, epsilon_start=0.5, epsilon_after_reward=True, learning_rate=rate)

@@ -30,14 +30,16 @@ from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.noveld import NovelDConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.rnd import RNDConfig
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.ellm.prompts import Parse
+from llmrl_jax.workflows.chat_model import ChatConfig
 
 
 SuggesterName = Literal["oracle", "chat", "novelty", "uniform", "fixed", "none"]
 Gate = Literal["effect", "lenient", "none"]
 Split = Literal["both", "training", "held-out"]
+Tune = Literal["all", "critic", "linear"]
+StartValue = Literal["zero", "keep"]
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,9 @@ def preset(name: str) -> EllmConfig:
 
 CHAT = ChatConfig(temperature=0.1, max_tokens=200)
 """The published sampling options."""
+Flattened = Annotated[EllmConfig, tyro.conf.arg(name="")]
+FromRun = Annotated[str, tyro.conf.arg(name="from")]
+Checkpoint = Annotated[int, In("[-1, 2147483647]")]
 
 
 @dataclass(frozen=True)
@@ -272,7 +277,7 @@ class PretrainRun(Checked):
 
     KIND: ClassVar[str] = "ellm pretrain"
 
-    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("embedded"))
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
     chat: ChatConfig = field(default_factory=lambda: CHAT)
     """With suggester `chat`."""
     steps: Steps = field(default=300_000, metadata=FREE)
@@ -282,7 +287,7 @@ class PretrainRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.train import experiment
 
         return experiment(self)
@@ -292,9 +297,9 @@ class PretrainRun(Checked):
 class Downstream(PretrainRun):
     """Training on one task with a pretrained agent."""
 
-    from_run: Annotated[str, tyro.conf.arg(name="from")]
+    from_run: FromRun
     """Folder of the run of `llmrl ellm pretrain` whose agent is used."""
-    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
+    checkpoint: Checkpoint = -1
     """Its checkpoint, by update number; -1: the newest."""
     task: str
     """The single task that is rewarded, such as `place_table` or `deforestation` (see the page of Crafter); in
@@ -310,11 +315,11 @@ class FinetuneRun(Downstream):
 
     KIND: ClassVar[str] = "ellm finetune"
 
-    tune: Literal["all", "critic", "linear"] = "all"
+    tune: Tune = "all"
     """What is trained: all weights; `critic`, the heads of value and advantages; `linear`, the last layer of each."""
     reinit: bool = False
     """Whether the weights that `tune` names start at random; with `all` these are those of the heads."""
-    value: Literal["zero", "keep"] = "zero"
+    value: StartValue = "zero"
     """How the value of a state starts: `zero`, so that values of actions begin as advantages, which choose the same
     actions; `keep`, as pretrained and as published: a sum over many goals, beside which the success of one task is a
     loss, and the agent avoids it at first."""
@@ -327,18 +332,14 @@ class ExploreRun(Downstream):
     KIND: ClassVar[str] = "ellm explore"
 
 
-def _asking() -> EllmConfig:
-    return replace(preset("embedded"), suggester="chat")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StatesConfig(Checked):
-    """Different states that an agent meets, and how a chat model is asked about them."""
+    """Different states that an agent visits, and how a chat model is asked about them."""
 
-    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=_asking)
-    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    ellm: Flattened = field(default_factory=lambda: replace(EMBEDDED, suggester="chat"))
+    from_run: FromRun = ""
     """Folder of a run of `llmrl ellm pretrain`: states that its agent meets; empty: those of random play."""
-    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
+    checkpoint: Checkpoint = -1
     """Its checkpoint, by update number; -1: the newest."""
     states: PositiveInt = 200
     """Different states, at most."""
@@ -379,11 +380,11 @@ class CollectRun(Checked):
 
     KIND: ClassVar[str] = "ellm collect"
 
-    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("embedded"))
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
     """With random play: the world, and goals for the report."""
-    from_run: Annotated[str, tyro.conf.arg(name="from")] = ""
+    from_run: FromRun = ""
     """Folder of a run of `llmrl ellm pretrain` or `offline`: its agent plays; empty: random play."""
-    checkpoint: Annotated[int, In("[-1, 2147483647]")] = -1
+    checkpoint: Checkpoint = -1
     """Its checkpoint, by update number; -1: the newest."""
     epsilon: Fraction = 0.2
     """Fraction of the agent's actions that are random, if it was trained by DQN."""
@@ -398,7 +399,7 @@ class OfflineRun(Checked):
 
     KIND: ClassVar[str] = "ellm offline"
 
-    ellm: Annotated[EllmConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: preset("embedded"))
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
     """The goals that recorded steps are given, and the agent."""
     buffer: str
     """Folder of a run of `llmrl ellm collect`, with the steps."""
@@ -409,7 +410,7 @@ class OfflineRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.train import experiment
 
         return experiment(self)

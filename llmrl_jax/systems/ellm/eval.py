@@ -20,14 +20,12 @@ from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.core.files import check_writable
+from llmrl_jax.core.files import check_writable, json_text
+from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import Placement
-from llmrl_jax.run.leaves import mesh_of
-from llmrl_jax.run.report import as_json
-from llmrl_jax.run.report.figures import text_table
-from llmrl_jax.run.report.media import write_gif
-from llmrl_jax.run.report.panels import FAINT, GOOD, Section, draw_panel
-from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.report.figures import text_table
+from llmrl_jax.report.video import FAINT, GOOD, Section, draw_panel, write_gif
+from llmrl_jax.run.pytrees import mesh_of
 from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, load_run, make_env, make_world, texts_of
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.goals import CATEGORIES, GoalSpec, GoalWrapper
@@ -243,7 +241,7 @@ def evaluate(
     video = write_video(built, weights, key, folder / "episode.gif") if gif else None
     if json:
         files = {"file": written} | ({"gif": video} if video else {})
-        print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
+        print(json_text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {built.config.env}, {episodes} episodes each")
     if built.spec.fixed_start:

@@ -55,7 +55,7 @@ class GoalState:
     goals: Any
     """Goals about the current observation."""
     earned: Float[Array, ""]
-    """Sum of the rewards for goals."""
+    """Intrinsic return: the sum of the rewards for goals."""
     tally: Int[Array, "2 4"]
     """Suggestions, and rewards, of each category so far."""
 

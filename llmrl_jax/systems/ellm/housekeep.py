@@ -97,12 +97,12 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
         one_hot = lambda x, n: jax.nn.one_hot(x, n).reshape(rows, -1)  # noqa: E731
         code, distance = ahead(cells)
         furniture = cells[..., None] == number(FURNITURE + np.arange(len(NAMES)))
-        found = [jnp.any(furniture[:, :, side == i], axis=(1, 2, 3)) for i in range(3)]
+        by_side = [jnp.any(furniture[:, :, side == i], axis=(1, 2, 3)) for i in range(3)]
         parts = [
             *(x.reshape(rows, -1) for x in kinds),
             one_hot(code, codes),
             distance,
-            *found,
+            *by_side,
             one_hot(obs["places"], len(NAMES)),
             obs["seen_objects"],
             obs["seen_receptacles"],

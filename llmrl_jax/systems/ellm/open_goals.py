@@ -1,8 +1,8 @@
 """Open-ended goals: strings with an id, of which the first are the names of actions, the captions of transitions.
 
-A chat model is asked for goals between updates: `UnansweredKeys` collects the states that the agent meets, `Asker` is
-the host's part, and `exchange` (see `llmrl_jax.rl.learner.Exchange`) takes the answers into a table on the device. The
-states of one exchange are answered while updates run up to the next one.
+A chat model is asked for goals between updates: `UnansweredKeys` collects the states that the agent visits, `Asker` is
+the host's part, and `exchange` (see `llmrl_jax.core.learner.Exchange`) takes the answers into a table on the device.
+The states of one exchange are answered while updates run up to the next one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.rl.bonus import BonusState
-from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.goals import CATEGORIES, GoalParams, GoalSpec, GoalState, goal_reward, histogram, unit_rows
 

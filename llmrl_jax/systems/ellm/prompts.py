@@ -79,17 +79,17 @@ def _read_examples(path: Path) -> list[Shot]:
     if not path.is_file():
         here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"--goals.examples: there is no file {path}{nearest(path.name, here)}")
-    found: list[Shot] = []
+    shots: list[Shot] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             row = json.loads(line)
-            found.append((str(row["state"]), tuple(map(str, row["goals"]))))
+            shots.append((str(row["state"]), tuple(map(str, row["goals"]))))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"--goals.examples: line {number} of {path} is no object with a state and its goals, as "
                 "`llmrl ellm answers` writes"
             ) from error
-    return found
+    return shots
 
 
 def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
@@ -106,13 +106,13 @@ def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
     if how == "paper":
         if not lines or not all(line.startswith("-") for line in lines):
             return None
-        found = "\n".join(lines).lower().split("-")
+        parts = "\n".join(lines).lower().split("-")
     else:
-        found = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
-        if not found:
+        parts = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
+        if not parts:
             return None
     around = " .\n\"'`" + ("" if how == "paper" else "*_")
-    goals = [" ".join(goal.lower().strip(around).split()) for goal in found]
+    goals = [" ".join(goal.lower().strip(around).split()) for goal in parts]
     return list(dict.fromkeys(goal for goal in goals if goal))
 
 

@@ -15,14 +15,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
-from llmrl_jax.rl.learner import Learner
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.chat_model import Chat, make_chat
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import begin, opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import offline
 from llmrl_jax.systems.ellm.build import Ellm, build, load_run
 from llmrl_jax.systems.ellm.closed_goals import (
@@ -33,11 +30,23 @@ from llmrl_jax.systems.ellm.closed_goals import (
     pair_counts,
     with_answers,
 )
-from llmrl_jax.systems.ellm.config import Downstream, EllmConfig, ExploreRun, FinetuneRun, OfflineRun, PretrainRun
+from llmrl_jax.systems.ellm.config import (
+    Downstream,
+    EllmConfig,
+    ExploreRun,
+    FinetuneRun,
+    OfflineRun,
+    PretrainRun,
+    StartValue,
+    Tune,
+)
 from llmrl_jax.systems.ellm.eval import EpisodeStats, make_player, play_random, report, summarise, write_video
 from llmrl_jax.systems.ellm.goals import GoalSpec
 from llmrl_jax.systems.ellm.open_goals import COUNTS
 from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.chat_model import Chat, make_chat
+from llmrl_jax.workflows.experiment import Experiment
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
@@ -342,7 +351,7 @@ class Pretrained:
         self.heads = policy.heads
         self._params, self._frozen = params, frozen
 
-    def _in_heads(self, path: Path) -> bool:
+    def _in_heads(self, path: tuple[str, ...]) -> bool:
         return path[0] in self.heads and (self.tune != "linear" or path[1] == "out")
 
     def init(self, key, obs):

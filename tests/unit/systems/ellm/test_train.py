@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.options.settings import draft
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.settings import draft
 from llmrl_jax.systems.ellm import collect, housekeep, train
 from llmrl_jax.systems.ellm.build import Ellm
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
 from llmrl_jax.systems.ellm.config import HOUSEKEEP_MACRO, ChatGoals, CollectRun, EllmConfig, ExploreRun, FinetuneRun
+from llmrl_jax.workflows.chat_model import ChatConfig
 from tests.ellm_world import Yard
 
 
