@@ -20,12 +20,12 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, build, load_run, make_env

@@ -28,14 +28,12 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder, summed
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs, l2_normalized
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.features import Symbols, plane_sizes
-from llmrl_jax.rl.noveld import NovelD
+from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
 from llmrl_jax.systems.ellm.config import AGENTS, EllmConfig, OfflineRun, PretrainRun
 from llmrl_jax.systems.ellm.goals import GoalWrapper, RewardRules, goal_spec_for, unit_rows, unpacked
@@ -70,6 +68,11 @@ class Ellm:
         """The `GoalSpec`."""
         return self.env.spec
 
+    @property
+    def asks(self) -> bool:
+        """Whether a chat model is asked between updates."""
+        return self.config.suggester == "chat" and not isinstance(self.spec, ClosedGoalSpec)
+
     def learner(
         self, chat: ChatModel | None = None, sampling: dict[str, Any] | None = None, guide: Any = None
     ) -> Learner:
@@ -79,13 +82,12 @@ class Ellm:
         `sampling`, options of its requests; `guide`, of DQN's exploration.
         """
         config, goals = self.config, self.config.goals
-        asks = config.suggester == "chat" and not isinstance(self.spec, ClosedGoalSpec)
-        bonus = UnansweredKeys(goals.at_once) if asks else self.novelty()
+        bonus = UnansweredKeys(goals.at_once) if self.asks else self.novelty()
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
             learner = make_dqn(dqn_settings(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
-        if not asks or chat is None:
+        if not self.asks or chat is None:
             return learner
         shots = choose_shots(goals.shots, goals.examples)
         asker = Asker(self.spec, self.encoder, chat, sampling or {}, goals.per_state, goals.parse, shots)

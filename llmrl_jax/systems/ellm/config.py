@@ -24,12 +24,10 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
-from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.noveld import NovelDConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.novelty import APTConfig, NovelDConfig, RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.ellm.prompts import Parse
 from llmrl_jax.workflows.chat_model import ChatConfig

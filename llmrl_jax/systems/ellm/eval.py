@@ -14,9 +14,7 @@ import numpy as np
 from flax import struct
 
 from llmrl_jax.agents.evaluate import make_evaluator
-from llmrl_jax.agents.play import Actor, Episode, Step, policy_actor
-from llmrl_jax.agents.random import RandomPolicy
-from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.agents.play import Actor, Episode, Step, make_recorder, policy_actor
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
@@ -25,6 +23,7 @@ from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import Placement
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import FAINT, GOOD, Section, draw_panel, write_gif
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.pytrees import mesh_of
 from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, load_run, make_env, make_world, texts_of
 from llmrl_jax.systems.ellm.config import EllmConfig
@@ -60,7 +59,7 @@ class EpisodeStats:
 def make_player(env: GoalWrapper, policy: Any, episodes: int) -> Callable[..., EpisodeStats]:
     """Build `play(params, frozen, env_params, key, greedy=False) -> EpisodeStats`, compiled once.
 
-    **Arguments:** `env`, not batched; `policy`, see `llmrl_jax.agents.contract.Player`. The environment's
+    **Arguments:** `env`, not batched; `policy`, see `llmrl_jax.rl.policy.Policy`. The environment's
     parameters, which have the known suggestions, are an argument: they change while a run learns.
     """
 
@@ -102,7 +101,7 @@ def _committed(tree: Any) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
     mesh = mesh_of(arrays)
     if mesh is not None:
-        return Placement(mesh).settled(arrays)
+        return Placement(mesh).device_put(arrays)
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
 
 

@@ -24,8 +24,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.parquet import read_parquet
 from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.dqn import DQN
-from llmrl_jax.rl.dqn_config import check
+from llmrl_jax.rl.dqn import DQN, check
 from llmrl_jax.systems.ellm.build import Ellm, dqn_settings
 from llmrl_jax.systems.ellm.collect import ABOUT, ROWS, STEPS, check_recordable, identity
 from llmrl_jax.systems.ellm.config import EllmConfig

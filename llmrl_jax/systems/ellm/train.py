@@ -18,6 +18,7 @@ from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import offline
@@ -58,47 +59,38 @@ def pretrain(config: PretrainRun) -> RunResult:
 
     **Returns:** how it ended. **Raises:** what `build` and `llmrl_jax.run.loop.train` raise.
     """
-    config = _settled(config)
-    return _train(config, build(config.ellm), "ellm")
+    return _train(*_components(_settled(config)), "ellm")
 
 
 def finetune(config: FinetuneRun) -> RunResult:
     """Train a pretrained agent further. **Returns** and **Raises:** as `pretrain`, and what `load_run` raises."""
-    return _train(*_finetuned(config), "ellm-finetune")
-
-
-def _finetuned(config: FinetuneRun) -> tuple[FinetuneRun, Ellm]:
-    config, before, state = _after(config)
-    built = build(config.ellm)
-    frozen = _same_tables(built, before, state)
-    policy = Pretrained(built.policy, state.params, frozen, config.tune, config.reinit, config.value)
-    return config, dataclasses.replace(built, policy=policy)
+    return _train(*_components(config), "ellm-finetune")
 
 
 def explore(config: ExploreRun) -> RunResult:
     """Train a new agent, of whose random actions a pretrained one chooses a part. **Returns** and **Raises:** as
     `finetune`."""
-    config, built, guide = _guided(config)
-    return _train(config, built, "ellm-explore", guide)
-
-
-def _guided(config: ExploreRun) -> tuple[ExploreRun, Ellm, Guide]:
-    config, before, state = _after(config)
-    built = build(config.ellm)
-    return config, built, Guide(before.policy, state.params, _same_tables(built, before, state))
+    return _train(*_components(config), "ellm-explore")
 
 
 def experiment(config: Any) -> Experiment:
     """The experiment of a run of `pretrain`, `finetune`, `explore` or `offline`, without its chat model. **Raises:**
     what these raise."""
-    guide = None
-    if isinstance(config, FinetuneRun):
-        config, built = _finetuned(config)
-    elif isinstance(config, ExploreRun):
-        config, built, guide = _guided(config)
-    else:
-        built = build(config.ellm)
+    config, built, guide = _components(config)
     return _experiment(config, built, built.learner(guide=guide), guide)
+
+
+def _components(config: Any) -> tuple[Any, Ellm, Guide | None]:
+    """The settings of a run, its components, and the guide of its exploration, if a pretrained agent is one."""
+    if not isinstance(config, Downstream):
+        return config, build(config.ellm), None
+    config, before, state = _after(config)
+    built = build(config.ellm)
+    frozen = _same_tables(built, before, state)
+    if not isinstance(config, FinetuneRun):
+        return config, built, Guide(before.policy, state.params, frozen)
+    policy = Pretrained(built.policy, state.params, frozen, config.tune, config.reinit, config.value)
+    return config, dataclasses.replace(built, policy=policy), None
 
 
 def learn_offline(config: OfflineRun) -> RunResult:
@@ -112,7 +104,7 @@ def learn_offline(config: OfflineRun) -> RunResult:
     key = jax.random.fold_in(jax.random.key(config.run.seed), offline.RELABELLED)
     steps, earned = offline.relabelled_steps(built, episodes, key)
     print(f"{len(earned)} episodes, {len(steps.reward)} steps; their goals now pay {earned.mean():.2f} per episode")
-    return _train(config, built, "ellm-offline", learner=offline.make_offline(built, steps))
+    return _train(config, built, None, "ellm-offline", offline.make_offline(built, steps))
 
 
 def _settled(config: Any) -> Any:
@@ -154,15 +146,16 @@ def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -
     )
 
 
-def _train(config: Any, built: Ellm, command: str, guide: Any = None, learner: Learner | None = None) -> RunResult:
+def _train(config: Any, built: Ellm, guide: Any, command: str, learner: Learner | None = None) -> RunResult:
     with opened(config.run, command) as folder:
         chat = _chat(config, built, folder)
-        if (answers := _ask_pairs(config, built, chat, folder)) is not None:
-            built = dataclasses.replace(built, env_params=with_answers(built.env_params, answers))
-        if learner is None:
-            learner = built.learner(chat.model if chat else None, config.chat.sampling, guide)
-        x = _experiment(config, built, learner, guide)
         try:
+            answers = _ask_pairs(config, built, chat, folder)
+            if answers is not None:
+                built = dataclasses.replace(built, env_params=with_answers(built.env_params, answers))
+            if learner is None:
+                learner = built.learner(chat.model if chat else None, config.chat.sampling, guide)
+            x = _experiment(config, built, learner, guide)
             return experiments.train(x, folder, facts=lambda result: _suggestions(built, result.state, chat, answers))
         finally:
             if chat:
@@ -185,7 +178,6 @@ def _ask_pairs(config: Any, built: Ellm, chat: Chat | None, folder: Path) -> Pai
     try:
         return answers_of_run(folder, chat.model, built.spec, config.chat.sampling, how.samples, how.share)
     except ChatError as error:
-        chat.close()
         raise type(error)(f"{error}; --run.resume {folder} then continues the run") from None
 
 
@@ -322,13 +314,11 @@ def _same_tables(built: Ellm, before: Ellm, state: Any) -> Any:
     return state.frozen
 
 
-class Pretrained:
-    """A Q-policy that starts from given weights and trains a part of them, a `llmrl_jax.rl.policy.QPolicy`.
+class Pretrained(Policy):
+    """A Q-policy that starts from given weights and trains a part of them, a `llmrl_jax.rl.policy.Policy`.
 
     What is not trained is in `frozen`: the optimizer does not see it, and it is saved once.
     """
-
-    recurrent = False
 
     def __init__(
         self,
@@ -348,7 +338,7 @@ class Pretrained:
         ends the episode: with `keep` its success is worth less than what other actions seem to earn, and the agent
         avoids it until all values have fallen."""
         self.policy, self.tune, self.reinit, self.value = policy, tune, reinit, value
-        self.heads = policy.heads
+        self.heads, self.epsilon = policy.heads, policy.epsilon
         self._params, self._frozen = params, frozen
 
     def _in_heads(self, path: tuple[str, ...]) -> bool:
@@ -365,23 +355,15 @@ class Pretrained:
         rest = {path: x for path, x in given.items() if path not in trained}
         return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(rest)}
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def _all_params(self, params: Any, frozen: Any) -> Any:
         return unflatten_dict({**flatten_dict(frozen["rest"]), **flatten_dict(params)})
 
     def q(self, params, frozen, obs):
         return self.policy.q(self._all_params(params, frozen), frozen["own"], obs)
 
-    def step(self, params, frozen, obs, carry, first):
-        return self.policy.step(self._all_params(params, frozen), frozen["own"], obs, carry, first)
 
-
-class Guide:
+class Guide(Policy):
     """A trained Q-policy whose `init` gives its weights, for `llmrl_jax.rl.dqn.make_dqn(guide=...)`."""
-
-    recurrent = False
 
     def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any):
         """**Arguments:** `policy`; its `params` and `frozen`."""
@@ -390,11 +372,5 @@ class Guide:
     def init(self, key, obs):
         return jax.tree.map(lambda x: x, self._given)
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def q(self, params, frozen, obs):
         return self.policy.q(params, frozen, obs)
-
-    def step(self, params, frozen, obs, carry, first):
-        return self.policy.step(params, frozen, obs, carry, first)
