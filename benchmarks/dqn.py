@@ -24,7 +24,7 @@ from llmrl_jax.rl.gradient import clipped_adam, traced_floats
 from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.replay import BufferState
 from llmrl_jax.systems.ellm.build import Ellm, build
-from llmrl_jax.systems.ellm.presets import EMBEDDED
+from llmrl_jax.systems.ellm.config import EMBEDDED
 
 
 TITLE = "DQN: gradient steps, compared with torch"
@@ -117,7 +117,7 @@ def ellm_case(made: Ellm, batch: int, steps: int) -> Case:
 
     config = settings(batch, steps, learning_starts=0)
     learner = DQN(config, made.env, made.env_params, made.policy, Placement(None))
-    state = state_of(learner, config, filled(draw, len(made.facts.captions), rng))
+    state = state_of(learner, config, filled(draw, len(made.spec.captions), rng))
     view = space.spaces["view"]
     tables = {
         "planes": [int(np.max(view.high)) + 1] * view.shape[-1],
