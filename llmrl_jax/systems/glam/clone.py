@@ -31,6 +31,7 @@ from llmrl_jax.agents.babyai_demonstrations import (
 )
 from llmrl_jax.agents.demonstrations import play_episodes
 from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.core.activity import say
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.parquet import arrow
@@ -326,10 +327,9 @@ def make(config: CloneRun, glam: Glam | None = None, data: CloningData | None = 
     model, how = glam.policy.model, config.clone
     length = how.length or max(len(row.tokens) for row in (*data.train, *data.held_out))
     rows = pack(data.train, length, several=how.pack)
-    print(
+    say(
         f"{len(data.train)} steps to learn and {len(data.held_out)} held out, of {data.episodes} episodes, in "
-        f"{len(rows.tokens)} rows of {length} tokens, {(rows.segments > 0).mean():.0%} full",
-        flush=True,
+        f"{len(rows.tokens)} rows of {length} tokens, {(rows.segments > 0).mean():.0%} full"
     )
     updates = max(1, round(how.epochs * (len(rows.tokens) // how.sft.batch_size)))
     base = {"params": glam.policy.base(jax.random.key(config.run.seed))}
