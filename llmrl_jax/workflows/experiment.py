@@ -44,12 +44,12 @@ class Experiment:
     """What a run trains, and how it is judged."""
 
     config: Any
-    """The run's settings, with `run` (a `RunConfig`), `steps` and `eval_episodes`."""
+    """The run's settings, with `run` (a `RunConfig`), `steps` (without `updates`) and `eval_episodes`."""
     learner: Learner
-    policy: Any
-    """See `llmrl_jax.rl.policy`."""
-    env: Environment | None
-    """The environment with the agent's wrappers, not batched; None: recorded steps of one that is not here."""
+    policy: Any = None
+    """See `llmrl_jax.rl.policy`. None: nothing that acts."""
+    env: Environment | None = None
+    """The environment with the agent's wrappers, not batched; None: recorded steps or text."""
     env_params: Any = None
     evaluate: Callable[[Any, jax.Array, int], Results] | None = None
     """`(state, key, episodes) -> results` of held-out episodes, beside those of random actions."""
@@ -72,7 +72,7 @@ class Experiment:
     shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
     """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""
     unit: str = "steps"
-    """What the learner's steps are called when it ends."""
+    """What the learner's steps are called."""
 
     def key(self, seed: int) -> jax.Array:
         """The key of held-out episodes."""
@@ -116,8 +116,8 @@ def train(
         values |= {**results.get("agent", {}), **{name: value for name, value in results.items() if name != "agent"}}
         print(x.report(results, config.eval_episodes))
     write_summary(folder, values)
-    rate = f"{result.steps_per_second:.0f} {x.unit}/s"
-    print(f"{result.steps} {x.unit} at {rate}; everything is in {result.folder}")
+    rate = f"{result.steps_per_second:.0f}" if result.steps_per_second >= 100 else f"{result.steps_per_second:.3g}"
+    print(f"{result.steps} {x.unit} at {rate} per second; everything is in {result.folder}")
     return result
 
 

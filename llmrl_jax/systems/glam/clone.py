@@ -54,7 +54,7 @@ from llmrl_jax.systems.glam.eval import (
 from llmrl_jax.tuning import Example, make_evaluation, make_sft, pack
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment
-from llmrl_jax.workflows.tune.model import write_tuned
+from llmrl_jax.workflows.tuning import write_tuned
 
 
 # --- demonstrations as rows -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from llmrl_jax.agents.recording import record_episode
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.report.episode import write_episode
+from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from llmrl_jax.workflows import evaluation as run_evaluation

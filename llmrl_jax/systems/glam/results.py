@@ -20,8 +20,8 @@ from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.files import check_writable
-from llmrl_jax.report import as_json, compare as runs_compared, figures
+from llmrl_jax.core.files import check_writable, json_text
+from llmrl_jax.report import compare as runs_compared, figures
 from llmrl_jax.report.runs import distinct
 from llmrl_jax.run.curves import INK
 from llmrl_jax.systems.glam.build import make_agent
@@ -114,7 +114,7 @@ def post_test(config: PostTestConfig) -> list[Tested]:
     path = draw_tests(groups, out / "tests.png")
     if config.json:
         values = {"episodes": config.episodes, "agents": [outcomes(group) for group in groups], "figure": path}
-        print(as_json.text(values))
+        print(json_text(values))
         return agents
     for group in groups:
         print(f"\n{runs_compared.label(group)}, {config.episodes} episodes each\n{tests_table(group)}")

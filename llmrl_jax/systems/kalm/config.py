@@ -14,6 +14,7 @@ from llmrl_jax.core.checks import (
     Fraction,
     In,
     Needs,
+    NonNegativeFloat,
     PositiveInt,
     Steps,
     nearest,
@@ -25,8 +26,7 @@ from llmrl_jax.lm.lora import LoRAConfig
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.grounding import Weights
-from llmrl_jax.systems.kalm.patterns import PATTERNS
+from llmrl_jax.systems.kalm.prompts import PATTERNS
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of
 from llmrl_jax.tuning.sft import SFTConfig
 
@@ -63,6 +63,20 @@ class CollectRun(Checked):
         object.__setattr__(self, "level", level_of(self.level))
         if self.file:
             refuse_unread(self, ("episodes", "agent", "noise", "together"), f"--from {self.file}")
+
+
+@dataclass(frozen=True)
+class Weights(Checked):
+    """Weights of the three errors, as in the paper."""
+
+    PREFIX: ClassVar[str] = "weights."
+
+    state: NonNegativeFloat = 0.5
+    """Squared error of states, or of their changes, in units of the standard deviation."""
+    action: NonNegativeFloat = 0.5
+    """Nats of discrete actions; squared error of continuous ones."""
+    text: NonNegativeFloat = 1.0
+    """Nats per token of an explanation."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +225,7 @@ class TrainRun(Checked):
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
-        from llmrl_jax.systems.kalm.training import experiment
+        from llmrl_jax.systems.kalm.train import experiment
 
         return experiment(self)
 

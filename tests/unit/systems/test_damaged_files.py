@@ -15,11 +15,9 @@ from llmrl_jax.run.folder import start_of
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.glam import results
 from llmrl_jax.systems.glam.config import PostTestConfig
-from llmrl_jax.systems.props import search_run, table_run
-from llmrl_jax.systems.props.config import PropsConfig, TemplateConfig
-from llmrl_jax.systems.props.log_lines import fault
-from llmrl_jax.systems.props.settings import PropsRun
-from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.props import table, train as searches
+from llmrl_jax.systems.props.config import PropsConfig, PropsRun, TemplateConfig
+from llmrl_jax.systems.props.study import Study, fault
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.workflows import curriculum
 
@@ -76,7 +74,7 @@ def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path, monkeypatch
 
 def by_numbers(folder):
     asked = {"method": "random_search", "seed": 0, "seeds": 2, "budget": 200, "final_episodes": 2}
-    return table_run._by_numbers(get("nim"), asked, folder, StopRequest())
+    return table._search_numerically(get("nim"), asked, folder, StopRequest())
 
 
 def test_a_gap_in_the_log_of_a_tables_search_stops_nothing(tmp_path, monkeypatch):
@@ -87,7 +85,7 @@ def test_a_gap_in_the_log_of_a_tables_search_stops_nothing(tmp_path, monkeypatch
         seen.append(start_of(run.folder, run))
         raise InterruptedError
 
-    monkeypatch.setattr(table_run, "run_training", train)
+    monkeypatch.setattr(table, "run_training", train)
     with pytest.raises(InterruptedError):
         by_numbers(tmp_path / "nim")
     assert seen[0][0] == 3 and "accepted" in seen[0][1]
@@ -97,7 +95,7 @@ def test_a_damaged_checkpoint_of_a_table_names_again(tmp_path, monkeypatch):
     def train(learner, run, **options):
         raise CheckpointError("checkpoint 3 is damaged; no older one is whole")
 
-    monkeypatch.setattr(table_run, "run_training", train)
+    monkeypatch.setattr(table, "run_training", train)
     with pytest.raises(CheckpointError, match="--again --tasks nim --methods random_search"):
         by_numbers(tmp_path / "nim")
 
@@ -106,7 +104,7 @@ def test_a_damaged_checkpoint_of_a_table_names_again(tmp_path, monkeypatch):
 
 
 def test_the_record_of_the_committed_table_is_read():
-    rows = table_run._rows(Path(__file__).parents[3] / "docs" / "systems")
+    rows = table._rows(Path(__file__).parents[3] / "docs" / "systems")
     assert len(rows) > 10 and all(row["seed"] == 0 for row in rows)
 
 
@@ -123,7 +121,7 @@ def test_the_record_of_the_committed_table_is_read():
 def test_the_record_of_a_table_is_checked(tmp_path, content, message):
     (tmp_path / "props-table.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        table_run._rows(tmp_path)
+        table._rows(tmp_path)
 
 
 LINE = {
@@ -159,7 +157,7 @@ def test_lines_of_other_kinds():
 
 
 def test_a_result_that_is_no_object_is_judged_again(tmp_path):
-    (tmp_path / search_run.RESULT).write_text("5")
+    (tmp_path / searches.RESULT).write_text("5")
 
     class Done(Study):
         done = True
@@ -167,7 +165,7 @@ def test_a_result_that_is_no_object_is_judged_again(tmp_path):
         def __init__(self):
             self.folder = tmp_path
 
-    assert search_run._judged(Done()) is None
+    assert searches._judged(Done()) is None
 
 
 @pytest.mark.parametrize("content", ["[]", "5", '{"go_to": 5}'])
@@ -216,5 +214,5 @@ def test_settings_with_templates_are_read_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert configs.load_config(PropsRun, tmp_path / "config.json") == config
     with pytest.raises(ValueError, match="templates.template_dir is mine, which is no folder"):
-        search_run.run_searches(config)
+        searches.run_searches(config)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
