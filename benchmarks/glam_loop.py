@@ -19,8 +19,7 @@ from benchmarks.torch_glam import PAIRS, Agent, Worlds
 from benchmarks.torch_peer import COMPILED, compiler_error
 from envs_jax.resets import VectorEnv
 from llmrl_jax import lm
-from llmrl_jax.rl.ppo import PPOState
-from llmrl_jax.rl.ppo_config import GLAM as PUBLISHED
+from llmrl_jax.rl.ppo import GLAM as PUBLISHED, PPOState
 from llmrl_jax.rl.rollout import collect, with_pool
 from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.config import EMBEDDED, GLAM_LORA, GlamConfig

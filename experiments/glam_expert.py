@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from commands import command
 
-from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info

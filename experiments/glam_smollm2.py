@@ -29,8 +29,8 @@ import numpy as np
 from commands import command
 from finished import finished
 
-from llmrl_jax.agents.babyai_demonstrations import read_demos
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
+from llmrl_jax.agents.babyai import read_demos
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.core.statistics import wilson
 from llmrl_jax.lm.narrow import Computed
@@ -150,7 +150,7 @@ def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> 
     found: dict[str, dict[str, Any]] = {}
     for test in tests:
         policy = prepare(agent, parse_test(test)).policy
-        logits = jax.jit(lambda p, f, o, policy=policy: policy.consider(p, f, o)[0].logits)
+        logits = jax.jit(lambda p, f, o, policy=policy: policy.distribution_and_hidden(p, f, o)[0].logits)
         parts = ({name: a[i : i + ROWS] for name, a in obs.items()} for i in range(0, len(done), ROWS))
         rows = [np.asarray(logits(params, frozen, part)) for part in parts]
         log_probs = np.asarray(jax.nn.log_softmax(np.concatenate(rows), axis=-1))

@@ -38,7 +38,7 @@ from flax import struct
 
 from envs_jax.env import Environment
 from llmrl_jax import lm
-from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import Checked, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.core.files import replacing, write_whole

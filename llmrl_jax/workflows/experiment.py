@@ -16,8 +16,7 @@ from typing import Any
 import jax
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import Episode, actor_of
-from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.agents.play import Episode, actor_of, make_recorder
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least

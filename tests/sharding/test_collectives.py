@@ -21,9 +21,8 @@ from llmrl_jax.cli.workloads import fit
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.run.chunk import compile_chunk
 from llmrl_jax.systems.ellm.build import build as build_ellm
 from llmrl_jax.systems.ellm.config import EllmConfig

@@ -11,8 +11,8 @@ import numpy as np
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.novelty import RND
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.bkrl import episodes

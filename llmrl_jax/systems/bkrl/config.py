@@ -23,8 +23,8 @@ from llmrl_jax.core.checks import (
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.novelty import RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.rl.shaping import ShapingConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.workflows.chat_model import SCRIPTED, ChatConfig

@@ -15,8 +15,8 @@ from envs_jax.env import Environment
 from llmrl_jax.advice.sandbox import Program
 from llmrl_jax.core.config import from_json
 from llmrl_jax.parallel import make_mesh
+from llmrl_jax.rl.novelty import RND
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult

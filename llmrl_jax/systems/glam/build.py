@@ -20,13 +20,11 @@ from envs_jax.history import PromptHistory
 from envs_jax.text import CompiledPrompt, Tokenizer
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax import lm
-from llmrl_jax.agents.bot import BotPolicy, StateView
+from llmrl_jax.agents.agent import Agent, SimpleAgent
+from llmrl_jax.agents.babyai import BotPolicy, StateView
 from llmrl_jax.agents.competence import Competence
-from llmrl_jax.agents.contract import Agent, Baseline
 from llmrl_jax.agents.drrn import DRRNPolicy
-from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
-from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import option, refuse_unread
 from llmrl_jax.core.learner import Learner
@@ -35,8 +33,8 @@ from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.policy import RandomPolicy
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.rl.precision import platform_of
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.prompts import GlamPrompt, check_observed, glam_prompt
@@ -369,13 +367,13 @@ def _view_world(config: GlamConfig, view: Callable[[Environment], Environment]) 
     return ScaleReward(env, config.reward_scale), params
 
 
-def _symbolic(config: GlamConfig) -> Baseline:
+def _symbolic(config: GlamConfig) -> SimpleAgent:
     env, params = _view_world(config, SymbolicView)
     policy = SymbolicPolicy(env, config.symbolic)
-    return Baseline(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, _mesh(config)))
+    return SimpleAgent(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, _mesh(config)))
 
 
-def _drrn(config: GlamConfig) -> Baseline:
+def _drrn(config: GlamConfig) -> SimpleAgent:
     env, params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
     tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
@@ -385,18 +383,20 @@ def _drrn(config: GlamConfig) -> Baseline:
     policy = DRRNPolicy(
         config.drrn, tokenizer.vocab_size, template.batched(compiled), actions, epsilon, config.dqn.temperature
     )
-    return Baseline(config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=_mesh(config)))
+    return SimpleAgent(
+        config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=_mesh(config))
+    )
 
 
-def _random(config: GlamConfig) -> Baseline:
+def _random(config: GlamConfig) -> SimpleAgent:
     env, params = _view_world(config, SymbolicView)
-    return Baseline(config, env, params, RandomPolicy(config.num_actions), None)
+    return SimpleAgent(config, env, params, RandomPolicy(config.num_actions), None)
 
 
-def _bot(config: GlamConfig) -> Baseline:
+def _bot(config: GlamConfig) -> SimpleAgent:
     env, params = _view_world(config, StateView)
     world: Any = env.unwrapped  # type: ignore[attr-defined]
-    return Baseline(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
+    return SimpleAgent(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
 
 
 _ALL = {f.name for f in dataclasses.fields(GlamConfig)}

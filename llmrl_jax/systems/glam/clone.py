@@ -21,7 +21,8 @@ import envs_jax
 from envs_jax.babyai.text.english import MISSION_LENGTH
 from envs_jax.text import Phrasebook
 from llmrl_jax import lm
-from llmrl_jax.agents.babyai_demonstrations import (
+from llmrl_jax.agents.agent import play_episodes
+from llmrl_jax.agents.babyai import (
     Demonstration,
     DemosError,
     babyai_steps,
@@ -29,7 +30,6 @@ from llmrl_jax.agents.babyai_demonstrations import (
     text_id,
     write_demos,
 )
-from llmrl_jax.agents.demonstrations import play_episodes
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.activity import say
 from llmrl_jax.core.checks import nearest, refuse_unread

@@ -32,9 +32,8 @@ from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.lm.attention import Attention
 from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.lm.small import SmallConfig
-from llmrl_jax.rl import ppo_config
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.ppo import GLAM as GLAM_PPO, PPOConfig
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 from llmrl_jax.tuning import SFTConfig
@@ -196,17 +195,17 @@ class CloningConfig(Checked):
 
 # --- presets ----------------------------------------------------------------------------------------------------------
 
-GLAM = GlamConfig(tune="full", ppo=ppo_config.GLAM)
+GLAM = GlamConfig(tune="full", ppo=GLAM_PPO)
 """The published values, except for the differences listed in `docs/systems/glam.md`: all weights, by Adam at 1e-6."""
 
-GLAM_LORA = replace(GLAM, tune="lora", ppo=replace(ppo_config.GLAM, learning_rate=1e-4))
+GLAM_LORA = replace(GLAM, tune="lora", ppo=replace(GLAM_PPO, learning_rate=1e-4))
 """The same with adapters, which 1e-6 would hardly move; the paper does not train any."""
 
 GLAM_CODE = replace(
     GLAM,
     scoring="raw_logits",
     candidate_space="separate",
-    ppo=replace(ppo_config.GLAM, value_broadcast="glam", bootstrap_truncation=False),
+    ppo=replace(GLAM_PPO, value_broadcast="glam", bootstrap_truncation=False),
 )
 """The released code, quirks included (glam reference, section 3)."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
+from llmrl_jax.agents.agent import Agent
 from llmrl_jax.agents.competence import calibration
-from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
-from llmrl_jax.agents.recording import record_episode
+from llmrl_jax.agents.play import record_episode
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.learner import Learner

@@ -15,13 +15,12 @@ import envs_jax
 from envs_jax.env import Environment
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.agent import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
-from llmrl_jax.agents.heads import HeadsPolicy
-from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.language import HeadsPolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.glam.build import (
     EXTRA_ACTIONS,
     ChosenActions,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.agent import Agent
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.folder import opened

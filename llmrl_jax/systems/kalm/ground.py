@@ -30,7 +30,7 @@ from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.parallel.hosts import gather
-from llmrl_jax.rl.gradient import accumulate, descend, in_parts
+from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
@@ -241,7 +241,7 @@ def make_grounding(
             "episodes": (jnp.asarray(episodes.states), jnp.asarray(episodes.actions)),
             "units": normalizer,
         }
-        return placement.settled(SFTState(params, frozen, adamw(config, params).init(params), run_key, jnp.int32(0)))
+        return placement.device_put(SFTState(params, frozen, adamw(config, params).init(params), run_key, jnp.int32(0)))
 
     def update(state: SFTState) -> tuple[SFTState, dict[str, jax.Array]]:
         epoch, batch_index = state.update // per_epoch, state.update % per_epoch
@@ -251,7 +251,9 @@ def make_grounding(
             state.params, state.frozen, jax.tree.map(lambda x: x[index], state.frozen["rows"])
         )
         rate = learning_rate(state.update)
-        params, opt_state, norm = descend(adamw(config, state.params), state.params, grads, state.opt_state, rate)
+        params, opt_state, norm = apply_gradients(
+            adamw(config, state.params), state.params, grads, state.opt_state, rate
+        )
         epochs = (state.update + 1) / per_epoch
         metrics = {"loss": loss, **parts, "grad_norm": norm, "learning_rate": rate, "epoch": epochs}
         state = state.replace(params=params, opt_state=opt_state, update=state.update + 1)
@@ -262,7 +264,7 @@ def make_grounding(
 
         def loss(params: Any, rows: Rows) -> tuple[jax.Array, dict[str, jax.Array]]:
             both = {**frozen["base"], **params}
-            parts = model.losses(both, frozen["units"], placement.rows(rows), frozen["episodes"], counts)
+            parts = model.losses(both, frozen["units"], placement.shard_batch(rows), frozen["episodes"], counts)
             return sum(getattr(weights, name) * x for name, x in parts.items()), parts  # type: ignore[return-value]
 
         def part(rows: Rows) -> tuple[Any, None]:

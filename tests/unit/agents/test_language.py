@@ -299,7 +299,7 @@ def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
 
     def outcome(policy):
         def loss(params):
-            distribution, value = policy.decide(params, frozen, obs)
+            distribution, value = policy.act(params, frozen, obs)
             return jnp.sum(distribution.log_probs[:, 1]) + jnp.sum(value**2), (distribution.log_probs, value)
 
         return jax.jit(jax.grad(loss, has_aux=True))(params)
@@ -325,8 +325,8 @@ def test_gradients_by_length_are_the_same_gradients():
     assert chosen.policy.rows == 4 and chosen.ppo == ppo and program(plain).ppo == ppo, "one size, in play and learning"
     bug = build(replace(TINY, score_widths=4, ppo=replace(TINY.ppo, value_broadcast="glam")))
     assert bug.ppo.microbatches == 1, "which compares values of one microbatch"
-    assert [form.longest for form in policy.forms(4).values()] == [*sorted(policy.widths), None]
-    assert not policy.forms(5) and not program(plain).policy.forms(4)
+    assert [bucket.max_prompt_length for bucket in policy.buckets(4).values()] == [*sorted(policy.widths), None]
+    assert not policy.buckets(5) and not program(plain).policy.buckets(4)
 
     def updated(config):
         learner = program(config).learner()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.cli.main import main

@@ -13,8 +13,8 @@ import pytest
 import envs_jax
 from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
-from llmrl_jax.agents.babyai_demonstrations import DemosError, read_demos, write_demos
-from llmrl_jax.agents.demonstrations import Episode
+from llmrl_jax.agents.agent import Episode
+from llmrl_jax.agents.babyai import DemosError, read_demos, write_demos
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import clone

@@ -159,7 +159,7 @@ def test_probabilities_are_those_of_the_offered_actions_alone(glam, drawn, batch
 
     @jax.jit
     def both(params, frozen):
-        return policy.consider(params, frozen, batch)[0], policy.scores(params, frozen, batch)
+        return policy.distribution_and_hidden(params, frozen, batch)[0], policy.scores(params, frozen, batch)
 
     distribution, scores = jax.device_get(both(*drawn))
     mask = np.asarray(batch["action_mask"])
@@ -210,7 +210,7 @@ def test_a_whole_update_keeps_to_what_is_offered(glam):
 def test_an_action_head_is_masked_too(batch):
     glam = build(replace(MASKED, policy="heads", list_actions=False))
     params, frozen = glam.policy.init(jax.random.key(0), batch)
-    distribution = jax.jit(lambda obs: glam.policy.decide(params, frozen, obs)[0])
+    distribution = jax.jit(lambda obs: glam.policy.act(params, frozen, obs)[0])
     masked, plain = distribution(batch), distribution({**batch, "action_mask": jnp.ones((12, 6), bool)})
     expected = np.where(batch["action_mask"], plain.probs, 0.0)
     np.testing.assert_allclose(masked.probs, expected / expected.sum(-1, keepdims=True), atol=1e-5)
@@ -223,7 +223,7 @@ def test_without_a_mask_nothing_is_masked(glam, drawn, batch):
 
     @jax.jit
     def both(params, frozen):
-        return policy.consider(params, frozen, obs)[0].logits, policy.scores(params, frozen, obs)
+        return policy.distribution_and_hidden(params, frozen, obs)[0].logits, policy.scores(params, frozen, obs)
 
     logits, scores = both(*drawn)
     np.testing.assert_array_equal(logits, action_logits(scores, "sum"))

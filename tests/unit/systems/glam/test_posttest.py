@@ -12,7 +12,7 @@ import tyro
 
 import envs_jax
 from llmrl_jax import lm
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats

@@ -22,6 +22,7 @@ from llmrl_jax.lm import Llama, LlamaConfig
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.rl.actors import Fixed
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import ground, prompts
@@ -254,12 +255,7 @@ def test_a_player_plays_the_episodes_of_the_evaluator():
     still = {"kernel": jnp.zeros_like(slots["action_out"]["kernel"]), "bias": jnp.array([0.0, 1.0, 0.0])}
     found = replace(found, variables={**found.variables, "slots": {**slots, "action_out": still}})
 
-    class Same:
-        recurrent = False
-
-        def initial_carry(self, rows):
-            return ()
-
+    class Same(Policy):
         def step(self, params, frozen, obs, carry, first):
             rows = obs["state"].shape[0]
             return Fixed(jnp.ones(rows, jnp.int32)), jnp.zeros(rows), carry

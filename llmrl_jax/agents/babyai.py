@@ -1,5 +1,5 @@
-"""BabyAI demonstrations: the recorded parts of states, and parquet files with one row of text per step, readable by any
-tool (extra `data`)."""
+"""BabyAI's bot and its shortest-path expert as agents; demonstrations: the recorded parts of states, and parquet files
+with one row of text per step, readable by any tool (extra `data`)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,137 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, Key
 
+from envs_jax import tracing
+from envs_jax.babyai.bot.bot import Memory, bot_action
+from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.babyai.env import BabyAI
-from llmrl_jax.agents.demonstrations import See
+from envs_jax.env import Environment, Wrapper, innermost
+from envs_jax.resets import VectorEnv
+from llmrl_jax.agents.agent import See
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data.parquet import arrow
+from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import Policy
+
+
+# --- the bot ----------------------------------------------------------------------------------------------------------
+
+
+class StateView(Wrapper):
+    """A BabyAI environment whose observation is its state, from which the bot reads the part of the grid seen so
+    far."""
+
+    def __init__(self, env: Environment):
+        """**Raises:** `TypeError` for another environment."""
+        super().__init__(env)
+        if not isinstance(env, BabyAI):
+            raise TypeError(f"the bot plays BabyAI's levels only, and {env.id or type(env).__name__!r} is none of them")
+
+    def reset(self, key, params):
+        _, state = self.env.reset(key, params)
+        return state, state
+
+    def step(self, key, state, action, params):
+        _, state, *rest = self.env.step(key, state, action, params)
+        return state, state, *rest
+
+    def observation_space(self, params):
+        raise TypeError("what the bot observes is the world's state, for which there is no space")
+
+    def describe(self, obs):
+        return self.env.describe(self.env.observe(obs))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class BotPolicy(Policy):
+    """BabyAI's bot (`envs_jax.babyai.bot_action`) on the observations of `StateView`; it has no parameters and no value
+    function, and is deterministic: sampled and greedy actions are the same."""
+
+    num_actions: int
+    width: int
+    """Number of columns of the grid."""
+
+    def initial_carry(self, batch_size: int) -> Memory:
+        return Memory(seen=jnp.zeros((batch_size, self.width), jnp.uint32))
+
+    def step(self, params: Any, frozen: Any, obs: Any, carry: Memory, first: Bool[Array, " B"]):
+        memory = Memory(seen=jnp.where(first[:, None], jnp.uint32(0), carry.seen))
+        action, memory = jax.vmap(bot_action)(obs, memory)
+        # if only movement is allowed, the bot's idle drop before its goal becomes a step that the goal blocks
+        chosen = jnp.minimum(action, self.num_actions - 1)[:, None] == jnp.arange(self.num_actions)
+        return Categorical.masked(jnp.zeros(chosen.shape), chosen), jnp.zeros(first.shape), memory
+
+
+# --- a noisy expert ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoisyExpert:
+    """`N` copies of a BabyAI environment with an expert that takes a given fraction of random actions.
+
+    `envs` has a pool of prepared episodes, one per copy, which every `play` renews.
+    """
+
+    env: Environment
+    """Wrapped as for training, not batched."""
+    env_params: Any
+    copies: int
+    """`N`."""
+    noise: float
+    """Probability that an action is uniformly random instead of the expert's."""
+    seen_only: bool = False
+    """See `envs_jax.babyai.expert_action`."""
+
+    @property
+    def envs(self) -> VectorEnv:
+        return VectorEnv(self.env, self.copies, policy="pool", pool_size=self.copies)
+
+    @property
+    def num_actions(self) -> int:
+        return self.env.action_space(self.env_params).n  # type: ignore[attr-defined]
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        """The first observations and states of all copies."""
+        return jax.jit(self.envs.reset)(key, self.env_params)
+
+    def best(self, state: Any) -> Int[Array, " N"]:
+        """The expert's own action in every copy; the agent's last action if it lacks the expert's."""
+        act = jax.vmap(lambda inner: expert_action(inner, self.env, self.seen_only))
+        return jnp.minimum(act(innermost(state.env)), self.num_actions - 1).astype(jnp.int32)
+
+    def step(self, key: jax.Array, state: Any) -> Any:
+        """Take one step in every copy. **Returns:** what `envs.step` returns."""
+        noise_key, pick_key, step_key = jax.random.split(key, 3)
+        best = self.best(state)
+        other = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
+        action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
+        return self.envs.step(step_key, state, action, self.env_params)
+
+    @tracing.default_types
+    def play(self, keys: Key[Array, " T"], pool_key: jax.Array, obs: Any, state: Any) -> tuple[Any, Any]:
+        """Take `T` steps in every copy, one key per step, and renew the pool.
+
+        **Returns:** the observations and states after them.
+        """
+
+        def step(carry, key):
+            obs, state = carry
+            obs, state, *_ = self.step(key, state)
+            return (obs, state), None
+
+        (obs, state), _ = tracing.scan(step, (obs, state), keys)
+        return obs, self.envs.refresh(pool_key, state, self.env_params)
+
+
+# --- demonstrations ---------------------------------------------------------------------------------------------------
 
 
 Keep = Literal["successes", "failures", "all"]
@@ -235,11 +357,11 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
         raise DemosError(f"{path} has {str(metadata)[:60]} as the metadata of demonstrations; an object is needed")
     if metadata.get("format") != FORMAT:
         raise DemosError(f"{path} has the format {metadata.get('format')}; this version reads {FORMAT}")
-    wanted = _schema()
+    expected = _schema()
     for name, kind in COLUMNS.items():
         if name not in schema.names:
             raise DemosError(f"{path} has no column {name!r}{nearest(name, schema.names)}")
-        if schema.field(name).type != wanted.field(name).type:
+        if schema.field(name).type != expected.field(name).type:
             raise DemosError(f"{path}: the column {name!r} is {schema.field(name).type}, not {kind}")
     return metadata, _episodes(parquet, path)
 
