@@ -100,9 +100,9 @@ class ChosenActions(OtherActions):
         includes "done", a name that is already an action's, or an environment that reads "done"."""
         super().__init__(env)
         known = env.action_names
-        self.done = known.index("done") if extra else len(known)
-        if not 1 <= n <= self.done:
-            has = f"{self.done} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
+        self.idle = known.index("done") if extra else len(known)
+        if not 1 <= n <= self.idle:
+            has = f"{self.idle} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
             adds = "" if extra else f"; 9 adds {', '.join(EXTRA_ACTIONS)} to the first six"
             raise ValueError(f"num_actions is {n}, but {env.id} has {has}{adds}")
         if len({*known, *extra}) < len(known) + len(extra):
@@ -111,7 +111,7 @@ class ChosenActions(OtherActions):
         self.n, self.extra = n, extra
 
     def step(self, key, state, action, params):
-        action = jnp.where(action < self.n, action, self.done) if self.extra else action
+        action = jnp.where(action < self.n, action, self.idle) if self.extra else action
         return super().step(key, state, action, params)
 
     def offered(self, mask):
@@ -144,8 +144,8 @@ def prompted(env: Environment, config: GlamConfig) -> Environment:
     """An environment with the observations from which prompts are made: the window of `config`, and the action mask if
     the environment has one."""
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
-    kept = [MASK] if MASK in parts else []
-    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=kept)
+    keep = [MASK] if MASK in parts else []
+    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=keep)
 
 
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
@@ -199,7 +199,7 @@ def _model(
     kind = None if config.quantize == "none" else config.quantize
     base: dict[str, Base] = {
         "pretrained": partial(_loaded_base, config.model, mesh, blank.param_dtype, kind),
-        "random": partial(_drawn_base, blank, mesh, kind),
+        "random": partial(_random_base, blank, mesh, kind),
         "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
     }
     model = blank.clone(lora=None if config.tune == "full" else config.lora)
@@ -323,7 +323,7 @@ def grouping(
     return (rows, paddings(longest, count)) if rows >= min(GROUP // 2, ppo.num_envs) else (0, ())
 
 
-def _drawn_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
+def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
@@ -338,8 +338,8 @@ def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: st
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
     """Randomly initialised base parameters, except for the token embeddings, which are loaded from files."""
-    kept = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
-    return {**_drawn_base(model, mesh, kind, key), "embed_tokens": kept}
+    embeddings = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
+    return {**_random_base(model, mesh, kind, key), "embed_tokens": embeddings}
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -352,10 +352,8 @@ def make_agent(config: GlamConfig) -> Agent:
     """
     make, reads = AGENTS[config.agent]
     unread = [f.name for f in dataclasses.fields(config) if f.name not in reads]
-    listed = ", ".join(option(name) for name in sorted(reads))
-    refuse_unread(
-        config, unread, f"the agent {config.agent}", remedy=f"or begin with a preset of this agent; it reads {listed}"
-    )
+    remedy = f"or begin with a preset of this agent; it reads {', '.join(option(name) for name in sorted(reads))}"
+    refuse_unread(config, unread, f"the agent {config.agent}", remedy=remedy)
     with doing("preparing the agent"):
         return make(config)
 
