@@ -35,8 +35,7 @@ from llmrl_jax.systems.ellm.presets import preset
 from llmrl_jax.systems.ellm.settings import CHAT, AccuracyRun, AnswersRun, PretrainRun
 from llmrl_jax.tuning import SFTConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
-from llmrl_jax.workflows.tune.settings import TuneConfig
-from llmrl_jax.workflows.tune.sft import sft
+from llmrl_jax.workflows.tuning import TuneConfig, sft
 
 
 SUGGESTERS = ("scripted", "plain", "fewshot", "tuned")

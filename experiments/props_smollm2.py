@@ -41,8 +41,7 @@ from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.train import run_searches
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
-from llmrl_jax.workflows.tune.settings import TuneConfig
-from llmrl_jax.workflows.tune.sft import sft
+from llmrl_jax.workflows.tuning import TuneConfig, sft
 
 
 SEARCHERS = ("scripted", "random_search", "plain", "sft", "tuned")

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from llmrl_jax.core import config as configs, statistics as stats
-from llmrl_jax.report import as_json, figures
+from llmrl_jax.core.files import json_text
+from llmrl_jax.report import figures
 from llmrl_jax.run import curves, metrics as sinks
 from llmrl_jax.run.curves import INK
 
@@ -349,6 +350,6 @@ def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path, json: 
     if json:
         facts: dict[str, Any] = {"metric": groups[0][0].metric, "bar": bar, "efficiency_to": horizon_of(groups)}
         facts |= {"groups": lines(groups, bar), "differing_settings": differing(groups), "figure": draw(groups, out)}
-        return as_json.text(facts)
+        return json_text(facts)
     settings = differences(groups) or "The settings are the same."
     return f"{table(groups, bar)}\n\n{settings}\n\nIntervals are 95%. The curves are in {draw(groups, out)}"

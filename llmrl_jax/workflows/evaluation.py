@@ -13,9 +13,8 @@ from envs_jax.env import Environment
 from envs_jax.spaces import Discrete
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.core.files import check_writable
-from llmrl_jax.report import as_json
-from llmrl_jax.report.media import write_gif
+from llmrl_jax.core.files import check_writable, json_text
+from llmrl_jax.report.video import write_gif
 from llmrl_jax.workflows.experiment import Experiment, Results, check_saved, record, restore, write_results
 
 
@@ -51,7 +50,7 @@ def evaluate(
     video = film(x, state, x.key(seed), folder / "episode.gif") if gif else None
     if json:
         files = {"file": written} | ({"gif": video} if video else {})
-        print(as_json.text({"run": folder, "episodes": episodes, "update": update, **x.about, **results, **files}))
+        print(json_text({"run": folder, "episodes": episodes, "update": update, **x.about, **results, **files}))
         return results
     where = f", {x.about['env']}" if x.about.get("env") else ""
     print(f"{folder}, checkpoint of update {update}{where}, {episodes} episodes each")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,21 @@ class Experiment:
     """What a run trains, and how it is judged."""
 
     config: Any
-    """The run's settings, with `run` (a `RunConfig`), `steps` and `eval_episodes`."""
+    """The run's settings, with `run` (a `RunConfig`), `steps` (without `updates`) and `eval_episodes`."""
     learner: Learner
-    policy: Any
-    """See `llmrl_jax.rl.policy`."""
-    env: Environment | None
-    """The environment with the agent's wrappers, not batched; None: recorded steps of one that is not here."""
+    policy: Any = None
+    """See `llmrl_jax.rl.policy`. None: nothing that acts."""
+    env: Environment | None = None
+    """The environment with the agent's wrappers, not batched; None: recorded steps or text."""
     env_params: Any = None
     evaluate: Callable[[Any, jax.Array, int], Results] | None = None
     """`(state, key, episodes) -> results` of held-out episodes, beside those of random actions."""
     report: Callable[[Results, int], str] = field(default=lambda results, episodes: "")
     """The results of `evaluate` as text."""
     during: Callable[[Any, jax.Array], Mapping[str, float]] | None = None
-    """`(state, key) -> metrics`, every `run.eval_every` updates."""
+    """`(state, key) -> metrics`, every `run.eval_every` updates; without `evaluate` also at the start and the end."""
+    updates: int = 0
+    """Updates of the whole run; 0: as many as `config.steps` needs."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file of an evaluation says besides its results."""
     held_out: int = HELD_OUT
@@ -68,7 +70,7 @@ class Experiment:
     shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
     """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""
     unit: str = "steps"
-    """What the learner's steps are called when it ends."""
+    """What the learner's steps are called."""
 
     def key(self, seed: int) -> jax.Array:
         """The key of held-out episodes."""
@@ -84,26 +86,29 @@ def train(
     with an evaluation.
     **Returns:** how it ended. **Raises:** what `llmrl_jax.run.loop.train` raises.
     """
-    config = x.config
+    config, run = x.config, x.config.run
+    updates = x.updates or -(-config.steps // x.learner.steps_per_update)
+    if x.during is not None and x.evaluate is None:
+        run = replace(run, eval_every=run.eval_every or updates)
     result = run_training(
         x.learner,
-        config.run,
-        num_updates=-(-config.steps // x.learner.steps_per_update),
-        evaluate=x.during if config.run.eval_every else None,
+        run,
+        num_updates=updates,
+        evaluate=x.during if run.eval_every else None,
         full_config=config,
         folder=folder,
         title=x.title,
         shown=x.shown,
     )
-    values: Results = {"steps": result.steps, **result.facts(), **(facts(result) if facts else {})}
+    values: Results = {"steps": result.steps, **result.facts(x.unit.split()[-1]), **(facts(result) if facts else {})}
     if at_end and x.evaluate is not None and not result.stopped:
         results = x.evaluate(result.state, x.key(config.run.seed), config.eval_episodes)
         write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
         values |= {**results.get("agent", {}), **{name: value for name, value in results.items() if name != "agent"}}
         print(x.report(results, config.eval_episodes))
     write_summary(folder, values)
-    rate = f"{result.steps_per_second:.0f} {x.unit}/s"
-    print(f"{result.steps} {x.unit} at {rate}; everything is in {result.folder}")
+    rate = f"{result.steps_per_second:.0f}" if result.steps_per_second >= 100 else f"{result.steps_per_second:.3g}"
+    print(f"{result.steps} {x.unit} at {rate} per second; everything is in {result.folder}")
     return result
 
 

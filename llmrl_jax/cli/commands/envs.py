@@ -30,10 +30,10 @@ def list_ids(
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
     if json:
-        from llmrl_jax.report import as_json
+        from llmrl_jax.core.files import json_text
 
         specs = map(envs_jax.spec, matching)
-        print(as_json.text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))
+        print(json_text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))
         return
     if show == "ids":
         print("\n".join(matching))

@@ -29,7 +29,7 @@ from llmrl_jax.systems.glam.prior import save_prior
 from llmrl_jax.systems.glam.runs import HELD_OUT, load_run, random_evaluation, success_table, summarise, task_names
 from llmrl_jax.systems.glam.settings import CloneRun
 from llmrl_jax.tuning import Packed, make_evaluation, make_sft, pack
-from llmrl_jax.workflows.tune.model import write_tuned
+from llmrl_jax.workflows.tuning import write_tuned
 
 
 def usual(config: GlamConfig) -> GlamConfig:

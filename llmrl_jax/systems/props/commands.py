@@ -58,7 +58,7 @@ def list_tasks(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all published results.
     """
-    from llmrl_jax.report import as_json
+    from llmrl_jax.core.files import json_text
     from llmrl_jax.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
@@ -71,7 +71,7 @@ def list_tasks(json: bool = False) -> None:
             }
             for task in TASKS.values()
         ]  # fmt: skip
-        print(as_json.text(values))
+        print(json_text(values))
         return
     rows = [["task", "world", "parameters", "optimum in prompts", "ProPS", "ProPS+"]]
     for task in TASKS.values():

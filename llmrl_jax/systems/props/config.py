@@ -33,7 +33,7 @@ from llmrl_jax.systems.props.proposals import OnFailure, Repeat
 from llmrl_jax.systems.props.tasks import Arm, Task, get
 from llmrl_jax.tuning import GRPOConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
-from llmrl_jax.workflows.tune.settings import Tuned
+from llmrl_jax.workflows.tuning import Tuned
 
 
 ModelMethod = Literal["props", "props+", "evollm", "legacy"]

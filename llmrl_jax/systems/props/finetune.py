@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from llmrl_jax.agents.population import Evaluator, episode_keys, make_population
 from llmrl_jax.core.activity import doing
 from llmrl_jax.lm import Generation, StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.folder import opened
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.run.metrics import read as read_metrics
 from llmrl_jax.systems.props.config import HELD_OUT, PUBLISHED_SCALES, FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.describe import describe
@@ -43,7 +43,8 @@ from llmrl_jax.tuning import (
     pad_prompts,
 )
 from llmrl_jax.tuning.rewards import Reward
-from llmrl_jax.workflows.tune.model import load_base, with_end_tokens, with_template, write_results
+from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.tuning import load_base, train, with_end_tokens, with_template
 
 
 LEVEL = 0.75
@@ -418,22 +419,10 @@ def finetune(config: FinetuneRun) -> Path:
         evaluations[i] = make_reward_evaluation(grpo, model, prompts, reward)
     weight = config.data.format_weight
     valid = "valid" if weight == 1 else f"valid x {weight:g}"
-    with opened(config.run, "props-finetune") as out:
-        result = run_training(
-            learner,
-            replace(config.run, eval_every=config.run.eval_every or config.updates),
-            num_updates=config.updates,
-            evaluate=_evaluation(config, data.settings, evaluations),
-            full_config=config,
-            folder=out,
-            shown={"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"},
-        )
-        values = _summary(config, data, result)
-        if not result.stopped:
-            for name in ("reward", *(f"reward/{part}" for part in PARTS)):
-                print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
-        write_results(result, values, "answers", config.model, model, tokenizer, template)
-    return out
+    shown = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
+    during = _evaluation(config, data.settings, evaluations)
+    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers")
+    return train(x, "props-finetune", partial(_summary, config, data), model, tokenizer, template).folder
 
 
 def _summary(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
@@ -448,4 +437,9 @@ def _summary(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, A
         "scales": {s.task.name: [s.low, s.high] for s in data.settings},
         "before": results[0],
     }
-    return values if result.stopped else values | {"after": results[-1]}
+    if result.stopped:
+        return values
+    values["after"] = results[-1]
+    for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+        print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+    return values

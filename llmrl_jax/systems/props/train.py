@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.chat.protocol import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.report import figures
 from llmrl_jax.report.figures import text_table
-from llmrl_jax.report.media import write_gif
+from llmrl_jax.report.video import write_gif
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.curves import INK
 from llmrl_jax.run.folder import folder_name, opened, write_summary

@@ -8,7 +8,7 @@ import numpy as np
 
 from envs_jax.env import Environment
 from envs_jax.text.phrases import Phrasebook
-from llmrl_jax.report import episode
+from llmrl_jax.report import video as episode
 
 
 class Told(Environment):

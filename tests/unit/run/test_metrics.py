@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from llmrl_jax.cli.main import guard
-from llmrl_jax.report import media
+from llmrl_jax.report import video as media
 from llmrl_jax.run import curves as plots, metrics, metrics as sinks, progress
 from llmrl_jax.run.config import RunConfig
 

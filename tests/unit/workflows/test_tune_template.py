@@ -8,8 +8,7 @@ from datetime import date
 import pytest
 
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.workflows.tune.model import with_template
-from llmrl_jax.workflows.tune.settings import GrpoRun
+from llmrl_jax.workflows.tuning import GrpoRun, with_template
 
 
 CONFIG = GrpoRun(model="here", data="rows.jsonl", reward="exact")

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from llmrl_jax.workflows.memory.advice import knobs
 from llmrl_jax.workflows.memory.config import FitConfig
+from llmrl_jax.workflows.memory.fit import knobs
 
 
 @pytest.mark.parametrize("workload", ["sft", "grpo", "score", "generate"])

@@ -20,7 +20,7 @@ from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import make_chunk
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
-from llmrl_jax.workflows.memory import advice, sizes
+from llmrl_jax.workflows.memory import config as sizes, fit as advice
 from llmrl_jax.workflows.memory.config import FitConfig
 from llmrl_jax.workflows.memory.fit import Fit, fit
 from llmrl_jax.workflows.memory.programs import PROGRAMS, held, setting

@@ -1,7 +1,6 @@
 """The reader of HLO text on programs of a few lines, against numbers computed by hand."""
 
-from llmrl_jax.workflows.memory.hlo import read
-from llmrl_jax.workflows.memory.hlo_text import arrays, nbytes
+from llmrl_jax.workflows.memory.hlo import arrays, nbytes, read
 from tests.hlo_texts import LOOP, REST, SLICES
 
 

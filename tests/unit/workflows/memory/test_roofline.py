@@ -5,10 +5,9 @@ import json
 import pytest
 
 from llmrl_jax.parallel.absent import KINDS, Kind
-from llmrl_jax.workflows.memory.compare import compare, differences, table
 from llmrl_jax.workflows.memory.fit import refused_parts
 from llmrl_jax.workflows.memory.hlo import Kernel
-from llmrl_jax.workflows.memory.roofline import Prediction, seconds
+from llmrl_jax.workflows.memory.roofline import Prediction, compare, differences, seconds, table
 from tests.hlo_texts import LOOP, REST
 
 
