@@ -106,7 +106,9 @@ def _expanded(part: list[Requirement], listed: dict[str, list[Requirement]]) -> 
     """The requirements of an extra, with those of the extras that it is made of, as `all` is."""
     whole = []
     for needed in part:
-        inner = [listed.get(extra, []) for extra in sorted(needed.extras)] if needed.name == DISTRIBUTION else [[needed]]
+        inner = (
+            [listed.get(extra, []) for extra in sorted(needed.extras)] if needed.name == DISTRIBUTION else [[needed]]
+        )
         whole += [x for each in inner for x in each if x not in whole]
     return whole
 

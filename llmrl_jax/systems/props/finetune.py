@@ -421,7 +421,7 @@ def finetune(config: FinetuneRun) -> Path:
     valid = "valid" if weight == 1 else f"valid x {weight:g}"
     shown = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
     during = _evaluation(config, data.settings, evaluations)
-    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers")
+    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers", at_ends=True)
     return train(x, "props-finetune", partial(_summary, config, data), model, tokenizer, template).folder
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import play_random
+from llmrl_jax.agents.play import make_recorder
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit, vector_actor
-from llmrl_jax.agents.random import drawable
-from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.files import append_line, write_whole
+from llmrl_jax.rl.policy import drawable
 from llmrl_jax.systems.props.build import make_optimizer
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.optimizers import LEAST, centers

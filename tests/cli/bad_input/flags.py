@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrl_jax.core.config import save_config
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.config import TrainConfig
 from tests.cli.bad_input.models import KEYS, poisoned
 from tests.cli.bad_input.row import CARTPOLE, Row
 

@@ -12,11 +12,13 @@ from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.folder import start_of
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.systems.glam import demo, posttest_run
+from llmrl_jax.systems.glam import results
+from llmrl_jax.systems.glam.config import PostTestConfig
 from llmrl_jax.systems.props import table, train as searches
 from llmrl_jax.systems.props.config import PropsConfig, PropsRun, TemplateConfig
 from llmrl_jax.systems.props.study import Study, fault
 from llmrl_jax.systems.props.tasks import get
+from llmrl_jax.workflows import curriculum
 
 
 def begun(folder: Path) -> None:
@@ -29,26 +31,43 @@ def begun(folder: Path) -> None:
 # --- runs inside a run, which no flag of --run reaches ----------------------------------------------------------------
 
 
-def test_a_gap_in_the_log_of_a_lesson_stops_nothing(tmp_path):
+def test_a_gap_in_the_log_of_a_lesson_stops_nothing(tmp_path, monkeypatch):
     begun(tmp_path / "imitation")
     with pytest.raises(ValueError, match="--run.resume-from|--run.accept-gaps"):  # a run of its own has these
         start_of(tmp_path / "imitation", RunConfig("imitation", str(tmp_path), resume=True))
-    lesson = demo._lesson("imitation", RunConfig("a", str(tmp_path)), tmp_path)
-    start, note = start_of(lesson.folder, lesson)
-    assert start == 3 and "this gap was accepted" in note
+
+    def train(learner, run, **options):
+        start, note = start_of(run.folder, run)
+        assert start == 3 and "this gap was accepted" in note
+        raise InterruptedError
+
+    monkeypatch.setattr(curriculum, "run_training", train)
+    with pytest.raises(InterruptedError):
+        lesson(tmp_path, "imitation")
 
 
-def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path):
+def lesson(folder: Path, name: str) -> None:
+    curriculum.train_lesson(name, None, None, 3, RunConfig("a", str(folder)), folder, ())  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path, monkeypatch):
+    def train(learner, run, **options):
+        try:
+            raise ValueError("two bytes")
+        except ValueError as why:
+            raise CheckpointError("checkpoint 3 is damaged: use it with --run.resume-from 2") from why
+
+    monkeypatch.setattr(curriculum, "run_training", train)
     with pytest.raises(CheckpointError, match=r"reading is damaged \(two bytes\): delete that folder") as raised:
-        with demo._lessons_remedy(tmp_path / "reading"):
-            try:
-                raise ValueError("two bytes")
-            except ValueError as why:
-                raise CheckpointError("checkpoint 3 is damaged: use it with --run.resume-from 2") from why
+        lesson(tmp_path, "reading")
     assert "--run.resume-from" not in str(raised.value)
+
+    def refuse(learner, run, **options):
+        raise CheckpointError("another configuration")
+
+    monkeypatch.setattr(curriculum, "run_training", refuse)
     with pytest.raises(CheckpointError, match="^another configuration$"):
-        with demo._lessons_remedy(tmp_path):
-            raise CheckpointError("another configuration")
+        lesson(tmp_path, "reading")
 
 
 def by_numbers(folder):
@@ -150,17 +169,17 @@ def test_a_result_that_is_no_object_is_judged_again(tmp_path):
 @pytest.mark.parametrize("content", ["[]", "5", '{"go_to": 5}'])
 def test_the_records_of_tests_are_checked(tmp_path, content):
     path = tmp_path / "tests.json"
-    assert posttest_run._saved(path) == {}
+    assert results._saved(path) == {}
     path.write_text(content)
     with pytest.raises(ValueError, match="tests.json is .*; an object with a record for each test is needed: delete"):
-        posttest_run._saved(path)
+        results._saved(path)
 
 
 def test_a_summary_of_something_else_beside_a_model_is_no_clones(tmp_path):
     (tmp_path / "a" / "model").mkdir(parents=True)
     for content, name in ((5, ""), ([], ""), ({}, ""), ({"demonstrations": 3}, "a")):
         (tmp_path / "a" / "summary.json").write_text(json.dumps(content))
-        assert posttest_run._clone_of(tmp_path / "a" / "model") == name
+        assert results._clone_of(tmp_path / "a" / "model") == name
 
 
 # --- what is checked only where it is used ----------------------------------------------------------------------------
@@ -177,11 +196,11 @@ def test_one_run_writes_nothing_to_out(tmp_path, monkeypatch, options, checked):
     def of_run(*args):
         raise Reached
 
-    monkeypatch.setattr(posttest_run, "_of_run", of_run)
+    monkeypatch.setattr(results, "_of_run", of_run)
     with pytest.raises(NotADirectoryError if checked else Reached):
-        posttest_run.give_tests([tmp_path / "run"], out=tmp_path / "f", **options)
+        results.post_test(PostTestConfig((tmp_path / "run",), out=tmp_path / "f", **options))
     with pytest.raises(NotADirectoryError):  # the picture of several
-        posttest_run.give_tests([tmp_path / "run", tmp_path / "other"], out=tmp_path / "f")
+        results.post_test(PostTestConfig((tmp_path / "run", tmp_path / "other"), out=tmp_path / "f"))
 
 
 def test_settings_with_templates_are_read_anywhere(tmp_path, monkeypatch):
