@@ -287,7 +287,7 @@ class DQN:
         first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
         runner = place(runner, self.placement)
-        return DQNState(params, frozen, target, opt_state, replay, runner, *counters, bonus, first)
+        return DQNState(params, frozen, target, opt_state, replay, runner, *counters, bonus=bonus, first_reward=first)
 
     def _check_room(self, step: Any) -> None:
         """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
