@@ -320,7 +320,7 @@ class PPO:
         opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
         counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
-        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters, bonus)
+        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters, bonus=bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
