@@ -297,7 +297,8 @@ EXPLAINED = 32
 def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int], max_tokens: int) -> list[str]:
     """The model's explanations of episodes: its most likely words, up to the end token or `max_tokens` tokens."""
     tokenizer, model = grounded.tokenizer, grounded.model
-    rows, lengths = padded([prompts.question(Row(tokenizer), episodes, int(e)) for e in indices])
+    questions = [prompts.question(Row(tokenizer), episodes, int(e)) for e in indices]
+    rows, lengths = prompts.pack(questions), np.array([len(row.tokens) for row in questions], np.int32)
     tables = (jnp.asarray(episodes.states), jnp.asarray(episodes.actions))
 
     @jax.jit
@@ -329,21 +330,6 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
         for row in tokens[: len(lengths) - start].tolist():
             answers.append(tokenizer.decode(row[: row.index(end)] if end in row else row).strip())
     return answers
-
-
-def padded(questions: Sequence[Row]) -> tuple[Rows, np.ndarray]:
-    """Unfinished rows, padded on the right, and their lengths."""
-    lengths = np.array([len(row.tokens) for row in questions], np.int32)
-    shape = (len(questions), int(lengths.max()))
-    table = {
-        name: np.zeros(shape, kind) for name, kind in (("tokens", np.int32), ("kind", np.int8), ("index", np.int32))
-    }
-    for i, row in enumerate(questions):
-        for name, x in table.items():
-            x[i, : lengths[i]] = getattr(row, name)
-    zeros = np.zeros(shape, np.int32)
-    unused = {"before": zeros, "learn": zeros.astype(bool), "positions": zeros, "segments": zeros}
-    return Rows(**table, **unused, spoken=np.full((len(questions), 1), -1)), lengths
 
 
 def explanation_accuracy(
