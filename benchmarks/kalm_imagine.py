@@ -15,7 +15,7 @@ from benchmarks import torch_peer
 from benchmarks.accelerator.shapes import SHAPES
 from benchmarks.harness import OURS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, threads
 from llmrl_jax import lm
-from llmrl_jax.systems.kalm.config import SmallConfig
+from llmrl_jax.systems.kalm.config import GroundRun
 from llmrl_jax.systems.kalm.imagine import imagine, in_pieces, piece_of
 from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel
 
@@ -27,7 +27,7 @@ BAR = 3
 
 def embedded() -> lm.LlamaConfig:
     """The model that `llmrl kalm ground` makes."""
-    x = SmallConfig()
+    x = GroundRun().embedded
     return lm.LlamaConfig(
         368, x.hidden_size, x.intermediate_size, x.layers, x.heads, x.heads, max_position_embeddings=256
     )

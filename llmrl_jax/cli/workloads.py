@@ -202,9 +202,9 @@ def _glam(s: Setting) -> Parts:
     """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
     from llmrl_jax.lm.tokens import WordTokenizer
     from llmrl_jax.rl.rollout import place
-    from llmrl_jax.systems.glam import presets
+    from llmrl_jax.systems.glam import config as presets
     from llmrl_jax.systems.glam.build import build, make_world
-    from llmrl_jax.systems.glam.prompt import glam_prompt
+    from llmrl_jax.systems.glam.prompts import glam_prompt
 
     c = s.config
     preset = presets.GLAM_LORA if c.tune == "lora" else presets.GLAM

@@ -21,7 +21,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
 from llmrl_jax.systems.bkrl import collect as bkrl_collect, preferences, train as bkrl_train
 from llmrl_jax.systems.ellm import accuracy, training as ellm_training
-from llmrl_jax.systems.glam import cloning_run, posttest_run, training as glam_training
+from llmrl_jax.systems.glam import clone as glam_clone, eval as glam_eval, results as glam_results, train as glam_train
 from llmrl_jax.systems.glam.posttest import TESTS
 from llmrl_jax.systems.kalm import (
     collect as kalm_collect,
@@ -135,16 +135,16 @@ def test_glam_gives_commands_that_are_accepted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     commands = commands_of("glam", EPISODES="64", STEPS="1024")
     work = (
-        (cloning_run, "clone"),
-        (glam_training, "train"),
-        (glam_training, "evaluate"),
-        (posttest_run, "give_tests"),
+        (glam_clone, "clone"),
+        (glam_train, "train"),
+        (glam_eval, "evaluate"),
+        (glam_results, "post_test"),
     )
-    cloned, trained, (evaluated, _), (tested, tests, how) = asked_by(monkeypatch, commands, *work)
+    cloned, trained, (evaluated, _), tested = asked_by(monkeypatch, commands, *work)
     assert (cloned.episodes, trained.steps, cloned.glam.embedded.spare_words) == (64, 1024, 64)
-    assert trained.glam.model == how["model"] == f"runs/{cloned.run.name}/model"
-    assert evaluated == Path(f"runs/{trained.run.name}") and list(tested) == [evaluated]
-    assert set(tests) <= set(TESTS)
+    assert trained.glam.model == tested.model == f"runs/{cloned.run.name}/model"
+    assert evaluated == Path(f"runs/{trained.run.name}") and list(tested.runs) == [evaluated]
+    assert set(tested.tests) <= set(TESTS)
 
 
 def test_ellm_gives_commands_that_are_accepted(monkeypatch):

@@ -227,8 +227,7 @@ def make(config: Config) -> Any:
     from dataclasses import replace
 
     from llmrl_jax.systems.glam.build import build
-    from llmrl_jax.systems.glam.config import EmbeddedConfig
-    from llmrl_jax.systems.glam.presets import DEMO
+    from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 
     small = replace(
         DEMO,

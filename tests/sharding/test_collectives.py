@@ -28,8 +28,7 @@ from llmrl_jax.run.chunk import compile_chunk
 from llmrl_jax.systems.ellm.build import build as build_ellm
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.glam.build import build as build_glam
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 from llmrl_jax.systems.kalm import prompts
 from llmrl_jax.systems.kalm.config import Weights
 from llmrl_jax.systems.kalm.ground import make_grounding

@@ -12,8 +12,7 @@ import pytest
 
 from llmrl_jax.rl.precision import LENGTHS_BOUND
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 
 
 CONFIG = replace(

@@ -148,7 +148,7 @@ def demos(
     from llmrl_jax.core.checks import COUNT, check_seed, in_interval
     from llmrl_jax.core.files import check_writable
     from llmrl_jax.run import info
-    from llmrl_jax.systems.glam.agents import make_agent
+    from llmrl_jax.systems.glam.build import make_agent
     from llmrl_jax.systems.glam.config import GlamConfig
 
     check_seed("seed", seed)

@@ -155,7 +155,7 @@ def sample_pairs(run: AdviceRun, config: PreferRun) -> tuple[Windows, Bool[np.nd
     for episodes, pairs in ((run.train, ~validates), (run.validation, validates)):
         index = np.flatnonzero(np.repeat(pairs, 2))
         starts[:, index] = _sample_starts(run, config.windows.window, episodes, len(index))
-    return run.data.at(*starts, config.windows.window, gamma=config.gamma), validates
+    return run.data.at(starts[0], starts[1], config.windows.window, gamma=config.gamma), validates
 
 
 def _sample_starts(run: AdviceRun, window: int, episodes: np.ndarray, number: int) -> np.ndarray:

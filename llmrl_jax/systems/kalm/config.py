@@ -17,13 +17,13 @@ from llmrl_jax.core.checks import (
     NonNegativeFloat,
     PositiveInt,
     Steps,
-    Width,
     nearest,
     refuse_unread,
 )
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.prompts import PATTERNS
@@ -66,30 +66,6 @@ class CollectRun(Checked):
 
 
 @dataclass(frozen=True)
-class SmallConfig(Checked):
-    """The small Llama that `--model embedded` makes, with a token for each word."""
-
-    PREFIX: ClassVar[str] = "embedded."
-
-    hidden_size: Width = 128
-    """Width of the residual stream."""
-    layers: Annotated[int, In("[1, 1000]")] = 3
-    """Number of transformer layers."""
-    heads: Width = 4
-    """Number of attention heads; twice this number must divide `hidden_size`."""
-    intermediate_size: Width = 256
-    """Width of the gated feed-forward layer."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
-                "needed, since rotary positions turn pairs"
-            )
-
-
-@dataclass(frozen=True)
 class Weights(Checked):
     """Weights of the three errors, as in the paper."""
 
@@ -114,7 +90,7 @@ class GroundRun(Checked):
     model: str = EMBEDDED
     """The language model: `embedded`, a small one with random weights and a token for each word; or a folder, a GGUF
     file, smollm2-135m, a hub id, as in `llmrl lm`."""
-    embedded: SmallConfig = field(default_factory=SmallConfig)
+    embedded: SmallConfig = field(default_factory=lambda: SmallConfig(128, 3, 4, 256))
     """Sizes of the `embedded` model."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Weights of a given model: its own, or random ones of its shape."""

@@ -78,19 +78,7 @@ def language_model(
     dtypes = computed(config.dtype)
     if config.model == EMBEDDED:
         words = WordTokenizer.from_texts([*FRAMES, *world.instructions.texts])
-        sizes = config.embedded
-        small = lm.LlamaConfig(
-            vocab_size=-(-words.vocab_size // 8) * 8,
-            hidden_size=sizes.hidden_size,
-            intermediate_size=sizes.intermediate_size,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.heads,
-            max_position_embeddings=config.length,
-            tie_word_embeddings=False,
-            eos_token_id=words.eos_id,
-        )
-        model = lm.Llama(small, **dtypes)
+        model = lm.Llama(config.embedded.llama(words, config.length), **dtypes)
         return model, _initialized(model, seed, mesh), words
     folder = lm.locate(config.model)
     shape = lm.read_config(folder)

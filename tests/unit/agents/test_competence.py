@@ -13,7 +13,7 @@ import pytest
 from llmrl_jax.agents.competence import Competence, Outcome, calibration, outcomes
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.runs import success_table, summarise
+from llmrl_jax.systems.glam.eval import success_table, summarise
 from tests.glam import TINY, observations, program, weights
 
 

@@ -16,7 +16,7 @@ from llmrl_jax.agents import demonstrations as demos
 from llmrl_jax.agents.babyai_demonstrations import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
 from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 
 

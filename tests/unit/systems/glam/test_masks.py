@@ -16,10 +16,9 @@ from envs_jax.babyai.constants import BALL, BOX, CLOSED, DOOR, EMPTY, KEY, LOCKE
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start
-from llmrl_jax.systems.glam.build import FirstActions, build
+from llmrl_jax.systems.glam.build import ChosenActions, build
 from llmrl_jax.systems.glam.posttest import parse_test, prepare, world_of
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.rewrites import ExtraActions
+from llmrl_jax.systems.glam.prompts import glam_prompt
 from tests.glam import TINY, observations, program, weights
 
 
@@ -104,8 +103,8 @@ def test_wrappers_that_change_the_actions_change_the_mask(glam, batch):
     env, params = envs_jax.make(WORLD)
     mask = jnp.array([True, True, False, True, False, True, True])
     for changed, expected in (
-        (FirstActions(env, 3), [True, True, False]),
-        (ExtraActions(env, 6, ("sleep", "think")), [True, True, False, True, False, True, False, False]),
+        (ChosenActions(env, 3), [True, True, False]),
+        (ChosenActions(env, 6, ("sleep", "think")), [True, True, False, True, False, True, False, False]),
     ):
         np.testing.assert_array_equal(changed.offered(mask), expected)
         key = jax.random.key(0)

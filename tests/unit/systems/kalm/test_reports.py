@@ -19,12 +19,13 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.data.transitions import Trajectories
 from llmrl_jax.lm import Llama, LlamaConfig
+from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.rl.actors import Fixed
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import ground, prompts
-from llmrl_jax.systems.kalm.config import GroundRun, SmallConfig
+from llmrl_jax.systems.kalm.config import GroundRun
 from llmrl_jax.systems.kalm.eval import make_player
 from llmrl_jax.systems.kalm.ground import FRAMES, GroundedModel
 from llmrl_jax.systems.kalm.imagine import Imagined, statistics
