@@ -36,8 +36,8 @@ from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring, importance_weights
-from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names, with_pool
+from llmrl_jax.rl.replay import COUNTERS, Replay, Ring, importance_weights
+from llmrl_jax.rl.rollout import SHARED, Runner, episode_info, episode_metrics, place, start, task_names, with_pool
 
 
 @struct.dataclass
@@ -106,7 +106,8 @@ def make_dqn(
     if bonus is not None:
         bonus.check_one_reward()
     dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus, guide)
-    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
+    shared = (*SHARED, *COUNTERS)
+    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0}, shared=shared)
 
 
 @struct.dataclass

@@ -48,7 +48,7 @@ from llmrl_jax.rl.precision import (
 )
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
+from llmrl_jax.rl.rollout import SHARED, Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
 from llmrl_jax.rl.shuffle import permutations
 
 
@@ -187,7 +187,7 @@ def make_ppo(
     density = isinstance(env.action_space(env_params), Box)
     bounds = {"first_ratio_error": ratio_bound(policy, mesh, density), "nonfinite": 0.0}
     options = exact_rounding(getattr(policy, "dtype", jnp.float32))
-    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options)
+    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options, shared=SHARED)
 
 
 class PPO:
@@ -394,7 +394,9 @@ class PPO:
             rows = self.placement.rows(rows, 1)
             if not forms:
                 return by(self.policy)(params, rows)
-            needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))
+            needed = jnp.searchsorted(
+                np.array(list(forms), np.int32), tracing.largest_of_runs(jnp.max(self._sizes(rows)))
+            )
             # the choice is outside the gradient, so that nothing is computed again for it
             return tracing.switch(needed, [by(form) for form in forms.values()], params, rows)
 

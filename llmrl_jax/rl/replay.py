@@ -39,6 +39,10 @@ class Ring:
     """The `FrameRing` of a memory with stacks; `()` in others."""
 
 
+COUNTERS = ("replay.next", "replay.size")
+"""The parts of a memory, the `replay` of a learner's state, that do not depend on what is added."""
+
+
 @struct.dataclass
 class Drawn:
     """Indices into a memory, for one batch."""
