@@ -21,11 +21,11 @@ import jax
 
 from benchmarks.accelerator.shapes import SHAPES
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.parallel.absent import Target
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.memory.roofline import milliseconds
-from llmrl_jax.run.memory.sizes import size
+from llmrl_jax.workflows.memory.config import size
+from llmrl_jax.workflows.memory.roofline import milliseconds
 
 
 ROWS = {"135M": 8, "1B": 2, "7B": 2}

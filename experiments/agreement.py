@@ -24,10 +24,10 @@ from benchmarks.accelerator import agreement
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm import LlamaConfig
 from llmrl_jax.lm.narrow import Computed
+from llmrl_jax.options.command import parse
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.ppo import PPO
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.presets import DEMO
 

@@ -21,9 +21,9 @@ from bkrl_red_ball import draw, finished, steps_to
 from commands import command
 
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.bkrl import presets
 from llmrl_jax.systems.bkrl.collecting import collect
 from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, TrainRun, WindowConfig

@@ -20,12 +20,11 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 
+from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.systems.bkrl import presets
 from llmrl_jax.systems.bkrl.collecting import collect
 from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig
@@ -33,6 +32,7 @@ from llmrl_jax.systems.bkrl.goals import propose
 from llmrl_jax.systems.bkrl.preferences import prefer
 from llmrl_jax.systems.bkrl.programs import write_programs
 from llmrl_jax.systems.bkrl.training import train
+from llmrl_jax.workflows.chat_model import ChatConfig
 
 
 NAMES = {

@@ -28,8 +28,8 @@ from envs_jax.clevr import goal
 from envs_jax.clevr.constants import ACTIONS, BALLS, DIRECTIONS, OFFSET, REST_Z, TIME_STEPS
 from envs_jax.physics.mjx import compiler_options
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
 
 
 CLOSE = 1e-4

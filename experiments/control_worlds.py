@@ -30,8 +30,8 @@ import envs_jax
 from envs_jax.env import Environment
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.kalm.worlds import LEVELS, STATE, World, world_of
 
 

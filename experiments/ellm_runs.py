@@ -12,10 +12,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.evaluating import evaluate
 from llmrl_jax.systems.ellm.settings import PretrainRun

@@ -25,18 +25,17 @@ from typing import Any
 from ellm_runs import evaluated
 
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.tune.settings import TuneConfig
-from llmrl_jax.run.tune.sft import sft
 from llmrl_jax.systems.ellm.accuracy import accuracy, states_met
 from llmrl_jax.systems.ellm.answers import write_answers
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.presets import preset
 from llmrl_jax.systems.ellm.settings import CHAT, AccuracyRun, AnswersRun, PretrainRun
 from llmrl_jax.tuning import SFTConfig
+from llmrl_jax.workflows.chat_model import ChatConfig
+from llmrl_jax.workflows.tuning import TuneConfig, sft
 
 
 SUGGESTERS = ("scripted", "plain", "fewshot", "tuned")

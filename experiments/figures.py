@@ -2,7 +2,7 @@
 
     python experiments/figures.py
 
-Bands and bars over seeds are Student's intervals (`llmrl_jax.run.report.statistics`): 95% for learning curves, 99% for
+Bands and bars over seeds are Student's intervals (`llmrl_jax.core.statistics`): 95% for learning curves, 99% for
 the tests, as in the paper.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.report import figures as reports
-from llmrl_jax.run.report.compare import Run, draw, read_run
-from llmrl_jax.run.report.curves import INK, learning_curve
+from llmrl_jax.options.command import parse
+from llmrl_jax.report import figures as reports
+from llmrl_jax.report.compare import Run, draw, read_run
+from llmrl_jax.run.curves import INK, learning_curve
 from llmrl_jax.systems.glam.posttest_run import ZERO_SHOT
 from llmrl_jax.systems.glam.results import Tested, draw_tests
 from llmrl_jax.systems.glam.settings import TrainConfig

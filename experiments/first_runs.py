@@ -25,8 +25,8 @@ from typing import Any, Literal
 from commands import command
 
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 

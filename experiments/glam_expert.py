@@ -22,8 +22,8 @@ from commands import command
 
 from llmrl_jax.agents.expert import NoisyExpert
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.glam.build import make_world
 from llmrl_jax.systems.glam.presets import DEMO
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from llmrl_jax.options.command import parse
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import parse
 from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.demo import prior_then_ppo
 from llmrl_jax.systems.glam.presets import DEMO

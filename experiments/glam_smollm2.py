@@ -32,11 +32,11 @@ from finished import finished
 from llmrl_jax.agents.babyai_demonstrations import read_demos
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.core.statistics import wilson
 from llmrl_jax.lm.narrow import Computed
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.report.statistics import wilson
 from llmrl_jax.systems.glam import cloning, training
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.cloning import demonstrated

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from kalm_runs import Experiment, run
 
-from llmrl_jax.run.flags import parse
+from llmrl_jax.options.command import parse
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from commands import command
 from finished import finished
 
 from envs_jax.clevr import rules
+from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.report import statistics as stats
 from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, collect, read
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.ground import ground

@@ -37,12 +37,12 @@ from offline_policies import layers_of
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.reading import read_data
+from llmrl_jax.options.command import parse
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.offline import Frozen, OfflinePolicy, make_offline, member, several
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import parse
 from llmrl_jax.run.loop import train
 from llmrl_jax.run.metrics import read as read_metrics
 

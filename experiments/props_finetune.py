@@ -47,8 +47,8 @@ from llmrl_jax.lm import (
     save_hf,
 )
 from llmrl_jax.lm.tokens import load_tokenizer
+from llmrl_jax.options.command import parse
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import parse
 from llmrl_jax.run.loop import train
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.finetune import (

@@ -31,12 +31,9 @@ from commands import command
 from llmrl_jax import lm
 from llmrl_jax.chat import Message
 from llmrl_jax.core.files import replacing, write_whole
+from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.flags import parse
-from llmrl_jax.run.tune.settings import TuneConfig
-from llmrl_jax.run.tune.sft import sft
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig
 from llmrl_jax.systems.props.finetune import FinetuneConfig, make_questions, make_settings
@@ -45,6 +42,8 @@ from llmrl_jax.systems.props.history import HistoryView
 from llmrl_jax.systems.props.search_run import run_searches
 from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
+from llmrl_jax.workflows.chat_model import ChatConfig
+from llmrl_jax.workflows.tuning import TuneConfig, sft
 
 
 SEARCHERS = ("scripted", "random_search", "plain", "sft", "tuned")

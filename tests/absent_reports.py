@@ -37,8 +37,8 @@ def reports(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def report(case: dict[str, Any]) -> dict[str, Any]:
     from llmrl_jax.cli.workload_config import WorkloadConfig
     from llmrl_jax.cli.workloads import fit as fit_system
-    from llmrl_jax.run.memory.config import LANGUAGE
-    from llmrl_jax.run.memory.fit import fit
+    from llmrl_jax.workflows.memory.config import LANGUAGE
+    from llmrl_jax.workflows.memory.fit import fit
 
     config = WorkloadConfig(**case)
     found = (fit if config.workload in LANGUAGE else fit_system)(config)
@@ -46,6 +46,6 @@ def report(case: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from llmrl_jax.run.report import as_json
+    from llmrl_jax.report.figures import json_values
 
-    print(json.dumps([as_json.values(report(case)) for case in json.loads(sys.argv[1])]))
+    print(json.dumps([json_values(report(case)) for case in json.loads(sys.argv[1])]))

@@ -61,7 +61,7 @@ HEAVY = (
     "rl/test_bonus.py",
     "rl/test_dqn.py",
     "rl/test_ppo.py",
-    "run/memory",
+    "workflows",
     "run/test_checkpoint.py",
     "run/test_loop.py",
     "serve",

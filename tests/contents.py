@@ -10,8 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from llmrl_jax.run.memory.hlo import Collective, Contents, Kernel
-from llmrl_jax.run.memory.hlo_text import arrays
+from llmrl_jax.workflows.memory.hlo import Collective, Contents, Kernel, arrays
 
 
 Shape = tuple[int, ...]

@@ -10,8 +10,8 @@ import jax
 from jaxtyping import Array, Bool, Float
 
 from envs_jax.env import Environment
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.rl.distributions import Distribution
-from llmrl_jax.rl.learner import Learner
 
 
 class Player(Protocol):

@@ -1,7 +1,7 @@
 """Help texts: the frequent options of a command with their descriptions, and the names of the others; or all of them.
 
 tyro reads options, types, defaults and descriptions from signatures; this module chooses, orders and wraps them. A
-command names its frequent options in `llmrl_jax.run.flags.command(..., frequent=...)`. Without them all are described.
+command names its frequent options in `options.command.command(..., frequent=...)`. Without them all are described.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrl_jax.run.flags import parser_of
+from llmrl_jax.options.command import parser_of
 
 
 WIDEST, NARROWEST = 120, 50
@@ -66,7 +66,7 @@ class Described:
 
 
 def describe(function: Callable[..., Any]) -> Described:
-    """The options of a command. **Arguments:** `function`, as for `llmrl_jax.run.flags.parse`."""
+    """The options of a command. **Arguments:** `function`, as for `llmrl_jax.options.command.parse`."""
     parser = parser_of(function)
     arguments: list[Option] = []
     sections: list[Section] = []

@@ -14,8 +14,8 @@ from llmrl_jax.core import config as configs
 
 @functools.cache
 def _commands() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
-    """Kind of run -> function from the values of a run to its initial settings (`llmrl_jax.run.flags.command`). Imports
-    the commands of all groups."""
+    """Kind of run -> function from the values of a run to its initial settings (`options.command.command`). Imports the
+    commands of all groups."""
     from llmrl_jax.cli.main import groups
 
     kinds = {}

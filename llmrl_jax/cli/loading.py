@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.cli import kinds
-from llmrl_jax.run.experiment import Experiment, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore
 
 
 def settings_of(folder: str | Path) -> Any:

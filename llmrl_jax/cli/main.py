@@ -8,7 +8,7 @@ tyro makes the options from the function's signature (a dataclass argument annot
 module's docstring describes the group, that of the function the command. Modules are imported only when their group is
 used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
-its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.run.flags.command` adds it to a
+its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.options.command.command` adds it to a
 function of a configuration, and its module describes how to write such a command. An attribute `aliases` maps the names
 that a published program gives options to ours; they are accepted, and not shown. `llmrl_jax.cli.help` makes the help
 texts. While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
@@ -196,7 +196,7 @@ def _run(args: list[str], prog: str) -> int:
     target = _find(args, prog)
     if target is None:
         return 0
-    from llmrl_jax.run.flags import parse
+    from llmrl_jax.options.command import parse
 
     command, name, left = target
     with display() if _is_first() else display(quiet):
@@ -218,7 +218,7 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
     asks = f"--{prefix}.help" in args
     if not asks and not any(a.startswith(f"--{prefix}.") for a in args):
         return kind(), list(args)
-    from llmrl_jax.run.flags import parse
+    from llmrl_jax.options.command import parse
 
     flags: Any = dataclasses.make_dataclass("Flags", [(prefix, kind, dataclasses.field(default_factory=kind))])
     if asks:
@@ -267,7 +267,7 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
     target = _find(left, prog)
     if target is None:
         return 0
-    from llmrl_jax.run.flags import parse
+    from llmrl_jax.options.command import parse
 
     command, name, rest = target
 

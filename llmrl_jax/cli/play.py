@@ -20,7 +20,7 @@ from envs_jax.spaces import Discrete
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least, check_seed, nearest
 from llmrl_jax.core.files import check_writable
-from llmrl_jax.run.report.media import write_gif
+from llmrl_jax.report.video import write_gif
 
 
 RAMP = " .:-=+*#%@"

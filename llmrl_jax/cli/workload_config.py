@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from llmrl_jax.core.checks import NonNegativeInt, PositiveInt
-from llmrl_jax.run.memory.config import LANGUAGE, FitConfig
+from llmrl_jax.workflows.memory.config import LANGUAGE, FitConfig
 
 
 Workload = Literal[

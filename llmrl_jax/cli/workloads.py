@@ -25,8 +25,8 @@ from llmrl_jax import lm
 from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.parallel import Placement, batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import jit_chunk
-from llmrl_jax.run.memory.fit import Built, Fit, find_devices, measured, read_shape
-from llmrl_jax.run.memory.programs import place_like, placed
+from llmrl_jax.workflows.memory.fit import Built, Fit, find_devices, measured, read_shape
+from llmrl_jax.workflows.memory.programs import place_like, placed
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ Parts = tuple[Any, Any, Any]
 
 
 def fit(config: WorkloadConfig) -> Fit:
-    """The memory of a workload, and for a target the time of an update; as `llmrl_jax.run.memory.fit.fit`.
+    """The memory of a workload, and for a target the time of an update; as `llmrl_jax.workflows.memory.fit.fit`.
 
     **Raises:** what `find_devices` and the builders of the system raise."""
     devices = find_devices(config)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.parallel.memory import available, nbytes
@@ -32,7 +33,6 @@ from llmrl_jax.rl.dqn_loss import dqn_loss
 from llmrl_jax.rl.dqn_target import follow, network_of_targets
 from llmrl_jax.rl.exploration import FirstReward, decayed, guided
 from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
 from llmrl_jax.rl.q_network import network_q_policy
 from llmrl_jax.rl.registry import Algorithm

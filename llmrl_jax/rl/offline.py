@@ -29,12 +29,12 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from envs_jax import tracing
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.core.mixing import Source, counts, mixed
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
 from llmrl_jax.rl.gradient import descend, traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.offline_config import OfflineConfig
 from llmrl_jax.rl.offline_data import (
     INSTRUCTION,

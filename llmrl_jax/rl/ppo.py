@@ -21,6 +21,7 @@ from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
 from envs_jax.spaces import Box
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
@@ -34,7 +35,6 @@ from llmrl_jax.rl.gradient import (
     linear_decay,
     traced_floats,
 )
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
 from llmrl_jax.rl.ppo_config import PPOConfig, check

@@ -21,8 +21,8 @@ class Algorithm:
     config: type
     """Its hyper-parameters: a frozen dataclass with usable defaults."""
     make: Callable[..., Any]
-    """`(config, env, env_params, policy, mesh) -> Learner`; see `llmrl_jax.rl.learner`. The environment is not batched,
-    and wrapped in `EpisodeStatistics`; `mesh` may be None."""
+    """`(config, env, env_params, policy, mesh) -> Learner`; see `core.learner`. The environment is not batched, and
+    wrapped in `EpisodeStatistics`; `mesh` may be None."""
     policy: Callable[..., Any]
     """`(env, env_params, network, config) -> policy`, a small network for an environment; `network` is a
     `llmrl_jax.rl.networks.NetworkConfig`. It raises `ValueError` for environments and options that it cannot use."""

@@ -27,10 +27,10 @@ from llmrl_jax.core.checks import (
     PositiveInt,
     refuse_unread,
 )
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.gradient import traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline import Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -17,6 +18,18 @@ from llmrl_jax.core.files import expanded
 
 
 Settings = TypeVar("Settings")
+
+
+def flag(args: Sequence[str], name: str) -> str | None:
+    """The value of a flag on the command line, `--name value` or `--name=value`: empty for a flag without a value, None
+    if the flag is absent. The last occurrence counts."""
+    last = None
+    for i, arg in enumerate(args):
+        given, equals, value = arg.partition("=")
+        if given.replace("_", "-") == name.replace("_", "-"):
+            following = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else ""
+            last = value if equals else following
+    return last
 
 
 def resume_value(text: str) -> bool | str:

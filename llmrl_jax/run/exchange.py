@@ -1,7 +1,7 @@
 """Exchanges with the host: between two updates a learner sends a request, the host computes an answer, and the answer
 enters the state.
 
-`llmrl_jax.rl.learner.Exchange` describes what a learner declares, and why a resumed run is bit-identical. This module
+`llmrl_jax.core.learner.Exchange` describes what a learner declares, and why a resumed run is bit-identical. This module
 calls `answer` in a thread of process 0, so that the run handles stop signals while it waits, and broadcasts the answer
 to all processes.
 """
@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.parallel.hosts import put
-from llmrl_jax.rl.learner import Exchange
-from llmrl_jax.run import leaves as trees
+from llmrl_jax.run import pytrees as trees
 
 
 POLL_SECONDS = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import socket
@@ -11,13 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from llmrl_jax.core import config as configs
-from llmrl_jax.run import info
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.run import info, metrics
 from llmrl_jax.run.config import BaseRunConfig, RunConfig, find_run, refuse_changes
-from llmrl_jax.run.resumption import saved_updates, start_of
 
 
 try:
@@ -269,3 +271,99 @@ def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
     }
     configs.save_config({**values, **facts}, path)
     return path
+
+
+# --- the beginning of a resumed run ---------------------------------------------------------------------------------
+
+
+def saved_updates(folder: str | Path) -> list[int]:
+    """The updates of a run's complete checkpoints, ascending, from the names of their folders."""
+    root = Path(folder) / "checkpoints"
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit()) if root.is_dir() else []
+
+
+def start_of(folder: str | Path, config: RunConfig) -> tuple[int, str]:
+    """The update from which a run continues; 0 for a new run, or one that was never saved.
+
+    **Arguments:** `folder`, the run's; `config`, with `resume`, `resume_from` and `accept_gaps`.
+    **Returns:** the update, and what the user should know (empty: nothing).
+    **Raises:** `FileNotFoundError` if the checkpoint to continue from is missing, or all are although the run was
+    saved; `ValueError` if `metrics.jsonl` does not have every update up to there, unless `accept_gaps`.
+    """
+    folder = Path(folder)
+    if not config.resume:
+        return 0, ""
+    saved = saved_updates(folder)
+    if config.resume_from >= 0 and config.resume_from not in saved:
+        has = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
+        raise FileNotFoundError(
+            f"--run.resume-from is {config.resume_from}, but there is no checkpoint of that update in "
+            f"{folder / 'checkpoints'}: {has}"
+        )
+    if not saved:
+        _refuse_lost_checkpoints(folder)
+        return 0, f"{folder} was never saved: it begins again at update 0"
+    start = config.resume_from if config.resume_from >= 0 else saved[-1]
+    wrong, whole = metrics.fault(folder / "metrics.jsonl", start) if start else ("", 0)
+    if wrong and not config.accept_gaps:
+        earlier = max((update for update in saved if update <= whole), default=None)
+        back = "" if earlier is None else f", continue from an earlier checkpoint with --run.resume-from {earlier}"
+        raise ValueError(
+            f"{wrong}, but the run continues from update {start}: put the lines back{back}, or give them up with "
+            "--run.accept-gaps"
+        )
+    return start, f"{wrong}; this gap was accepted" if wrong else ""
+
+
+def _refuse_lost_checkpoints(folder: Path) -> None:
+    """**Raises** `FileNotFoundError` if a run without checkpoints had some: it would begin at 0 and lose its log."""
+    status = read_status(folder)
+    reached = max((line["update"] for line in metrics.newest(folder / "metrics.jsonl").values()), default=0)
+    reached = max(reached, status.update if status is not None else 0)
+    had = status is not None and status.saved >= 0
+    if had or (reached and not (folder / "checkpoints").is_dir()):
+        raise FileNotFoundError(
+            f"there is no checkpoint in {folder / 'checkpoints'}, although the run reached update {reached}: put them "
+            "back, or start a run of another --run.name"
+        )
+
+
+# --- `status.json`: how a run ended ---------------------------------------------------------------------------------
+
+
+STATUS = "status.json"
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status written by the last process that trained a run."""
+
+    update: int
+    """Updates done at the time of writing."""
+    updates: int
+    """Updates of the whole run."""
+    ended: str = ""
+    """`finished`, `stopped` or `failed`; empty during training, and so also after the process was killed."""
+    why: str = ""
+    """Why it stopped or failed."""
+    saved: int = -1
+    """Update of the newest checkpoint that was complete at the time of writing; -1: none was."""
+
+    def __post_init__(self):
+        kinds = {"update": int, "updates": int, "ended": str, "why": str, "saved": int}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(getattr(self, name), kind)]:
+            raise TypeError(f"{wrong[0]} is {getattr(self, wrong[0])!r}")
+
+
+def write_status(folder: str | Path, status: Status) -> None:
+    """Write the status of a run."""
+    write_whole(Path(folder) / STATUS, json.dumps(asdict(status)) + "\n")
+
+
+def read_status(folder: str | Path) -> Status | None:
+    """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
+    try:
+        return Status(**json.loads((Path(folder) / STATUS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None

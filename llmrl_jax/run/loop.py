@@ -6,28 +6,26 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
+from llmrl_jax.core import activity, config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least
-from llmrl_jax.run import beginning, best, leaves as trees, metrics, progress as show
-from llmrl_jax.run.boundaries import Boundaries
+from llmrl_jax.core.checks import at_least, nearest
+from llmrl_jax.core.learner import Exchange
+from llmrl_jax.run import curves as plots, metrics, progress as show, pytrees as trees
 from llmrl_jax.run.checkpoint import Checkpoints, line_of
 from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
-from llmrl_jax.run.folder import held, open_folder
-from llmrl_jax.run.metrics import JsonLines
-from llmrl_jax.run.report import curves as plots
-from llmrl_jax.run.result import RunResult, RunStopped
+from llmrl_jax.run.folder import FAILED, FINISHED, STOPPED, Status, held, open_folder, start_of, write_status
+from llmrl_jax.run.metrics import JsonLines, Sinks, check_packages, open_trackers
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.run.sinks import Sinks, check_packages, open_trackers
-from llmrl_jax.run.status import FAILED, FINISHED, STOPPED, Status, write_status
 
 
 CHUNK_SECONDS = 2.0
@@ -35,6 +33,45 @@ CHUNK_SECONDS = 2.0
 
 Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 """`(state, key) -> metrics`, for `train(evaluate=...)`."""
+
+
+class RunStopped(RuntimeError):
+    """The run cannot continue: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, or an
+    exchange failed."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    state: Any
+    """The learner's last state."""
+    update: int
+    """Updates done, including those before a resume."""
+    steps: int
+    """Units done (`Learner.unit`: environment steps, tokens, episodes), including those before a resume."""
+    seconds: float
+    """Training time, including that before a resume, without compilation, evaluation, checkpoints and exchanges."""
+    compile_seconds: float
+    """Time to trace and compile the chunk of updates."""
+    stopped: str
+    """Why it ended before its last update: `SIGINT`, `SIGTERM`, `time budget`; empty if it did not."""
+    folder: Path
+    """The run's folder."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """`steps` per second of training."""
+        return self.steps / self.seconds if self.seconds else math.nan
+
+    def facts(self, unit: str = "steps") -> dict[str, Any]:
+        """Speed, times and the reason of the end, for `write_summary`. **Arguments:** `unit`, the name of `steps`."""
+        return {
+            f"{unit}_per_second": round(self.steps_per_second, 1),
+            "train_seconds": round(self.seconds, 1),
+            "compile_seconds": round(self.compile_seconds, 1),
+            "stopped": self.stopped,
+        }
 
 
 def _any_process(flag: bool) -> bool:
@@ -64,7 +101,7 @@ def train(
     Writes `config.json`, `metrics.jsonl`, `checkpoints/`, `frozen/`, `status.json` and `learning_curve.png`. A
     resumed run is bit-identical to an uninterrupted one.
 
-    **Arguments:** `learner`, see `llmrl_jax.rl.learner`; `config`; `num_updates`, the updates of the whole run,
+    **Arguments:** `learner`, see `llmrl_jax.core.learner`; `config`; `num_updates`, the updates of the whole run,
     including those before a resume; `evaluate`, called with the state and a key every `eval_every` updates, at the
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     an opened folder to write to (None: that of `config`); `command`, prefix of the name of an unnamed run; `title`,
@@ -85,21 +122,21 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(held(folder))
         check_packages(config)
-        best.check_evaluates(config, evaluate is not None and config.eval_every > 0)
-        start, note = beginning.checked_start(learner, config, folder, num_updates)
+        _check_best_is_evaluated(config, evaluate is not None and config.eval_every > 0)
+        start, note = _checked_start(learner, config, folder, num_updates)
         checkpoints = stack.enter_context(Checkpoints(folder, keep=config.keep, best=config.best, config=full_config))
         if start:
             checkpoints.check(start)
-        state, update = beginning.first_state(learner, config, checkpoints)
+        state, update = _first_state(learner, config, checkpoints)
         before = metrics.last(folder / "metrics.jsonl", update or -1) if config.resume else {}
-        best.check_training(learner, config, state, before)
+        _check_best_of_training(learner, config, state, before)
         first = jax.process_index() == 0  # trackers may refuse the run, so they open before files are changed
         sink = open_trackers(folder, config, full_config, update) if first else Sinks([])
         stack.callback(_close_quietly, sink)
-        beginning.open_files(config, full_config, folder, checkpoints, update)
+        _open_files(config, full_config, folder, checkpoints, update)
         if first:
             sink.sinks.insert(0, JsonLines(folder / "metrics.jsonl"))
-        beginning.say((note, *checkpoints.notes))
+        _say((note, *checkpoints.notes))
         mode = config.progress if first else "off"
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
@@ -165,7 +202,7 @@ class _Run:
         self.pending: list[dict[str, np.ndarray]] = []
         self.latest = metrics.known(before)
         self.evaluated = before.get("eval", {}).get("update", -1)
-        self.unscored = update < num_updates and best.is_unknown(config, before)
+        self.unscored = update < num_updates and _best_is_unknown(config, before)
         self.speed = math.nan
         self.mark = (update, self.seconds)
         self.exchanges: Exchanges | None = None
@@ -173,14 +210,14 @@ class _Run:
 
     def go(self, state: Any) -> RunResult:
         """Run to the last update, or until the run is stopped."""
-        boundaries = Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
+        boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
         stopped = ""
         with StopRequest() as request:
             chunk, compile_seconds = None, 0.0
             if self.update < self.num_updates:
                 chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
             else:
-                beginning.say([f"{self.folder} has all its {self.update} updates already: ask for more to train on"])
+                _say([f"{self.folder} has all its {self.update} updates already: ask for more to train on"])
             self.bar.restart_clock(self.update)
             if boundaries.due(boundaries.eval, self.update) and self.evaluated != self.update or self.unscored:
                 self._evaluate(state)  # at the start, also if an earlier part of the run ended there
@@ -206,7 +243,7 @@ class _Run:
         done = self.update * self.learner.steps_per_update
         return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
 
-    def _keep(self, state: Any, boundaries: Boundaries, stopped: bool) -> None:
+    def _keep(self, state: Any, boundaries: _Boundaries, stopped: bool) -> None:
         """Log, evaluate and save as due."""
         save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or stopped
         if boundaries.due(boundaries.log, self.update) or save:
@@ -242,7 +279,7 @@ class _Run:
             self._log()
             self._save(state)
 
-    def _advance(self, chunk: Any, state: Any, boundaries: Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
+    def _advance(self, chunk: Any, state: Any, boundaries: _Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
         n = boundaries.next(self.update) - self.update
         if jax.process_count() == 1:
             rate = self.learner.steps_per_update / self.speed if self.speed == self.speed else math.inf
@@ -320,8 +357,8 @@ class _Run:
         with doing(f"evaluation after update {self.update}"):
             results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
         named = {f"eval/{name}": value for name, value in results.items() if isinstance(value, float)}
-        if best.is_of_evaluations(self.config):
-            best.check(self.config, named)
+        if _best_is_evaluated(self.config):
+            check_best(self.config, named)
         self.latest.update(named)
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}
@@ -378,3 +415,118 @@ def _number(value: Any) -> Any:
     """A value of an evaluation as JSON: a float, or a list of floats."""
     array = np.asarray(jax.device_get(value))
     return float(array) if array.ndim == 0 else array.tolist()
+
+
+# --- the beginning of a run -----------------------------------------------------------------------------------------
+
+
+def _first_state(learner: Any, config: RunConfig, checkpoints: Checkpoints) -> tuple[Any, int]:
+    """The initial state of training and its update: new, or from a checkpoint."""
+    with doing("compiling and computing the initial state"):
+        state: Any = trees.settle(learner.init(jax.random.key(config.seed)))
+    if not config.resume or not (checkpoints.updates() or config.resume_from >= 0):
+        return state, 0
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    fresh = state.frozen
+    state = None  # free its memory for the restored state
+    with doing("reading the checkpoint"):
+        state, update = checkpoints.restore(like, None if config.resume_from < 0 else config.resume_from, fresh)
+    return state, update
+
+
+def _checked_start(learner: Any, config: RunConfig, folder: Path, num_updates: int) -> tuple[int, str]:
+    """`start_of`. **Raises** also `ValueError` for a seed that a new run cannot have, or if fewer updates are asked for
+    than the run has."""
+    if not config.resume:
+        config.check_new()
+    start, note = start_of(folder, config)
+    if start > num_updates:
+        done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
+        raise ValueError(f"{folder} has {done} already, and {asked} are asked for: ask for more to continue it")
+    return start, note
+
+
+def _say(notes: Iterable[str]) -> None:
+    """Print notes about a resumed run to stderr, if it can be written, however its progress is shown."""
+    for note in notes:
+        if note and jax.process_index() == 0:
+            activity.say(f"note: {note}")
+
+
+def _open_files(config: RunConfig, full_config: Any, folder: Path, checkpoints: Checkpoints, update: int) -> None:
+    """Write `config.json`. Of a resumed run also delete the checkpoints, and the lines of `metrics.jsonl`, after the
+    update that it continues from; a restarted run keeps no line, not even the evaluation of update 0."""
+    if config.resume:
+        checkpoints.discard_after(update)
+    if jax.process_index() == 0:
+        if config.resume:
+            metrics.truncate(folder / "metrics.jsonl", update or -1)
+        configs.save_config(full_config, folder / "config.json")
+
+
+# --- the metric whose highest checkpoint is kept --------------------------------------------------------------------
+
+
+def _best_is_evaluated(config: RunConfig) -> bool:
+    """Whether the metric is one of evaluations, `eval/<name>`."""
+    return config.best.startswith("eval/")
+
+
+def _check_best_is_evaluated(config: RunConfig, evaluates: bool) -> None:
+    """**Raises** `ValueError` for a metric of evaluations if the run has none."""
+    if _best_is_evaluated(config) and not evaluates:
+        raise ValueError(
+            f"--run.best is {config.best}, but nothing is evaluated while training: give --run.eval-every, or name a "
+            "metric of training"
+        )
+
+
+def _best_is_unknown(config: RunConfig, before: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether no evaluation yet says that the metric exists: then one is made before training, which names a misspelt
+    metric and scores the checkpoints before the next evaluation.
+
+    **Arguments:** `before`, the last line of metrics of each kind, of a resumed run."""
+    return _best_is_evaluated(config) and config.best not in metrics.known(before)
+
+
+def _check_best_of_training(
+    learner: Any, config: RunConfig, state: Any, before: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """**Raises** `ValueError` if the learner does not report the metric. Compiles nothing; a metric of evaluations is
+    checked at the first of them.
+
+    **Arguments:** `state`, the learner's; `before`, the last line of metrics of each kind, of a resumed run."""
+    if config.best and not _best_is_evaluated(config):
+        reported = jax.eval_shape(learner.update, state)[1]
+        check_best(config, [*reported, *metrics.known(before)])
+
+
+def check_best(config: RunConfig, names: Iterable[str]) -> None:
+    """**Raises** `ValueError` if the metric is not among `names`, naming the nearest, or all."""
+    known = sorted(set(names))
+    if config.best not in known:
+        near = nearest(config.best, known) or f" (it has {', '.join(known)})"
+        raise ValueError(f"--run.best is {config.best}, which is no metric of this run{near}")
+
+
+# --- intervals ------------------------------------------------------------------------------------------------------
+
+
+class _Boundaries:
+    """The intervals, in updates, at which a run logs, saves, evaluates and exchanges; 0: never."""
+
+    def __init__(self, config: RunConfig, last: int, evaluates: bool, exchange: Exchange | None):
+        """**Arguments:** `config`; `last`, the run's last update; `evaluates`, whether there is an evaluation;
+        `exchange`, the learner's."""
+        self.log, self.save, self.last = config.log_every, config.checkpoint_every, last
+        self.eval = config.eval_every if evaluates else 0
+        self.exchange = 0 if exchange is None else exchange.every
+
+    def next(self, update: int) -> int:
+        """The first boundary after `update`, at which a chunk of updates ends at the latest."""
+        every = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
+        return min([self.last, *((update // n + 1) * n for n in every)])
+
+    def due(self, every: int, update: int) -> bool:
+        """Whether work that is due every `every` updates and at the end is due after `update`."""
+        return bool(every) and (update % every == 0 or update == self.last)

@@ -24,8 +24,7 @@ from typing import Any, ClassVar, Literal
 from envs_jax.extras import require
 from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt
 from llmrl_jax.core.files import expanded
-from llmrl_jax.run.asked import flag
-from llmrl_jax.run.config import BaseRunConfig, RunConfig, resume_value
+from llmrl_jax.run.config import BaseRunConfig, RunConfig, flag, resume_value
 
 
 SAVE_SIGNAL = "USR2"

@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from envs_jax.extras import missing
-from llmrl_jax.serve.answers import Answer, model_body, score_body
-from llmrl_jax.serve.body import read_body
+from llmrl_jax.serve.answers import (
+    Answer,
+    Events,
+    failed,
+    headers_of,
+    json_response,
+    model_body,
+    note_tokens,
+    refusal,
+    score_body,
+)
 from llmrl_jax.serve.engine import Engine
-from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.gate import CUT_OFF, Gate
-from llmrl_jax.serve.inbox import Gone, Inbox, collect
-from llmrl_jax.serve.metrics import Metrics, make_metrics, page
-from llmrl_jax.serve.reading import Readers
-from llmrl_jax.serve.responses import Events, failed, headers_of, json_response, note_tokens, refusal
-from llmrl_jax.serve.wire import read_chat, read_completion
-from llmrl_jax.serve.wire_score import read_score
+from llmrl_jax.serve.inbox import Gone, Inbox, Readers, collect, read_body
+from llmrl_jax.serve.metrics import Metrics, log_access, make_metrics, page, route_of
+from llmrl_jax.serve.request import ApiError
+from llmrl_jax.serve.wire import read_chat, read_completion, read_score
 
 
 if TYPE_CHECKING:
@@ -257,3 +264,63 @@ class _Once:
         call, self._call = self._call, None
         if call is not None:
             call()
+
+
+# --- checks of framing and host name before a route -----------------------------------------------------------------
+
+
+CUT_OFF = 499
+"""The status of a request whose client left before the answer began; it is counted and not sent."""
+
+
+class Gate:
+    """An ASGI middleware. It refuses a request with two different lengths, which a proxy may read as another request
+    than this server does, and one for another host name, before anything else is done or answered.
+
+    **Arguments:** `app`; `hosts`, the host names that requests may use, None for any; `metrics`; `refusal`, which makes
+    the response of an `ApiError` and a request's id.
+    """
+
+    def __init__(self, app: Any, hosts: frozenset[str] | None, metrics: Metrics | None, refusal: Any):
+        self._app, self._hosts, self._metrics, self._refusal = app, hosts, metrics, refusal
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["llmrl.request_id"] = f"req_{secrets.token_hex(12)}"
+        started, status = time.monotonic(), CUT_OFF
+
+        async def noted(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            try:
+                self._check(scope)
+            except ApiError as error:
+                await self._refusal(error, scope["llmrl.request_id"])(scope, receive, noted)
+            else:
+                await self._app(scope, receive, noted)
+        finally:
+            route, seconds = route_of(scope["path"]), time.monotonic() - started
+            if self._metrics is not None:
+                self._metrics.count(route, status, seconds, *scope.get("llmrl.tokens", (0, 0)))
+            log_access(scope, route, status, seconds)
+
+    def _check(self, scope: Any) -> None:
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        names = {name for name, _ in headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            raise ApiError("Content-Length and Transfer-Encoding are both given; send one of them", close=True)
+        if self._hosts is not None:
+            host = next((value for name, value in headers if name == b"host"), b"")
+            try:
+                called = urlsplit(f"//{host.decode('latin-1')}").hostname
+            except ValueError:
+                called = None
+            if called not in self._hosts:
+                raise ApiError(f"the host name must be {' or '.join(sorted(self._hosts))}", 403)

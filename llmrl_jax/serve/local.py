@@ -26,8 +26,7 @@ from llmrl_jax.chat.protocol import CHOICES, settle
 from llmrl_jax.chat.thinking import opens_thinking
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.lm.cache import Prefix
-from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.request import Ask
+from llmrl_jax.serve.request import ApiError, Ask
 from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.scorer import Scorer
 from llmrl_jax.serve.served import ContextOverflow, Served

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from envs_jax.extras import missing
-from llmrl_jax.serve.errors import ApiError
+from llmrl_jax.serve.request import ApiError
 
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ one that respects it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,21 +14,106 @@ from typing import Any
 
 from llmrl_jax.chat.wire import quote
 from llmrl_jax.lm.sampling import EXTREMES
-from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.fields import (
-    blamed,
-    boolean,
-    check_model,
-    checked_text,
-    go_on,
-    integer,
-    number,
-    read_prompts,
-    tokens_of,
-)
-from llmrl_jax.serve.request import Ask, Sampling
+from llmrl_jax.serve.request import ApiError, Ask, Sampling
 from llmrl_jax.serve.sampler import Sampler
-from llmrl_jax.serve.served import Served
+from llmrl_jax.serve.scorer import Pair, Scorer
+from llmrl_jax.serve.served import ContextOverflow, Served
+
+
+# --- fields of a body; errors name the field ------------------------------------------------------------------------
+
+
+def go_on() -> None:
+    """A check that never stops the work."""
+
+
+def check_model(body: Mapping[str, Any], served: Served) -> None:
+    """**Raises:** `ApiError` for a request to another model."""
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise ApiError(f"model is {quote(name)}; this server's is {served.name!r}", param="model")
+    if name != served.name:
+        raise ApiError(
+            f"there is no model {quote(name)!r} here; this server's is {served.name!r}",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+
+
+def blamed(param: str, call: Callable[[], Any]) -> Any:
+    """What a call returns; its `ValueError` becomes an `ApiError` for `param` or the field that the message names."""
+    try:
+        return call()
+    except ContextOverflow as error:
+        raise ApiError(str(error), param=param or None, code="context_length_exceeded") from None
+    except ValueError as error:
+        raise ApiError(str(error), param=param or str(error).split()[0]) from None
+
+
+def is_prompt(value: Any) -> bool:
+    """Whether a value is a text or a list of token ids."""
+    tokens = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
+    return isinstance(value, str) or tokens
+
+
+def read_prompts(body: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a body, each a text or a list of tokens. **Raises:** `ApiError`."""
+    prompt = body.get("prompt")
+    if is_prompt(prompt) and prompt != []:
+        return [prompt]
+    if isinstance(prompt, list) and prompt and all(map(is_prompt, prompt)):
+        return prompt
+    raise ApiError(
+        f"prompt is {quote(prompt)}; a text, a list of token ids, or a list of either is needed", param="prompt"
+    )
+
+
+def tokens_of(served: Served, prompt: Any) -> list[int]:
+    """The tokens of a prompt. **Raises:** `ApiError`."""
+    return blamed(
+        "prompt", lambda: served.encode(checked_text(prompt)) if isinstance(prompt, str) else served.check(prompt)
+    )
+
+
+def checked_text(text: str) -> str:
+    """The text. **Raises:** `ValueError` for a lone surrogate, which JSON can contain and no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text cannot be written as UTF-8: {error.reason} at {error.start}") from None
+    return text
+
+
+def integer(body: Mapping[str, Any], name: str, default: int, low: int) -> int:
+    """A field's integer, or its default. **Raises:** `ApiError` for anything else, or below `low`."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ApiError(f"{name} is {quote(value)}; an integer of at least {low} is needed", param=name)
+    return value
+
+
+def number(body: Mapping[str, Any], name: str, default: float) -> float:
+    """A field's number, or its default; infinite beyond 10^30. **Raises:** `ApiError` for anything else."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ApiError(f"{name} is {quote(value)}; a number is needed", param=name)
+    return float(value) if abs(value) < 1e30 else math.copysign(math.inf, value)
+
+
+def boolean(body: Mapping[str, Any], name: str) -> bool:
+    """A field's truth value; false without it. **Raises:** `ApiError` for anything else."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise ApiError(f"{name} is {quote(value)}; true or false is needed", param=name)
+    return bool(value)
+
+
+# --- OpenAI's requests ----------------------------------------------------------------------------------------------
 
 
 _READ = frozenset(
@@ -321,3 +407,96 @@ def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(content, str):
         raise ApiError(f"{where}.content is {quote(content)}; a text is needed", param="messages")
     return {"role": _ROLES[role], "content": blamed("messages", lambda: checked_text(content))}
+
+
+# --- `/v1/score` ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Parsed prompts and candidates."""
+
+    pairs: tuple[Pair, ...]
+    """Prompt by prompt."""
+    prompts: int
+    candidates: int
+
+
+def read_score(
+    body: Mapping[str, Any],
+    scorer: Scorer,
+    max_pairs: int | None = None,
+    max_tokens: int | None = None,
+    max_characters: int | None = None,
+    check: Callable[[], None] = go_on,
+) -> ScoreRequest:
+    """A body of `/v1/score`.
+
+    **Arguments:** `body`; `scorer`; `max_pairs`, of a prompt and a candidate; `max_tokens`, the sum of the tokens of
+    all pairs, that is with each prompt counted once per candidate; `max_characters`, the same of their characters,
+    because a tokenizer may merge the end of a prompt with a candidate, so each pair is tokenized on its own; `check`,
+    see `read_completion`.
+    **Raises:** `ApiError`, naming the field."""
+    known = {"model", "prompt", "candidates"}
+    for name in sorted(set(body) - known - IGNORED):
+        if body[name] is not None:
+            text = f"the field {quote(name)!r} is unknown here; known are {', '.join(sorted(known))}"
+            raise ApiError(text, param=quote(name))
+    served = scorer.served
+    check_model(body, served)
+    prompts, candidates = read_prompts(body), body.get("candidates")
+    if not isinstance(candidates, list) or not candidates or not all(map(is_prompt, candidates)):
+        raise ApiError(
+            f"candidates is {quote(candidates)}; a list of at least 1 text, or list of token ids, is needed",
+            param="candidates",
+        )
+    count = len(prompts) * len(candidates)
+    if max_pairs is not None and count > max_pairs:
+        raise ApiError(
+            f"{len(prompts)} prompts x {len(candidates)} candidates are {count} pairs; at most {max_pairs} are scored "
+            "in a request: send several requests",
+            param="candidates",
+        )
+    texts = [[len(text) for text in each if isinstance(text, str)] for each in (prompts, candidates)]
+    length = sum(texts[0]) * len(texts[1]) + sum(texts[1]) * len(prompts)
+    if max_characters is not None and length > max_characters:
+        raise ApiError(
+            f"the pairs of a prompt and a candidate have {length} characters together, each prompt counted once per "
+            f"candidate; at most {max_characters} are read in a request: send several requests",
+            param="candidates",
+        )
+    spent, encoded = 0, []
+    for prompt in prompts:
+        check()
+        encoded.append(tokens_of(served, prompt))
+        if len(encoded[-1]) >= served.context:
+            raise ApiError(
+                f"a prompt has {len(encoded[-1])} tokens, and the context is {served.context}, with the candidate; "
+                "shorten it",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        spent += len(encoded[-1]) * len(candidates)
+        _refuse_tokens(spent, max_tokens)
+    for candidate in candidates:
+        check()
+        if isinstance(candidate, str):
+            blamed("candidates", partial(checked_text, candidate))
+            blamed("candidates", partial(served.refuse_early, candidate))
+    pairs: list[Pair] = []
+    for prompt, tokens in zip(prompts, encoded):
+        for candidate in candidates:
+            check()
+            pairs.append(blamed("candidates", partial(scorer.encode, prompt, candidate, tokens)))
+            spent += len(pairs[-1].candidate)
+            _refuse_tokens(spent, max_tokens)
+    return ScoreRequest(tuple(pairs), len(prompts), len(candidates))
+
+
+def _refuse_tokens(spent: int, limit: int | None) -> None:
+    if limit is not None and spent > limit:
+        raise ApiError(
+            f"the pairs of a prompt and a candidate have more than {limit} tokens together, as many as are scored in a "
+            "request: send several requests",
+            param="candidates",
+        )

@@ -19,12 +19,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.precision import (
     RATIO_BOUNDS,
     SAMPLING_METRICS,

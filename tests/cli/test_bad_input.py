@@ -2,7 +2,7 @@
 
 The rows are those of the modules in `tests/cli/bad_input/`, each with `ROWS`, a sequence of `Row`
 (`tests/cli/bad_input/row.py` describes the fields). Bounds that stand beside the fields of settings need no row:
-`tests/unit/run/test_ranges.py` tries all of them. To add one:
+`tests/unit/options/test_ranges.py` tries all of them. To add one:
 
     Row(
         "a seed beyond 64 bits",

@@ -11,10 +11,10 @@ from pathlib import Path
 import llmrl_jax
 from llmrl_jax.cli.main import groups
 from llmrl_jax.core.checks import option
+from llmrl_jax.options.settings import names_of, names_of_command
 from llmrl_jax.parallel.hosts import HostsConfig
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE
 from llmrl_jax.run.slurm import SlurmConfig
-from llmrl_jax.run.spelling import names_of, names_of_command
 
 
 ANYWHERE = {"--help", "--help-all", "--debug", "--version", "--hosts.help", "--slurm.help"}

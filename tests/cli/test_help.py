@@ -91,7 +91,7 @@ for name, group in cli.groups().items():
             hints = typing.get_type_hints(function, include_extras=True)
             named = [p for p in inspect.signature(function).parameters if not hasattr(hints[p], "__metadata__")]
             options[f"{name} {command}"] = [option for p in named for option in shown(p, hints[p])]
-from llmrl_jax.run.rl_training import settings_class
+from llmrl_jax.workflows.rl_training import settings_class
 options["dqn"] = [x for algo in ("dqn", "iql") for x in flags(settings_class(algo))]
 print(json.dumps({"texts": texts(), "options": options, "frequent": frequent}))
 """

@@ -14,9 +14,8 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, write_tuned
-from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.tuning import GRPOConfig
+from llmrl_jax.workflows.tuning import Tuned, load_base, with_end_tokens, write_tuned
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +203,8 @@ def test_grpo_names_what_it_cannot_use(folder, capsys, options, message):
 
 
 def test_fit_as_json_has_the_numbers_of_the_table(capsys, monkeypatch):
-    from llmrl_jax.run.memory import advice, fit
-    from llmrl_jax.run.memory.config import FitConfig
-    from llmrl_jax.run.memory.sizes import size
+    from llmrl_jax.workflows.memory import fit, fit as advice
+    from llmrl_jax.workflows.memory.config import FitConfig, size
 
     parts = {"parameters": (6 << 30, 6 << 30), "program": (3 << 30, None)}
     result = fit.Fit(FitConfig("m"), parts, 10, 5, "1 x H100 (gpu)", 8 << 30, 2.0)
@@ -221,8 +219,8 @@ def test_fit_as_json_has_the_numbers_of_the_table(capsys, monkeypatch):
 
 
 def test_fit_compares_two_results_and_compiles_nothing(tmp_path, capsys, monkeypatch):
-    from llmrl_jax.run.memory import fit
-    from llmrl_jax.run.memory.config import FitConfig
+    from llmrl_jax.workflows.memory import fit
+    from llmrl_jax.workflows.memory.config import FitConfig
 
     results = [
         fit.Fit(FitConfig("m", remat=on), {"program": (n, None)}, 1, 1, "d", None, 2.0)

@@ -17,7 +17,7 @@ from llmrl_jax.data.foreign import parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import Transitions, to_trajectories
 from llmrl_jax.rl.registry import OFFLINE
-from llmrl_jax.run import rl_training
+from llmrl_jax.workflows import rl_training
 from tests.evaluated import check_eval_and_play
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config, to_json
-from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.folder import held
 from llmrl_jax.systems.props import search_run as props, table_run
 from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
+from llmrl_jax.workflows.chat_model import make_chat
 from tests.chat_server import silent
 from tests.paths import ROOT
 

@@ -15,7 +15,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.registry import ALGORITHMS
-from llmrl_jax.run import evaluation, rl_training
+from llmrl_jax.workflows import evaluation, rl_training
 
 
 SMALL = {

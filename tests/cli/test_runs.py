@@ -12,9 +12,8 @@ import pytest
 
 from llmrl_jax.cli import main as cli
 from llmrl_jax.core.config import stamped
-from llmrl_jax.run.folder import held
-from llmrl_jax.run.report import figures, runs
-from llmrl_jax.run.status import Status, write_status
+from llmrl_jax.report import figures, runs
+from llmrl_jax.run.folder import Status, held, write_status
 from llmrl_jax.systems.glam.settings import TrainConfig
 
 

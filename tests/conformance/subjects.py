@@ -14,9 +14,9 @@ import numpy as np
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.apt import APT
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.noveld import NovelD
 from llmrl_jax.rl.offline import make_offline

@@ -18,7 +18,7 @@ import tyro
 from flax import struct
 
 from llmrl_jax.core.config import FREE
-from llmrl_jax.rl.learner import Exchange
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.run.config import RunConfig
 
 
@@ -193,7 +193,7 @@ def evaluate(state, key):
 
 def dump(state, path):
     """Every leaf's bits, for comparison across processes."""
-    from llmrl_jax.run import leaves as trees
+    from llmrl_jax.run import pytrees as trees
 
     leaves = trees.named_leaves(state)
     raw = {name: jax.random.key_data(x) if trees.is_key(x) else x for name, x in leaves.items()}

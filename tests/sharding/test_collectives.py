@@ -25,9 +25,6 @@ from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.dqn_config import DQNConfig
 from llmrl_jax.rl.q_network import NetworkQPolicy
 from llmrl_jax.run.chunk import compile_chunk
-from llmrl_jax.run.memory import hlo
-from llmrl_jax.run.memory.config import FitConfig
-from llmrl_jax.run.memory.programs import PROGRAMS, setting
 from llmrl_jax.systems.ellm.build import build as build_ellm
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.glam.build import build as build_glam
@@ -39,6 +36,9 @@ from llmrl_jax.systems.kalm.patterns import Episodes
 from llmrl_jax.systems.kalm.world_model import WorldModel
 from llmrl_jax.tuning import Packed, SFTConfig
 from llmrl_jax.tuning.sft import sft_loss
+from llmrl_jax.workflows.memory import hlo
+from llmrl_jax.workflows.memory.config import FitConfig
+from llmrl_jax.workflows.memory.programs import PROGRAMS, setting
 from tests.contents import activations, gradient, repeated_rows
 from tests.ellm_world import Yard
 from tests.lm_random import random_variables

@@ -11,7 +11,7 @@ import pytest
 
 from llmrl_jax.lm import Candidates, Llama, LlamaConfig, LoRAConfig, SamplingConfig, generate, score
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
-from llmrl_jax.run.memory import hlo
+from llmrl_jax.workflows.memory import hlo
 from tests.lm_random import random_variables
 
 

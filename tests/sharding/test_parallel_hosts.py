@@ -16,7 +16,7 @@ from llmrl_jax.parallel import batch_sharding, initialize, make_mesh
 from llmrl_jax.parallel.hosts import gather, put
 table = initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[1]))
 import flax, jax, numpy as np
-from llmrl_jax.rl.learner import Exchange
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
 mesh = make_mesh("data=2,fsdp=2")
 rows = np.arange(8.0).reshape(4, 2)

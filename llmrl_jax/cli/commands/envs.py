@@ -30,10 +30,10 @@ def list_ids(
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
     if json:
-        from llmrl_jax.run.report import as_json
+        from llmrl_jax.report.figures import json_text
 
         specs = map(envs_jax.spec, matching)
-        print(as_json.text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))
+        print(json_text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))
         return
     if show == "ids":
         print("\n".join(matching))
@@ -68,7 +68,7 @@ def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
     import envs_jax
     from llmrl_jax.core.activity import doing
     from llmrl_jax.core.checks import check_seed
-    from llmrl_jax.run import leaves as trees
+    from llmrl_jax.run import pytrees as trees
 
     check_seed("seed", seed)
     env, params = envs_jax.make(id)
@@ -199,7 +199,7 @@ def _action_names(env: Any) -> tuple[str, ...]:
 def _array(x: Any) -> str:
     import numpy as np
 
-    from llmrl_jax.run import leaves as trees
+    from llmrl_jax.run import pytrees as trees
 
     if trees.is_key(x):
         return "key"

@@ -29,7 +29,7 @@ def evaluate(
         json: Print the results as JSON.
     """
     from llmrl_jax.cli.loading import settings_of
-    from llmrl_jax.run import evaluation
+    from llmrl_jax.workflows import evaluation
 
     options: dict[str, Any] = {"episodes": episodes, "checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
     evaluation.evaluate(folder, settings_of(folder), **options)

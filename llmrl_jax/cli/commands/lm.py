@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from llmrl_jax.cli.workload_config import WorkloadConfig
-from llmrl_jax.run.flags import command
-from llmrl_jax.run.tune.settings import GrpoRun, Quantize, TuneConfig
+from llmrl_jax.options.command import command
+from llmrl_jax.workflows.tuning import GrpoRun, Quantize, TuneConfig
 
 
 TUNING = ("tune", "quantize", "dtype", "mesh", "config", "run.name", "run.seed", "run.resume")
@@ -25,7 +25,7 @@ def sft(config: TuneConfig) -> int:
 
     Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`).
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.run.tune import sft as run
+    from llmrl_jax.workflows import tuning as run
 
     run.sft(config)
     return 0
@@ -37,7 +37,7 @@ def grpo(config: GrpoRun) -> int:
 
     Writes `adapter/`, which peft loads (or `model/`, which transformers loads, with `--tune full`).
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.run.tune import grpo as run
+    from llmrl_jax.workflows import tuning as run
 
     run.grpo(config)
     return 0
@@ -138,11 +138,11 @@ def fit(config: WorkloadConfig) -> int:
     kernel. The exit code is 1 if it does not fit."""
     if config.compare:
         return _compare(config)
-    from llmrl_jax.run.memory.advice import advice
-    from llmrl_jax.run.memory.config import LANGUAGE
+    from llmrl_jax.workflows.memory.config import LANGUAGE
+    from llmrl_jax.workflows.memory.fit import advice
 
     if config.workload in LANGUAGE:
-        from llmrl_jax.run.memory.fit import fit as of_a_model
+        from llmrl_jax.workflows.memory.fit import fit as of_a_model
 
         result = of_a_model(config)
     else:
@@ -150,11 +150,11 @@ def fit(config: WorkloadConfig) -> int:
 
         result = of_a_system(config)
     if config.json:
+        from llmrl_jax.report.figures import json_text
         from llmrl_jax.run.info import commit
-        from llmrl_jax.run.report import as_json
 
         helps = advice(result) if result.fits is False and config.advise and config.workload in LANGUAGE else []
-        print(as_json.text({"commit": commit(), **result.facts(), "advice": helps}))
+        print(json_text({"commit": commit(), **result.facts(), "advice": helps}))
         return int(result.fits is False)
     print(result.table())
     platform = result.devices.rpartition("(")[2].partition(")")[0]
@@ -169,12 +169,12 @@ def fit(config: WorkloadConfig) -> int:
 
 
 def _compare(config: WorkloadConfig) -> int:
-    from llmrl_jax.run.memory.compare import compare, table
-    from llmrl_jax.run.report import as_json
+    from llmrl_jax.report.figures import json_text
+    from llmrl_jax.workflows.memory.roofline import compare, table
 
     first, second = config.compare
     rows = compare((first, second))
-    print(as_json.text(rows) if config.json else table(rows, (first, second)))
+    print(json_text(rows) if config.json else table(rows, (first, second)))
     return 0
 
 

@@ -20,7 +20,7 @@ def play(
         gif: Also write its pictures to this file.
     """
     from llmrl_jax.cli.loading import settings_of
-    from llmrl_jax.run import evaluation
+    from llmrl_jax.workflows import evaluation
 
     evaluation.play(folder, settings_of(folder), checkpoint=checkpoint, seed=seed, sampled=sampled, gif=gif)
 

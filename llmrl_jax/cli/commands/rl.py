@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmrl_jax.run.flags import Get, command
-from llmrl_jax.run.rl_training import RLRun, settings_class
+from llmrl_jax.options.command import Get, command
+from llmrl_jax.workflows.rl_training import RLRun, settings_class
 
 
 def start(get: Get) -> RLRun:
@@ -26,7 +26,7 @@ def train(config: RLRun) -> int:
     The options of the algorithm have its name as prefix, such as `--dqn.n-step 3`: `--algo dqn --help-all` lists them.
     Training ends with held-out episodes, greedy and sampled. `--run.resume runs/NAME` continues a run with its own
     settings."""
-    from llmrl_jax.run import rl_training
+    from llmrl_jax.workflows import rl_training
 
     rl_training.train(config)
     return 0

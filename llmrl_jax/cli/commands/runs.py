@@ -22,7 +22,7 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
         json: Print all facts as JSON.
     """
     from llmrl_jax.cli.kinds import kind_of
-    from llmrl_jax.run.report import runs
+    from llmrl_jax.report import runs
 
     facts = runs.list_runs(folder, kind_of)
     if json:
@@ -41,7 +41,7 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
         json: Print all facts as JSON.
     """
     from llmrl_jax.cli.kinds import defaults, kind_of
-    from llmrl_jax.run.report import runs
+    from llmrl_jax.report import runs
 
     folder = runs.the_run(folder)
     facts = runs.read_facts(folder, folder.parent, kind_of)
@@ -91,7 +91,7 @@ def compare(
     """
     from llmrl_jax.cli.kinds import loaded
     from llmrl_jax.core.checks import in_interval
-    from llmrl_jax.run.report import compare as comparison, figures, runs
+    from llmrl_jax.report import compare as comparison, figures, runs
 
     if not folders:
         raise ValueError("there is nothing to compare: name the folders of runs")
@@ -115,7 +115,7 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
         folders: Folders of runs, `runs/NAME`.
         yes: Delete without confirmation.
     """
-    from llmrl_jax.run.report import runs
+    from llmrl_jax.report import runs
 
     if not folders:
         raise ValueError("there is nothing to delete: name the folders of runs")
@@ -135,7 +135,7 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
 
 
 def _agreed(folder: Path) -> bool:
-    from llmrl_jax.run.report import runs
+    from llmrl_jax.report import runs
 
     if not sys.stdin.isatty():
         raise ValueError("runs are deleted only after a question, and stdin is no terminal to ask on: give --yes")

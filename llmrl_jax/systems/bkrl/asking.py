@@ -15,7 +15,6 @@ from llmrl_jax.chat import ChatModel
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.run.chat_model import Chat, make_chat
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.bkrl import collected, manifest as manifests
@@ -26,6 +25,7 @@ from llmrl_jax.systems.bkrl.manifest import Kind
 from llmrl_jax.systems.bkrl.potentials import fixed_scale
 from llmrl_jax.systems.bkrl.published import read_npy
 from llmrl_jax.systems.bkrl.worlds import TEXT, World, caption, world_of
+from llmrl_jax.workflows.chat_model import Chat, make_chat
 
 
 SCALED_BY = 2048

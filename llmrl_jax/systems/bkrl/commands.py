@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrl_jax.run.flags import Get, command
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.systems.bkrl import presets
 from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun
 

@@ -15,9 +15,9 @@ from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.rnd import RNDConfig
 from llmrl_jax.rl.shaping import ShapingConfig
-from llmrl_jax.run.chat_model import SCRIPTED, ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
+from llmrl_jax.workflows.chat_model import SCRIPTED, ChatConfig
 
 
 Alg = Literal["none", "rnd", "random", "bk-code", "bk-pref", "bk-goal"]
@@ -107,7 +107,7 @@ class TrainRun(Checked):
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.bkrl.training import make
 
         return make(self)

@@ -16,17 +16,17 @@ from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND
 from llmrl_jax.rl.shaping import OfObservation, Shaping
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
-from llmrl_jax.run.rl_training import evaluated, table
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.bkrl import collected, manifest as manifests
 from llmrl_jax.systems.bkrl.agent import make_features, make_policy, make_world, playable, seen_parts
 from llmrl_jax.systems.bkrl.artifacts import load_potential
 from llmrl_jax.systems.bkrl.config import TrainRun
 from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale
 from llmrl_jax.systems.bkrl.worlds import world_of
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.rl_training import evaluated, table
 
 
 HELD_OUT = 0xBD0A

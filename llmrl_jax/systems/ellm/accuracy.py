@@ -18,7 +18,6 @@ from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.encoder_names import resolved
-from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.asking import Asker
 from llmrl_jax.systems.ellm.build import Ellm, build, make_env
@@ -31,6 +30,7 @@ from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run, refuse_other_setting
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import AccuracyRun, Half, StatesMet
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
+from llmrl_jax.workflows.chat_model import make_chat
 
 
 CHUNK = 25

@@ -1,6 +1,6 @@
 """Asking a chat model for goals between updates: which states, and what their answers change.
 
-`llmrl_jax.rl.learner.Exchange` describes an exchange. The states of one exchange are answered while updates run up to
+`llmrl_jax.core.learner.Exchange` describes an exchange. The states of one exchange are answered while updates run up to
 the next one.
 """
 
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax.chat import ChatModel
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.rl.bonus import BonusState
-from llmrl_jax.rl.learner import Exchange
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.facts import Facts
 from llmrl_jax.systems.ellm.goals import (

@@ -19,6 +19,7 @@ from envs_jax.registry import spec
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.parallel import make_mesh
@@ -26,7 +27,6 @@ from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.noveld import NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.rnd import RND

@@ -6,11 +6,11 @@ from typing import Any
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
-from llmrl_jax.run.chat_model import make_chat
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.systems.ellm.closed import ScriptedJudge, counted, judged_line, judgements
 from llmrl_jax.systems.ellm.facts import ClosedFacts
 from llmrl_jax.systems.ellm.settings import AccuracyRun
+from llmrl_jax.workflows.chat_model import make_chat
 
 
 def closed_accuracy(config: AccuracyRun, facts: ClosedFacts) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import tyro
 
-from llmrl_jax.run.flags import Get, command
-from llmrl_jax.run.settings import blank, draft
+from llmrl_jax.options.command import Get, command
+from llmrl_jax.options.settings import blank, draft
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.settings import (

@@ -10,12 +10,11 @@ from typing import Any
 import jax
 
 from llmrl_jax.agents.random import RandomPolicy
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
-from llmrl_jax.run.report import as_json, statistics as stats
-from llmrl_jax.run.report.figures import text_table
+from llmrl_jax.report.figures import json_text, text_table
 from llmrl_jax.systems.ellm import evaluation, film
 from llmrl_jax.systems.ellm.build import Ellm, make_env, make_world, texts_of
 from llmrl_jax.systems.ellm.config import EllmConfig
@@ -70,7 +69,7 @@ def evaluate(
     video = film_episode(made, weights, key, folder / "episode.gif") if gif else None
     if json:
         files = {"file": written} | ({"gif": video} if video else {})
-        print(as_json.text({"run": folder, "episodes": episodes, **results, **files}))
+        print(json_text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {made.config.env}, {episodes} episodes each")
     if made.facts.fixed_start:

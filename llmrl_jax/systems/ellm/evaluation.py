@@ -16,9 +16,9 @@ from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.agents.play import Step
 from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import Placement
-from llmrl_jax.run.leaves import mesh_of
-from llmrl_jax.run.report.statistics import mean_interval, wilson
+from llmrl_jax.run.pytrees import mesh_of
 from llmrl_jax.systems.ellm.facts import WorldFacts
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
 
@@ -140,7 +140,7 @@ def category_shares(tally: np.ndarray) -> dict[str, float]:
 
 def report(found: Mapping[str, Mapping[str, float]], facts: WorldFacts) -> str:
     """Results of several agents as tables: means with intervals, success per achievement, categories of goals."""
-    from llmrl_jax.run.report.figures import text_table
+    from llmrl_jax.report.figures import text_table
 
     def interval(values: Mapping[str, float], name: str) -> str:
         low, high = values[f"{name}_low"], values[f"{name}_high"]
@@ -169,7 +169,7 @@ def report(found: Mapping[str, Mapping[str, float]], facts: WorldFacts) -> str:
 
 def categories_table(found: Mapping[str, Mapping[str, float]]) -> str:
     """The four-way table: shares of suggested and of rewarded goals by category, for several agents."""
-    from llmrl_jax.run.report.figures import text_table
+    from llmrl_jax.report.figures import text_table
 
     rows = [["goals", "", "count", *(kind.replace("_", " ") for kind in CATEGORIES)]]
     for name, values in found.items():

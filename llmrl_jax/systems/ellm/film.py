@@ -13,8 +13,7 @@ import numpy as np
 from llmrl_jax.agents.play import Actor, Episode, policy_actor
 from llmrl_jax.agents.recording import make_recorder
 from llmrl_jax.core.activity import doing
-from llmrl_jax.run.report.media import write_gif
-from llmrl_jax.run.report.panels import FAINT, GOOD, Section, draw_panel
+from llmrl_jax.report.video import FAINT, GOOD, Section, draw_panel, write_gif
 from llmrl_jax.systems.ellm.goals import read_names
 
 

@@ -23,13 +23,13 @@ from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN
 from llmrl_jax.rl.dqn_config import check
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.build import Ellm, build, dqn_settings
 from llmrl_jax.systems.ellm.config import EllmConfig

@@ -9,10 +9,10 @@ from typing import Any
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
-from llmrl_jax.run.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.settings import AGENTS, OfflineRun, PretrainRun
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 
 
 def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineRun, Ellm, Any, int]:

@@ -10,10 +10,10 @@ import tyro
 
 from llmrl_jax.core.checks import Checked, Fraction, In, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.config import EllmConfig
+from llmrl_jax.workflows.chat_model import ChatConfig
 
 
 CHAT = ChatConfig(temperature=0.1, max_tokens=200)
@@ -36,7 +36,7 @@ class PretrainRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.training import experiment
 
         return experiment(self)
@@ -166,7 +166,7 @@ class OfflineRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.training import experiment
 
         return experiment(self)

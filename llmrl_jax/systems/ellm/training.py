@@ -13,13 +13,10 @@ import jax
 
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder_names import resolved
-from llmrl_jax.rl.learner import Learner
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.chat_model import Chat, make_chat
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import begin, opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import evaluating, evaluation, offline
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.closed import ScriptedJudge, judged_counts, judged_line, judgements, with_judged
@@ -30,6 +27,9 @@ from llmrl_jax.systems.ellm.pretrained import Guide, Pretrained
 from llmrl_jax.systems.ellm.runs import load_run
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import Downstream, ExploreRun, FinetuneRun, OfflineRun, PretrainRun
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.chat_model import Chat, make_chat
+from llmrl_jax.workflows.experiment import Experiment
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}

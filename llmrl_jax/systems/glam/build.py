@@ -21,11 +21,11 @@ from llmrl_jax import lm
 from llmrl_jax.agents.competence import Competence
 from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
 from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.precision import platform_of

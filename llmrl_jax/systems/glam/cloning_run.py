@@ -21,7 +21,6 @@ from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.tune.model import write_tuned
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.build import Glam, build
 from llmrl_jax.systems.glam.cloning import PRESETS, UNREAD, Taught, check, policy_weights, taught
@@ -30,6 +29,7 @@ from llmrl_jax.systems.glam.prior import save_prior
 from llmrl_jax.systems.glam.runs import HELD_OUT, load_run, random_evaluation, success_table, summarise, task_names
 from llmrl_jax.systems.glam.settings import CloneRun
 from llmrl_jax.tuning import Packed, make_evaluation, make_sft, pack
+from llmrl_jax.workflows.tuning import write_tuned
 
 
 def usual(config: GlamConfig) -> GlamConfig:

@@ -16,10 +16,10 @@ from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, STEPS, in_interval
 from llmrl_jax.core.files import replacing, write_whole
+from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, check_folder, opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.associations import association_rows
 from llmrl_jax.systems.glam.build import build

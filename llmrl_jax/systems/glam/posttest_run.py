@@ -14,12 +14,13 @@ import jax
 
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.files import check_writable
-from llmrl_jax.run.report import as_json, compare as runs_compared, statistics as stats
-from llmrl_jax.run.report.runs import distinct
+from llmrl_jax.report import compare as runs_compared
+from llmrl_jax.report.figures import json_text
+from llmrl_jax.report.runs import distinct
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
 from llmrl_jax.systems.glam.posttest import (
@@ -289,7 +290,7 @@ def give_tests(
     groups = runs_compared.by_settings(agents)
     path = draw_tests(groups, out / "tests.png")
     if json:
-        print(as_json.text({"episodes": episodes, "agents": [outcomes(group) for group in groups], "figure": path}))
+        print(json_text({"episodes": episodes, "agents": [outcomes(group) for group in groups], "figure": path}))
     else:
         _show(groups, episodes, variants)
         print(f"\nThe picture is {path}")

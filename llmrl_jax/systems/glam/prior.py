@@ -21,7 +21,7 @@ from llmrl_jax import lm
 from llmrl_jax.agents.expert import NoisyExpert
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.checks import Checked, Fraction, PositiveFloat, PositiveInt, PositiveOrInf
-from llmrl_jax.rl.learner import Learner
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.tuning.sft import SFTConfig, learning_rates
 
 

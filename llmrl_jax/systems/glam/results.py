@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import new_draft
+from llmrl_jax.report import compare as runs_compared, figures
 from llmrl_jax.run import metrics as sinks
-from llmrl_jax.run.report import compare as runs_compared, figures, statistics as stats
-from llmrl_jax.run.report.curves import INK
+from llmrl_jax.run.curves import INK
 
 
 Z99 = 2.5758293035489004

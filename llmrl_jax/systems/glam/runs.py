@@ -12,13 +12,12 @@ from llmrl_jax.agents.competence import calibration
 from llmrl_jax.agents.contract import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.agents.recording import record_episode
-from llmrl_jax.core import config as configs
+from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import at_least
-from llmrl_jax.run.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
-from llmrl_jax.run.report import statistics as stats
-from llmrl_jax.run.report.episode import write_episode
+from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
 
 
 def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:

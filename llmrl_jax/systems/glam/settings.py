@@ -36,7 +36,7 @@ class TrainConfig(Checked):
     run: RunConfig = field(default_factory=RunConfig)
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.glam.training import make
 
         return make(self)

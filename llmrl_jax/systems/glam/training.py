@@ -10,14 +10,14 @@ import jax
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
-from llmrl_jax.run import evaluation as run_evaluation, experiment as experiments
-from llmrl_jax.run.experiment import Experiment, kind_of_run
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED
 from llmrl_jax.systems.glam.runs import evaluation, random_evaluation, success_table, task_names, write_gif
 from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.workflows import evaluation as run_evaluation, experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment, kind_of_run
 
 
 def make(config: TrainConfig) -> Experiment:
@@ -63,7 +63,7 @@ def train(config: TrainConfig) -> RunResult:
 def evaluate(
     folder: Path, *, episodes: int = 1000, checkpoint: int = -1, seed: int = 0, gif: bool = False, json: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a checkpoint of a run of `llmrl glam train`: see `llmrl_jax.run.evaluation.evaluate`.
+    """Evaluate a checkpoint of a run of `llmrl glam train`: see `llmrl_jax.workflows.evaluation.evaluate`.
 
     **Returns:** success, return and length for `sampled`, `greedy` and `random` actions.
     """

@@ -19,9 +19,9 @@ from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.offline_training import check_world
 from llmrl_jax.systems.kalm.config import CollectRun
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, REAL, STATE, World, level_of, world_of
+from llmrl_jax.workflows.offline_training import check_world
 
 
 EPISODES = "episodes.parquet"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from llmrl_jax.run.flags import Get, command
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.systems.kalm.config import CollectRun, GroundRun, ImagineRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.worlds import LEVELS
 

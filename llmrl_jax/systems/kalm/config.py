@@ -234,7 +234,7 @@ class TrainRun(Checked):
         return getattr(self, self.agent)
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.run.experiment.Experiment`."""
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.kalm.training import experiment
 
         return experiment(self)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from llmrl_jax.core.checks import Checked, NonNegativeFloat, at_least
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, descend, in_parts
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.systems.kalm.patterns import Episodes, Rows
 from llmrl_jax.systems.kalm.world_model import Units, WorldModel, targets

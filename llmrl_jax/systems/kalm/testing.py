@@ -18,15 +18,15 @@ from llmrl_jax.agents import evaluate as evaluating
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.run.experiment import check_saved, kind_of_run, restore
-from llmrl_jax.run.report.figures import text_table
-from llmrl_jax.run.report.statistics import mean_rate, wilson
-from llmrl_jax.run.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
+from llmrl_jax.core.statistics import mean_rate, wilson
+from llmrl_jax.report.figures import text_table
 from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.acting import make_player
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.training import Made, make
 from llmrl_jax.systems.kalm.worlds import LEVELS, World, level_of, world_of
+from llmrl_jax.workflows.experiment import check_saved, kind_of_run, restore
+from llmrl_jax.workflows.rl_training import RLRun, make as make_rl, settings_class as rl_settings_class
 
 
 RANDOM = "random"

@@ -17,14 +17,14 @@ from llmrl_jax.lm.encoder_names import HASHED, make_encoder, resolved
 from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline, member, several
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import grounded
 from llmrl_jax.systems.kalm.collecting import read
 from llmrl_jax.systems.kalm.config import TrainRun
 from llmrl_jax.systems.kalm.worlds import GOAL, LEVELS, STATE, World
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
 
 
 @dataclass(frozen=True)

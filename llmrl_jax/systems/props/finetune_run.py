@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import jax
 from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
-from llmrl_jax.run.folder import opened
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.run.metrics import read as read_metrics
-from llmrl_jax.run.tune.model import load_base, with_end_tokens, with_template, write_results
 from llmrl_jax.systems.props.finetune import (
     Question,
     Setting,
@@ -27,6 +26,8 @@ from llmrl_jax.systems.props.finetune import (
 from llmrl_jax.systems.props.settings import FinetuneRun
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate, Prompts, make_grpo, make_reward_evaluation, pad_prompts
+from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.tuning import load_base, train, with_end_tokens, with_template
 
 
 DATA = 0xDA7A
@@ -130,22 +131,10 @@ def finetune(config: FinetuneRun) -> Path:
         ask[i] = make_reward_evaluation(how, model, data.asked[i], judge)
     weight = config.data.format_weight
     valid = "valid" if weight == 1 else f"valid x {weight:g}"
-    with opened(config.run, "props-finetune") as out:
-        result = run_training(
-            learner,
-            replace(config.run, eval_every=config.run.eval_every or config.updates),
-            num_updates=config.updates,
-            evaluate=_evaluation(config, data.settings, ask),
-            full_config=config,
-            folder=out,
-            shown={"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"},
-        )
-        values = _measured(config, data, result)
-        if not result.stopped:
-            for name in ("reward", *(f"reward/{part}" for part in PARTS)):
-                print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
-        write_results(result, values, "answers", config.model, model, tokenizer, template)
-    return out
+    shown = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
+    during = _evaluation(config, data.settings, ask)
+    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers")
+    return train(x, "props-finetune", partial(_measured, config, data), model, tokenizer, template).folder
 
 
 def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
@@ -160,4 +149,9 @@ def _measured(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, 
         "scales": {s.task.name: [s.low, s.high] for s in data.settings},
         "before": measured[0],
     }
-    return values if result.stopped else values | {"after": measured[-1]}
+    if result.stopped:
+        return values
+    values["after"] = measured[-1]
+    for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+        print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+    return values

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax.run.report import figures
-from llmrl_jax.run.report.curves import INK
+from llmrl_jax.report import figures
+from llmrl_jax.run.curves import INK
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluation, Evaluator, episode_keys
-from llmrl_jax.rl.learner import Learner
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
 
 

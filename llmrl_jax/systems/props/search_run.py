@@ -15,17 +15,17 @@ import jax.numpy as jnp
 from llmrl_jax.chat.errors import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
-from llmrl_jax.run.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
+from llmrl_jax.report.figures import text_table
+from llmrl_jax.report.video import write_gif
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import folder_name, opened, write_summary
-from llmrl_jax.run.report.figures import text_table
-from llmrl_jax.run.report.media import write_gif
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.pictures import draw_curves, draw_parameters
 from llmrl_jax.systems.props.settings import PropsRun
 from llmrl_jax.systems.props.study import Result, Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task, get
+from llmrl_jax.workflows.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
 
 
 RESULT = "result.json"

@@ -12,12 +12,12 @@ import tyro
 from llmrl_jax import lm
 from llmrl_jax.core.checks import MAX_SEED, Checked, In, NonNegativeInt, PositiveInt, between
 from llmrl_jax.core.config import FREE
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.run.tune.settings import Tuned
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.finetune import PUBLISHED, FinetuneConfig
 from llmrl_jax.tuning import GRPOConfig
+from llmrl_jax.workflows.chat_model import ChatConfig
+from llmrl_jax.workflows.tuning import Tuned
 
 
 def _check_searches(config: Any) -> None:

@@ -24,10 +24,10 @@ from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.config import read_json, to_json
 from llmrl_jax.core.files import check_writable, write_whole
 from llmrl_jax.run import info
+from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import begin, folder_name, held, open_folder
 from llmrl_jax.run.loop import train as run_training
-from llmrl_jax.run.restoring import CheckpointError
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PropsConfig

@@ -11,9 +11,9 @@ from flax import struct
 
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import Checked, Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
-from llmrl_jax.rl.learner import Learner
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.returns import gae

@@ -103,7 +103,7 @@ def _cartpole(place: Path) -> None:
     with (
         mock.patch("llmrl_jax.run.loop.compile_chunk", _no_update),
         mock.patch("llmrl_jax.run.loop.plots.learning_curve"),
-        mock.patch("llmrl_jax.run.rl_training.evaluation", lambda made, episodes: lambda state, key: {}),
+        mock.patch("llmrl_jax.workflows.rl_training.evaluation", lambda made, episodes: lambda state, key: {}),
     ):
         command = f"rl train {CARTPOLE} {flags} --run.out {place.parent} --run.name {place.name}"
         assert cli.main(shlex.split(command)) == 0

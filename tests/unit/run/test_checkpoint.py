@@ -18,7 +18,7 @@ import pytest
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.config import FREE, load_config
-from llmrl_jax.run import frozen, leaves as trees, restoring
+from llmrl_jax.run import checkpoint as restoring, frozen, pytrees as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints, restore_state
 from tests.resume.tiny import Config, TinyLearner
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.core.learner import Exchange
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.rl.learner import Exchange
-from llmrl_jax.run import exchange, leaves as trees, metrics
+from llmrl_jax.run import exchange, metrics, pytrees as trees
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunStopped, train

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.run import leaves as trees, loop, metrics, progress
+from llmrl_jax.run import loop, metrics, progress, pytrees as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import LOCK, held, opened

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from llmrl_jax.cli.main import guard
-from llmrl_jax.run import metrics, progress, sinks
+from llmrl_jax.report import video as media
+from llmrl_jax.run import curves as plots, metrics, metrics as sinks, progress
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.report import curves as plots, media
 
 
 def test_window_weighs_episodes():
@@ -154,7 +154,7 @@ def test_learning_curve(tmp_path):
 
 
 def test_band_is_wilsons_over_the_pooled_neighbours():
-    from llmrl_jax.run.report import statistics as stats
+    from llmrl_jax.core import statistics as stats
 
     values, counts = np.array([0.5, 1.0, 0.0]), np.array([2.0, 2.0, 4.0])
     first, middle, last = plots.line_intervals(values, counts, True, half=1)

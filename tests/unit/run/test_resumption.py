@@ -10,8 +10,7 @@ import pytest
 
 from llmrl_jax.run import metrics
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.resumption import saved_updates, start_of
-from llmrl_jax.run.status import Status, read_status, write_status
+from llmrl_jax.run.folder import Status, read_status, saved_updates, start_of, write_status
 
 
 def line(update: int, updates: int = 1, kind: str = "train") -> str:

@@ -17,9 +17,8 @@ from llmrl_jax.serve import (
     LocalLlama,
     Scorer,
 )
-from llmrl_jax.serve.errors import ApiError
-from llmrl_jax.serve.wire import read_chat
-from llmrl_jax.serve.wire_score import read_score
+from llmrl_jax.serve.request import ApiError
+from llmrl_jax.serve.wire import read_chat, read_score
 from tests.serving import CHAT, HELLO, KEY, SCORE, TEXT, post
 
 

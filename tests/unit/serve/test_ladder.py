@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.serve import Ask, Sampler, Sampling, Scorer
-from llmrl_jax.serve.ladder import PIECE, Ladder
-from llmrl_jax.serve.programs import OPTIONS, Programs, per_row
+from llmrl_jax.serve.programs import OPTIONS, PIECE, Ladder, Programs, per_row
 
 
 pytest_plugins = ("tests.serving",)

@@ -35,9 +35,8 @@ from llmrl_jax.chat.wire import sample_seed
 from llmrl_jax.lm.rope import rotations
 from llmrl_jax.serve import Ask, LocalLlama, Sampler, Sampling, Served, programs
 from llmrl_jax.serve.answers import Answer
-from llmrl_jax.serve.ladder import width
-from llmrl_jax.serve.programs import roomy
-from llmrl_jax.serve.reader import Prefix, Reader
+from llmrl_jax.serve.programs import roomy, width
+from llmrl_jax.serve.sampler import Reader, StopPrefix
 from llmrl_jax.tuning import ChatTemplate
 from llmrl_jax.tuning.template import PLAIN
 from tests.lm_random import random_variables
@@ -434,12 +433,12 @@ def test_the_prefix_of_a_stop_string_that_a_text_ends_with():
     draw = random.Random(0)
     for _ in range(300):
         stop = "".join(draw.choices("ab", k=draw.randint(1, 12)))
-        prefix, text = Prefix(stop), ""
+        prefix, text = StopPrefix(stop), ""
         for _ in range(draw.randint(1, 6)):
             text = text[: len(text) - draw.randint(0, 1)] + "".join(draw.choices("ab", k=draw.randint(0, 9)))
             want = max((k for k in range(len(stop)) if text.endswith(stop[:k])), default=0)
             assert prefix.length(text) == want, (stop, text)
-    long = Prefix("ab" * 450_000)  # it costs what the text costs
+    long = StopPrefix("ab" * 450_000)  # it costs what the text costs
     assert long.length("xabab" * 10) == 4 and len(long._borders) < 10
 
 

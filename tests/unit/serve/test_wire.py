@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from llmrl_jax.serve.errors import ApiError
+from llmrl_jax.serve.request import ApiError
 from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.wire import read_chat, read_completion
 from llmrl_jax.tuning import ChatTemplate

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.run.restoring import CheckpointError
-from llmrl_jax.run.resumption import start_of
+from llmrl_jax.run.folder import start_of
 from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.glam import demo, posttest_run
 from llmrl_jax.systems.props import search_run, table_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrl_jax.run.flags import Get, command
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.systems.glam import cloning
 from llmrl_jax.systems.glam.settings import CloneRun
 

@@ -83,8 +83,8 @@ def compare(
         json: Print the results as JSON.
     """
     from llmrl_jax.core.checks import between
-    from llmrl_jax.run.report import compare as runs_compared, figures
-    from llmrl_jax.run.report.runs import distinct
+    from llmrl_jax.report import compare as runs_compared, figures
+    from llmrl_jax.report.runs import distinct
     from llmrl_jax.systems.glam.settings import TrainConfig
 
     if not runs:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.flags import Get, command
 from llmrl_jax.systems.glam import presets
 from llmrl_jax.systems.glam.settings import TrainConfig
 

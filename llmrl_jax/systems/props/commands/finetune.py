@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import tyro
 
-from llmrl_jax.run.flags import Get, command
+from llmrl_jax.options.command import Get, command
 from llmrl_jax.systems.props import settings
 from llmrl_jax.systems.props.settings import FinetuneRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.run.flags import command
+from llmrl_jax.options.command import command
 from llmrl_jax.systems.props.settings import PropsRun
 
 
@@ -55,13 +55,12 @@ def list_tasks(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all published results.
     """
-    from llmrl_jax.run.report import as_json
-    from llmrl_jax.run.report.figures import text_table
+    from llmrl_jax.report.figures import json_text, text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
     if json:
         print(
-            as_json.text(
+            json_text(
                 [
                     {
                         "task": task.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrl_jax.run.flags import command
+from llmrl_jax.options.command import command
 from llmrl_jax.systems.doors.config import OpenConfig, TrainRun
 
 

@@ -6,12 +6,12 @@ import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.run import experiment as experiments
-from llmrl_jax.run.experiment import Experiment
 from llmrl_jax.run.folder import opened
-from llmrl_jax.run.result import RunResult
-from llmrl_jax.run.rl_training import evaluated
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.doors.config import TrainRun
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.rl_training import evaluated
 
 
 def make(config: TrainRun) -> Experiment:

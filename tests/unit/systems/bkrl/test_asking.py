@@ -11,7 +11,6 @@ import pytest
 from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.run.chat_model import ChatConfig
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.bkrl import collected, preferences, presets, prompts
 from llmrl_jax.systems.bkrl.asking import asking, read_data
@@ -21,6 +20,7 @@ from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, st
 from llmrl_jax.systems.bkrl.programs import correlation
 from llmrl_jax.systems.bkrl.samples import PROGRAMS
 from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit, progress
+from llmrl_jax.workflows.chat_model import ChatConfig
 from tests.bkrl_world import ID, played, world
 
 

@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from llmrl_jax.run.chat_model import ChatConfig
+from llmrl_jax.options.settings import draft
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.settings import draft
 from llmrl_jax.systems.ellm import housekeep, offline, presets, training
 from llmrl_jax.systems.ellm.build import Ellm
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
 from llmrl_jax.systems.ellm.facts import ClosedFacts
 from llmrl_jax.systems.ellm.settings import CollectRun, ExploreRun, FinetuneRun
+from llmrl_jax.workflows.chat_model import ChatConfig
 from tests.ellm_world import Yard
 
 

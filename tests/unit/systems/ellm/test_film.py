@@ -13,7 +13,7 @@ from PIL import Image
 
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.run.report.panels import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
+from llmrl_jax.report.video import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
 from llmrl_jax.systems.ellm import film
 from llmrl_jax.systems.ellm.goals import start_goals
 from tests.ellm_world import NAMES, Yard

@@ -16,8 +16,8 @@ from envs_jax.housekeep import expert_action
 from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
 from envs_jax.testing import check_contract
 from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.options.settings import draft
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.run.settings import draft
 from llmrl_jax.systems.ellm import evaluating, evaluation, housekeep, pairs, presets
 from llmrl_jax.systems.ellm.build import Ellm, build, make_world
 from llmrl_jax.systems.ellm.config import EllmConfig

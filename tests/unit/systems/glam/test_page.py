@@ -7,7 +7,8 @@ import json
 import pytest
 
 from experiments import figures
-from llmrl_jax.run.report import compare, statistics as stats
+from llmrl_jax.core import statistics as stats
+from llmrl_jax.report import compare
 from llmrl_jax.systems.glam.results import estimate
 from tests.paths import ROOT
 

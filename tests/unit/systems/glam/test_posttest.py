@@ -15,7 +15,8 @@ from llmrl_jax import lm
 from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.cli.main import main
-from llmrl_jax.run.report import as_json, statistics as stats
+from llmrl_jax.core import statistics as stats
+from llmrl_jax.report.figures import json_text
 from llmrl_jax.systems.glam import posttest_run, results as _glam_results
 from llmrl_jax.systems.glam.commands.test import test as give
 from llmrl_jax.systems.glam.posttest import (
@@ -297,7 +298,7 @@ def test_the_table_stands_beside_the_paper():
     assert lines[2].split()[-1] == "-" and lines[3].split()[:3] == ["no_meaning_words", "not", "played"]
     assert lines[5].split() == ["sampled,", "by", "task", "go_to", "open"] and lines[6].count("0.900") == 2
     assert lines[-1] == "no_meaning_words was not played: the tokenizer has no token for dax"
-    same = json.loads(as_json.text(posttest_run.outcomes(group)))["tests"]
+    same = json.loads(json_text(posttest_run.outcomes(group)))["tests"]
     rate = same["no_modification_test"]["sampled"]
     assert f"{rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]" in lines[1]
     assert (same["no_modification_test"]["greedy"], same["no_modification_test"]["paper"]) == (None, 0.89)

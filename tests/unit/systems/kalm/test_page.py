@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl_jax.run.report.statistics import mean_interval, mean_rate, wilson
+from llmrl_jax.core.statistics import mean_interval, mean_rate, wilson
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 

@@ -22,7 +22,7 @@ from llmrl_jax.lm import Llama, LlamaConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.rl.actors import Fixed
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.result import RunResult
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import explaining, ground, grounded, patterns
 from llmrl_jax.systems.kalm.acting import make_player
 from llmrl_jax.systems.kalm.config import GroundRun, SmallConfig

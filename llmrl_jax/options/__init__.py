@@ -1,0 +1,1 @@
+"""Commands whose options are the fields of a dataclass."""

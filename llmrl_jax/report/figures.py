@@ -1,0 +1,114 @@
+"""Shared parts of the figures of several runs: a canvas, axes as in `llmrl_jax.run.curves`, colours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.core.files import check_writable, expanded
+from llmrl_jax.run.curves import EVAL, INK, TRAIN
+
+
+COLORS = (TRAIN, EVAL, "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
+"""Colours of lines or bars, in order; they repeat after seven."""
+
+
+def color(i: int) -> str:
+    """The colour of the `i`-th line or bar."""
+    return COLORS[i % len(COLORS)]
+
+
+def new_axis(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of `width` x `height` inches with one axis, drawn without a window. **Returns:** `(figure, axis)`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.grid(axis="y", color="#dddddd", lw=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#999999")
+    axis.tick_params(colors=INK, labelsize=9)
+    return figure, axis
+
+
+def save(figure: Any, path: str | Path) -> Path:
+    """Write a figure, as PNG if the path has no suffix; its folder is created if it is new. **Returns:** the file."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def text_table(rows: list[list[str]]) -> str:
+    """Rows of cells, the header first, as lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def new_file(path: Path | None, usual: Path) -> Path:
+    """The path of a figure that does not exist yet, checked before there is anything to draw.
+
+    **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
+    with `-2`, `-3`, ...
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures; what
+    `check_writable` raises if nothing can be written there, also for `usual`.
+    """
+    if path is None:
+        file, n = usual, 1
+        while file.exists():
+            n += 1
+            file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
+        check_writable(file, "the default of --out")
+        return file
+    path = expanded(path)
+    if not path.name or path.name == "..":
+        raise ValueError(
+            f"--out is {path}, which is a folder: give the file of the picture, as in {path / 'curves.png'}"
+        )
+    path = path if path.suffix else path.with_suffix(".png")
+    if path.exists():
+        raise FileExistsError(f"{path} exists already; give another --out")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        listed = ", ".join(sorted(formats))
+        raise ValueError(f"--out is {path}, but {path.suffix} is no format of pictures: take one of {listed}")
+    check_writable(path, "--out")
+    return path
+
+
+# --- results as JSON ------------------------------------------------------------------------------------------------
+
+
+def json_values(value: Any) -> Any:
+    """A result as JSON values: dataclasses, named tuples and mappings are objects, and numbers that are not finite are
+    null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: json_values(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: json_values(getattr(value, name)) for name in value._fields}
+    if isinstance(value, Mapping):
+        return {str(name): json_values(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_values(inner) for inner in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return json_values(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def json_text(value: Any) -> str:
+    """`json_values` as text."""
+    return json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False)

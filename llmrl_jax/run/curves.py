@@ -1,0 +1,122 @@
+"""The learning curve of a run as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl_jax.core import statistics as stats
+from llmrl_jax.run import metrics as sinks
+
+
+INK, TRAIN, EVAL = "#333333", "#4477aa", "#cc6677"
+
+
+FEW = 20
+"""Curves of fewer lines are not smoothed."""
+
+
+def reach(lines: int) -> int:
+    """The number of neighbours on each side that a point of a curve is averaged with, for a curve of so many lines."""
+    return 0 if lines < FEW else max(2, lines // 40)
+
+
+def line_interval(values: np.ndarray, counts: np.ndarray, success: bool) -> stats.Estimate:
+    """The mean and 95% interval of consecutive lines: Wilson's over their episodes for success, else Student's over the
+    lines. **Arguments:** `values` `[n]`; `counts` `[n]`, the episodes of each line."""
+    if not success:
+        return stats.mean_interval(values)
+    n = int(counts.sum())
+    return stats.wilson(min(float((values * counts).sum()), n), n)
+
+
+def line_intervals(values: np.ndarray, counts: np.ndarray, success: bool, half: int) -> list[stats.Estimate]:
+    """`line_interval` of each line together with its neighbours up to `half` lines away. A line without neighbours has
+    an interval only for success."""
+    parts = [slice(max(0, i - half), i + half + 1) for i in range(len(values))]
+    return [line_interval(values[part], counts[part], success) for part in parts]
+
+
+def floor(metric: str, values: np.ndarray) -> float:
+    """The lower limit of a metric's intervals: 0 for losses and lengths if no value is negative, else none."""
+    bounded = metric.endswith(("loss", "length")) and bool((values >= 0).all())
+    return 0.0 if bounded else -np.inf
+
+
+def draw_band(axis: Any, steps: np.ndarray, estimates: Sequence[stats.Estimate], color: str, **line: Any) -> None:
+    """Draw means as a line over their intervals; `line`, options of the line."""
+    mean, low, high = np.asarray([estimate[:3] for estimate in estimates], np.float64).T
+    axis.plot(steps, mean, color=color, lw=1.8, **line)
+    axis.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
+
+
+def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
+    points = [line for line in train if np.isfinite(line.get(name, np.nan))]
+    success = name == "success"
+    if points:
+        steps = np.array([line["steps"] for line in points])
+        values = np.array([line[name] for line in points], float)
+        counts = np.array([line.get(sinks.COUNT, 1.0) for line in points], float)
+        counted, half, least = success and sinks.COUNT in points[0], reach(len(points)), floor(name, values)
+        estimates = line_intervals(values, counts, counted, half)
+        estimates = [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
+        axis.plot(steps, values, ".", ms=3 if half else 7, color=TRAIN, alpha=0.5 if half else 1.0, mew=0)
+        said = f"training, mean of {2 * half + 1} points" if half else "training"
+        draw_band(axis, steps, estimates, TRAIN, label=f"{said}, 95% interval" if half or counted else said)
+    shown = [line for line in evals if np.isfinite(line.get(name, np.nan))]
+    if shown:
+        steps = np.array([line["steps"] for line in shown])
+        values = np.array([line[name] for line in shown], float)
+        low = np.array([line.get(f"{name}_low", line[name]) for line in shown], float)
+        high = np.array([line.get(f"{name}_high", line[name]) for line in shown], float)
+        bars = [np.maximum(values - low, 0), np.maximum(high - values, 0)]
+        axis.errorbar(steps, values, bars, fmt="o-", ms=4, lw=1.2, capsize=2.5, color=EVAL, label="evaluation")
+    axis.set_ylabel(name.replace("_", " "), color=INK)
+    if success:
+        axis.set_ylim(-0.02, 1.02)
+    axis.grid(axis="y", color="#dddddd", lw=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#999999")
+    axis.tick_params(colors=INK, labelsize=9)
+    axis.legend(frameon=False, fontsize=8.5, loc="best")
+
+
+def learning_curve(
+    folder: str | Path,
+    names: Sequence[str] = ("success", "episode_return"),
+    title: str = "",
+    unit: str = "environment steps",
+) -> Path | None:
+    """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
+
+    Training lines are averaged with their neighbours if there are at least `FEW` (Wilson's interval for success if
+    episodes are counted, else Student's); evaluations have their interval in `<name>_low` and `<name>_high`.
+
+    **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are omitted, and if it lacks
+    all, its losses are drawn; `title`, empty: the folder's name; `unit`, the unit of the run's steps.
+    **Returns:** the figure's path, or None if there is nothing to draw.
+    """
+    folder = Path(folder)
+    lines = [line for line in sinks.read(folder / "metrics.jsonl") if "steps" in line]
+    train, evals = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
+    known = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
+    drawn = [name for name in names if name in known] or sorted(n for n in known if n.endswith("loss"))[:3]
+    if not drawn:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(5.2 * len(drawn), 3.6), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axis, name in zip(np.atleast_1d(figure.subplots(1, len(drawn))), drawn):
+        _panel(axis, name, train, evals)
+        axis.set_xlabel(unit, color=INK)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.suptitle(title or folder.name, fontsize=11, color=INK)
+    path = folder / "learning_curve.png"
+    figure.savefig(path)
+    return path

@@ -1,0 +1,177 @@
+"""An experiment: the objects that a run's settings describe, and what every kind of run does with them.
+
+A system builds one `Experiment` from its settings. `train` trains its learner, evaluates it beside random actions and
+writes the run's results; `restore` reads a checkpoint into it; `evaluate` is `llmrl eval`, and `record` an episode for
+`llmrl play`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from envs_jax.env import Environment
+from llmrl_jax.agents.play import Episode, actor_of
+from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.learner import Learner
+from llmrl_jax.run.checkpoint import Checkpoints
+from llmrl_jax.run.folder import saved_updates, write_summary
+from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.progress import SHOWN
+
+
+HELD_OUT = 0x4E1D
+"""Folded into the seed for held-out episodes."""
+
+Results = dict[str, Any]
+"""Results of held-out episodes by name; those under `agent` are the agent's own."""
+
+
+def _variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
+    return state.params, state.frozen, x.env_params
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a run trains, and how it is judged."""
+
+    config: Any
+    """The run's settings, with `run` (a `RunConfig`), `steps` (without `updates`) and `eval_episodes`."""
+    learner: Learner
+    policy: Any = None
+    """See `llmrl_jax.rl.policy`. None: nothing that acts."""
+    env: Environment | None = None
+    """The environment with the agent's wrappers, not batched; None: recorded steps or text."""
+    env_params: Any = None
+    evaluate: Callable[[Any, jax.Array, int], Results] | None = None
+    """`(state, key, episodes) -> results` of held-out episodes, beside those of random actions."""
+    report: Callable[[Results, int], str] = field(default=lambda results, episodes: "")
+    """The results of `evaluate` as text."""
+    during: Callable[[Any, jax.Array], Mapping[str, float]] | None = None
+    """`(state, key) -> metrics`, every `run.eval_every` updates; without `evaluate` also at the start and the end."""
+    updates: int = 0
+    """Updates of the whole run; 0: as many as `config.steps` needs."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What the file of an evaluation says besides its results."""
+    held_out: int = HELD_OUT
+    variables: Callable[[Experiment, Any], tuple[Any, Any, Any]] = _variables
+    """`(experiment, state) -> params, frozen, env_params` of the policy that plays."""
+    film: Callable[[Any, jax.Array, Path], Path] | None = None
+    """`(state, key, path) -> path`: writes an episode as a GIF; None: the pictures of its states."""
+    title: str = ""
+    shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
+    """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""
+    unit: str = "steps"
+    """What the learner's steps are called."""
+
+    def key(self, seed: int) -> jax.Array:
+        """The key of held-out episodes."""
+        return jax.random.fold_in(jax.random.key(seed), self.held_out)
+
+
+def train(
+    x: Experiment, folder: Path, *, facts: Callable[[RunResult], Mapping[str, Any]] | None = None, at_end: bool = True
+) -> RunResult:
+    """Train, evaluate what was learnt beside random actions, and write `eval-UPDATE.json` and `summary.json`.
+
+    **Arguments:** `folder`, the run's, which is open; `facts`, more for the summary; `at_end`, whether the run ends
+    with an evaluation.
+    **Returns:** how it ended. **Raises:** what `llmrl_jax.run.loop.train` raises.
+    """
+    config, run = x.config, x.config.run
+    updates = x.updates or -(-config.steps // x.learner.steps_per_update)
+    if x.during is not None and x.evaluate is None:
+        run = replace(run, eval_every=run.eval_every or updates)
+    result = run_training(
+        x.learner,
+        run,
+        num_updates=updates,
+        evaluate=x.during if run.eval_every else None,
+        full_config=config,
+        folder=folder,
+        title=x.title,
+        shown=x.shown,
+    )
+    values: Results = {"steps": result.steps, **result.facts(x.unit.split()[-1]), **(facts(result) if facts else {})}
+    if at_end and x.evaluate is not None and not result.stopped:
+        results = x.evaluate(result.state, x.key(config.run.seed), config.eval_episodes)
+        write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
+        values |= {**results.get("agent", {}), **{name: value for name, value in results.items() if name != "agent"}}
+        print(x.report(results, config.eval_episodes))
+    write_summary(folder, values)
+    rate = f"{result.steps_per_second:.0f}" if result.steps_per_second >= 100 else f"{result.steps_per_second:.3g}"
+    print(f"{result.steps} {x.unit} at {rate} per second; everything is in {result.folder}")
+    return result
+
+
+def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes: int, results: Results) -> Path:
+    """Write the results of an evaluation. **Returns:** the file, `eval-UPDATE.json`."""
+    path = folder / f"eval-{update}.json"
+    configs.save_config({"update": update, **x.about, "seed": seed, "episodes": episodes, **results}, path)
+    return path
+
+
+# --- finished and interrupted runs ------------------------------------------------------------------------------------
+
+
+def kind_of_run(folder: Path, *kinds: str) -> str:
+    """The command that made a run, such as `rl train`; empty for runs of old versions.
+
+    **Arguments:** `kinds`, those that are possible; none: any.
+    **Raises:** `FileNotFoundError` without a run; `ValueError` for a run of another command.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
+    kind = json.loads(path.read_text(encoding="utf-8")).get("kind", "")
+    if kinds and kind not in kinds:
+        named = " or ".join(f"llmrl {name}" for name in kinds)
+        raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {named} is needed")
+    return kind
+
+
+def check_saved(folder: Path, checkpoint: int = -1) -> None:
+    """**Raises** `FileNotFoundError` if a run has no checkpoint, or not that of the update `checkpoint` (-1: any)."""
+    at_least("checkpoint", checkpoint, -1)
+    saved = saved_updates(folder)
+    if not saved or checkpoint >= 0 and checkpoint not in saved:
+        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
+        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
+        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+
+
+def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -> tuple[Any, int]:
+    """The state of a run's checkpoint (-1: the newest), and its update.
+
+    **Raises:** `FileNotFoundError` for a missing checkpoint.
+    """
+    check_saved(folder, checkpoint)
+    with doing(f"{folder.name}: compiling and computing the initial state"):
+        state = learner.init(jax.random.key(config.run.seed))
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state)
+    frozen = state.frozen
+    del state  # its memory is needed for the loaded state
+    with (
+        doing(f"{folder.name}: reading the checkpoint"),
+        Checkpoints(folder, config=config, read_only=True) as checkpoints,
+    ):
+        return checkpoints.restore(like, None if checkpoint < 0 else checkpoint, frozen)
+
+
+def record(x: Experiment, state: Any, key: jax.Array, *, greedy: bool = True) -> Episode:
+    """One episode of a state's policy; its views have `obs` and `state`.
+
+    **Raises:** `ValueError` without an environment.
+    """
+    if x.env is None:
+        raise ValueError("the run has no environment to play in: train one with --env")
+    params, frozen, env_params = x.variables(x, state)
+    return make_recorder(x.env, env_params, actor_of(x.policy, greedy))((params, frozen), key)
