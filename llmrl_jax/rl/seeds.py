@@ -22,7 +22,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax.tracing import RUNS
-from llmrl_jax.rl.learner import Learner
+from llmrl_jax.core.learner import Learner
 
 
 @struct.dataclass
@@ -42,17 +42,15 @@ class VmappedState:
 
 
 def seed_keys(key: jax.Array, seeds: int) -> jax.Array:
-    """The keys of the seeds `seed`, `seed + 1`, ..., `[seeds]`, from that of `seed`, below 2^32 altogether: a key's last
-    word, and each second one before it, is the seed that it was made of."""
+    """The keys of the seeds `seed`, `seed + 1`, ..., `[seeds]`, from that of `seed`; all are below 2^32, so that every
+    second word of a key is its seed."""
     words = jax.random.key_data(key)
     odd = jnp.arange(words.shape[-1], dtype=words.dtype) % 2
     each = words + jnp.arange(seeds, dtype=words.dtype)[:, None] * odd
     return jax.random.wrap_key_data(each, impl=jax.random.key_impl(key))
 
 
-def vmap_learners(
-    learner: Learner, seeds: int, keys: Callable[[jax.Array, int], jax.Array] = seed_keys
-) -> Learner:
+def vmap_learners(learner: Learner, seeds: int, keys: Callable[[jax.Array, int], jax.Array] = seed_keys) -> Learner:
     """Several runs of a learner in one program.
 
     **Arguments:** `seeds`, how many, at least 1; `keys`, from the key of `init` and their number to the keys of the
@@ -62,10 +60,7 @@ def vmap_learners(
     **Raises:** `ValueError` for a learner that exchanges with the host.
     """
     if learner.exchange is not None:
-        raise ValueError(
-            "a learner that asks the host between updates, such as one whose goals a chat model suggests, runs one "
-            f"seed at a time, and {seeds} are asked for: leave --seeds out, and start a run for each --run.seed"
-        )
+        check_exchange(seeds)
 
     def init(key: jax.Array) -> VmappedState:
         first, *others = (learner.init(one) for one in keys(key, seeds))
@@ -100,6 +95,15 @@ def vmap_learners(
         unit=learner.unit,
         compiler_options=learner.compiler_options,
     )
+
+
+def check_exchange(seeds: int) -> None:
+    """**Raises** `ValueError` for several seeds of a learner that exchanges with the host."""
+    if seeds > 1:
+        raise ValueError(
+            f"seeds is {seeds}, but a learner that asks a chat model between updates learns with one seed at a time: "
+            "leave --seeds out, and start a run for each --run.seed"
+        )
 
 
 def select_run(state: VmappedState, run: int) -> Any:

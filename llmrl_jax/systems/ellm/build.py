@@ -62,6 +62,11 @@ class Ellm:
     policy: Any
     mesh: Mesh | None
 
+    @property
+    def asks(self) -> bool:
+        """Whether a chat model is asked between updates."""
+        return self.config.suggester == "chat" and not isinstance(self.facts, ClosedFacts)
+
     def learner(
         self, chat: ChatModel | None = None, sampling: dict[str, Any] | None = None, guide: Any = None
     ) -> Learner:
@@ -71,13 +76,12 @@ class Ellm:
         `sampling`, options of its requests; `guide`, of DQN's exploration.
         """
         config, goals = self.config, self.config.goals
-        asks = config.suggester == "chat" and not isinstance(self.facts, ClosedFacts)
-        bonus = Collected(goals.at_once) if asks else self.novelty()
+        bonus = Collected(goals.at_once) if self.asks else self.novelty()
         if config.learner == "ppo":
             learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
             learner = make_dqn(dqn_settings(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
-        if not asks or chat is None:
+        if not self.asks or chat is None:
             return learner
         shots = choose_shots(goals.shots, goals.examples)
         asker = Asker(self.facts, self.encoder, chat, sampling or {}, goals.per_state, goals.parse, shots)

@@ -12,7 +12,7 @@ from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.settings import AGENTS, OfflineRun, PretrainRun
-from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore_first
 
 
 def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineRun, Ellm, Any, int]:
@@ -24,7 +24,7 @@ def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineR
     config: Any = configs.load_config(AGENTS[kind], folder / "config.json")
     check_saved(folder, checkpoint)
     made = build(config.ellm)
-    return config, made, *restore(folder, config, made.learner(), checkpoint)
+    return config, made, *restore_first(folder, config, made.learner(), checkpoint)
 
 
 def refuse_other_settings(given: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()) -> None:

@@ -15,6 +15,7 @@ from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.rl.seeds import check_exchange
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import evaluating, evaluation, offline
@@ -29,7 +30,7 @@ from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from llmrl_jax.systems.ellm.settings import Downstream, ExploreRun, FinetuneRun, OfflineRun, PretrainRun
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.chat_model import Chat, make_chat
-from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.experiment import Experiment, several_seeds
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
@@ -219,17 +220,17 @@ def _experiment(config: Any, made: Ellm, learner: Learner, guide: Any = None) ->
     def agent(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
         return evaluation.summarise(made.facts, player(episodes)(*variables(None, state), key))
 
-    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
-        own = agent(state, key, episodes)
+    def baseline(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
         played = evaluation.play_random(made.env, made.facts, state.runner.env_params, key, episodes)
-        return {"agent": own, "random": evaluation.summarise(made.facts, played)}
+        return {"random": evaluation.summarise(made.facts, played)}
 
-    return Experiment(
+    x = Experiment(
         config,
         learner,
         made.policy,
         made.env,
-        evaluate=evaluate,
+        evaluate=lambda state, key, episodes: {"agent": agent(state, key, episodes)},
+        baseline=baseline,
         report=lambda results, episodes: _report(config, made, results, episodes),
         during=lambda state, key: agent(state, key, config.eval_episodes),
         about={"env": made.config.env},
@@ -238,9 +239,12 @@ def _experiment(config: Any, made: Ellm, learner: Learner, guide: Any = None) ->
         shown=made.facts.shown | SHOWN,
         unit="steps" if learner.unit == "environment steps" else learner.unit,
     )
+    return several_seeds(x, made.config.mesh)
 
 
 def _train(config: Any, made: Ellm, command: str, guide: Any = None, learner: Learner | None = None) -> RunResult:
+    if made.asks:
+        check_exchange(getattr(config, "seeds", 1))
     with opened(config.run, command) as folder:
         chat = _chat(config, made, folder)
         made = _judged(config, made, chat, folder)

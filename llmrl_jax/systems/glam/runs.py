@@ -17,7 +17,7 @@ from llmrl_jax.core.checks import at_least
 from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.settings import TrainConfig
-from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore_first
 
 
 def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
@@ -76,7 +76,7 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     config = configs.load_config(TrainConfig, folder / "config.json")
     check_saved(folder, checkpoint)
     agent = make_agent(config.glam)
-    return config, agent, *restore(folder, config, agent.learner(), checkpoint)
+    return config, agent, *restore_first(folder, config, agent.learner(), checkpoint)
 
 
 ESTIMATES = {"estimate": "estimated before", "brier": "Brier score", "calibration_error": "calibration error"}

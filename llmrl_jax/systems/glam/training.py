@@ -17,7 +17,7 @@ from llmrl_jax.systems.glam.config import EMBEDDED
 from llmrl_jax.systems.glam.runs import evaluation, random_evaluation, success_table, task_names, write_gif
 from llmrl_jax.systems.glam.settings import TrainConfig
 from llmrl_jax.workflows import evaluation as run_evaluation, experiment as experiments
-from llmrl_jax.workflows.experiment import Experiment, kind_of_run
+from llmrl_jax.workflows.experiment import Experiment, kind_of_run, several_seeds
 
 
 def make(config: TrainConfig) -> Experiment:
@@ -27,21 +27,22 @@ def make(config: TrainConfig) -> Experiment:
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
         play = players(episodes)
-        summaries = {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
-        return {**summaries, "random": random_evaluation(agent, episodes, key)}
+        return {name: play(state, key, greedy) for name, greedy in (("sampled", False), ("greedy", True))}
 
-    return Experiment(
+    x = Experiment(
         config,
         agent.learner(),
         agent.policy,
         agent.env,
         agent.env_params,
         evaluate=evaluate,
+        baseline=lambda state, key, episodes: {"random": random_evaluation(agent, episodes, key)},
         report=lambda results, episodes: success_table(results, task_names(agent)),
         during=lambda state, key: players(config.eval_episodes)(state, key),
         about={"env": config.glam.env},
         film=lambda state, key, path: write_gif(agent, state, key, path),
     )
+    return several_seeds(x, config.glam.mesh)
 
 
 def train(config: TrainConfig) -> RunResult:

@@ -147,12 +147,12 @@ def _of_rl_run(folder: Path, world: World) -> Callable[[Any, Any], jax.Array]:
     seen, policy = made.env.unwrapped.observe, made.policy  # type: ignore[attr-defined]
     if jax.tree.leaves(policy.initial_carry(1)):
         raise ValueError(f"{folder} has a policy with memory, and episodes are collected without: train another one")
-    state, _ = restore(folder, config, made.learner)
+    params, frozen, _ = made.variables(made, restore(folder, config, made.learner)[0])
 
     def act(obs: Any, env_state: Any) -> jax.Array:
         mine = jax.vmap(lambda one: seen(innermost(one)))(env_state)
         count = jax.tree.leaves(mine)[0].shape[0]
-        return policy.step(state.params, state.frozen, mine, (), jnp.zeros(count, bool))[0].mode()
+        return policy.step(params, frozen, mine, (), jnp.zeros(count, bool))[0].mode()
 
     return act
 

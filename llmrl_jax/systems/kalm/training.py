@@ -14,9 +14,10 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.lm.encoder_names import HASHED, make_encoder, resolved
-from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline, member, several
+from llmrl_jax.rl.offline import OfflineLearner, OfflinePolicy, make_offline
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
+from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import grounded
@@ -41,12 +42,12 @@ class Made:
 
     @property
     def program(self) -> Any:
-        """The learner of all agents."""
-        return self.learner if self.seeds == 1 else several([self.learner], self.seeds)
+        """The learner of all agents. Their keys are split from that of the run, as in the published tables."""
+        return self.learner if self.seeds == 1 else vmap_learners(self.learner, self.seeds, jax.random.split)
 
     def agents(self, state: Any) -> list[Any]:
         """The state of each agent. **Arguments:** `state`, of `program`."""
-        return [state] if self.seeds == 1 else [member(state, i) for i in range(self.seeds)]
+        return [state] if self.seeds == 1 else [select_run(state, i) for i in range(self.seeds)]
 
 
 def state_of(obs: Any, batch_dims: int = 1) -> jax.Array:
