@@ -35,8 +35,8 @@ class VmappedState:
     """The runs' states without parameters, frozen part and counter."""
     update: jax.Array
     """int32 `[]`."""
-    frozen_axis: int | None = struct.field(pytree_node=False, default=None)
-    """0 if every run has a frozen part of its own; None if they share it."""
+    own_frozen: bool = struct.field(pytree_node=False, default=False)
+    """Whether every run has a frozen part of its own."""
     shared: tuple[str, ...] = struct.field(pytree_node=False, default=())
     """See `Learner.shared`."""
 
@@ -50,11 +50,18 @@ def seed_keys(key: jax.Array, seeds: int) -> jax.Array:
     return jax.random.wrap_key_data(each, impl=jax.random.key_impl(key))
 
 
-def vmap_learners(learner: Learner, seeds: int, keys: Callable[[jax.Array, int], jax.Array] = seed_keys) -> Learner:
+def vmap_learners(
+    learner: Learner,
+    seeds: int,
+    keys: Callable[[jax.Array, int], jax.Array] = seed_keys,
+    *,
+    one_by_one: bool = False,
+) -> Learner:
     """Several runs of a learner in one program.
 
     **Arguments:** `seeds`, how many, at least 1; `keys`, from the key of `init` and their number to the keys of the
-    runs.
+    runs; `one_by_one`, whether each update computes one run after another and not all at once: where a single run
+    occupies the device, larger arrays are slower, and need more memory.
     **Returns:** a learner of a `VmappedState`, whose metrics have the number of the run as prefix, `0/loss`. Its steps
     are those of one run. `select_run(state, i)` is the state of one.
     **Raises:** `ValueError` for a learner that exchanges with the host.
@@ -63,28 +70,40 @@ def vmap_learners(learner: Learner, seeds: int, keys: Callable[[jax.Array, int],
         check_exchange(seeds)
 
     def init(key: jax.Array) -> VmappedState:
-        first, *others = (learner.init(one) for one in keys(key, seeds))
-        own = not all(_equal(first.frozen, other.frozen) for other in others)
-        frozen = _stacked([first.frozen, *(other.frozen for other in others)]) if own else first.frozen
-        params = _stacked([first.params, *(other.params for other in others)])
-        rest = [_rest(state) for state in (first, *others)]
-        axes = iter(_axes(rest[0], learner.shared))
-        stacked = jax.tree.map(lambda x, *xs: x if next(axes) is None else _stack(x, *xs), *rest)
-        return VmappedState(params, frozen, stacked, first.update, 0 if own else None, learner.shared)
+        states: list[Any] = []
+        for one in keys(key, seeds):
+            state = learner.init(one)
+            if states and _equal(states[0].frozen, state.frozen):
+                state = state.replace(frozen=states[0].frozen)  # so that one copy is in memory
+            states.append(state)
+        first, own = states[0], any(state.frozen is not states[0].frozen for state in states)
+        frozen = _stacked(*(state.frozen for state in states)) if own else first.frozen
+        leaves = [jax.tree.leaves(_rest(state)) for state in states]
+        rest = [x[0] if one else jnp.stack(x) for one, x in zip(_is_shared(_rest(first), learner.shared), zip(*leaves))]
+        rest = jax.tree.structure(_rest(first)).unflatten(rest)
+        params = _stacked(*(state.params for state in states))
+        return VmappedState(params, frozen, rest, first.update, own, learner.shared)
 
     def update(state: VmappedState) -> tuple[VmappedState, dict[str, jax.Array]]:
         leaves, structure = jax.tree.flatten(state.rest)
-        axes = _axes(state.rest, state.shared)
+        shared = _is_shared(state.rest, state.shared)
 
-        def one(params: Any, frozen: Any, leaves: list[Any]) -> tuple[Any, list[Any], dict[str, jax.Array]]:
-            own = structure.unflatten(leaves).replace(params=params, frozen=frozen, update=state.update)
-            after, metrics = learner.update(own)
-            return after.params, jax.tree.leaves(_rest(after)), metrics
+        def one(run: tuple[Any, Any, list[Any]]) -> tuple[Any, list[Any]]:
+            params, frozen, own = run
+            rest = structure.unflatten(_merged(shared, _chosen(leaves, shared, True), own))
+            frozen = frozen if state.own_frozen else state.frozen
+            after, metrics = learner.update(rest.replace(params=params, frozen=frozen, update=state.update))
+            leaves_after = jax.tree.leaves(_rest(after))
+            return (after.params, _chosen(leaves_after, shared, False), metrics), _chosen(leaves_after, shared, True)
 
-        params, leaves, metrics = jax.vmap(
-            one, in_axes=(0, state.frozen_axis, axes), out_axes=(0, axes, 0), axis_name=RUNS, axis_size=seeds
-        )(state.params, state.frozen, leaves)
-        state = state.replace(params=params, rest=structure.unflatten(leaves), update=state.update + 1)
+        runs = (state.params, state.frozen if state.own_frozen else (), _chosen(leaves, shared, False))
+        if one_by_one:
+            (params, own, metrics), same = jax.lax.map(one, runs)
+            same = [x[0] for x in same]
+        else:  # which refuses leaves that differ between runs where they are shared
+            (params, own, metrics), same = jax.vmap(one, out_axes=(0, None), axis_name=RUNS)(runs)
+        rest = structure.unflatten(_merged(shared, same, own))
+        state = state.replace(params=params, rest=rest, update=state.update + 1)
         return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(seeds)}
 
     return Learner(
@@ -108,29 +127,39 @@ def check_exchange(seeds: int) -> None:
 
 def select_run(state: VmappedState, run: int) -> Any:
     """The state of one of several runs."""
-    frozen = state.frozen if state.frozen_axis is None else jax.tree.map(lambda x: x[run], state.frozen)
-    axes = iter(_axes(state.rest, state.shared))
-    rest = jax.tree.map(lambda x: x if next(axes) is None else x[run], state.rest)
-    params = jax.tree.map(lambda x: x[run], state.params)
-    return rest.replace(params=params, frozen=frozen, update=state.update)
+
+    def own(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x[run], tree)
+
+    leaves, structure = jax.tree.flatten(state.rest)
+    shared = _is_shared(state.rest, state.shared)
+    rest = structure.unflatten(x if same else x[run] for same, x in zip(shared, leaves))
+    frozen = own(state.frozen) if state.own_frozen else state.frozen
+    return rest.replace(params=own(state.params), frozen=frozen, update=state.update)
 
 
 def _rest(state: Any) -> Any:
     return state.replace(params=(), frozen=(), update=())
 
 
-def _axes(rest: Any, shared: tuple[str, ...]) -> list[int | None]:
-    """The axis of runs of each leaf; None for those that are shared."""
+def _is_shared(rest: Any, parts: tuple[str, ...]) -> list[bool]:
+    """Whether a leaf is in one of the `parts`, by name, for each leaf."""
     names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(rest))
-    return [None if any(f"{name}.".startswith(f"{part}.") for part in shared) else 0 for name in names]
+    return [any(f"{name}.".startswith(f"{part}.") for part in parts) for name in names]
 
 
-def _stack(*leaves: Any) -> jax.Array:
-    return jnp.stack(leaves)
+def _chosen(leaves: list[Any], shared: list[bool], which: bool) -> list[Any]:
+    return [x for x, same in zip(leaves, shared, strict=True) if same is which]
 
 
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(_stack, *trees)
+def _merged(shared: list[bool], same: list[Any], own: list[Any]) -> list[Any]:
+    """Leaves in their order. **Arguments:** `same`, the shared ones; `own`, the others."""
+    first, other = iter(same), iter(own)
+    return [next(first) if one else next(other) for one in shared]
+
+
+def _stacked(*trees: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _equal(one: Any, other: Any) -> bool:

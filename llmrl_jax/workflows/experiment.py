@@ -134,13 +134,13 @@ def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes:
 # --- several seeds ----------------------------------------------------------------------------------------------------
 
 
-def several_seeds(x: Experiment, mesh: str = "") -> Experiment:
+def several_seeds(x: Experiment, mesh: str = "", *, one_by_one: bool = False) -> Experiment:
     """The experiment with as many seeds as its configuration has (`seeds`), in one program: `x` itself for one.
 
     All runs are evaluated on the same held-out episodes. Results are means with Student's intervals over the runs
     (`llmrl_jax.core.statistics.over_runs`); the policy that plays is that of the first.
 
-    **Arguments:** `mesh`, the option that splits the environments over devices.
+    **Arguments:** `mesh`, the option that splits the environments over devices; `one_by_one`, see `vmap_learners`.
     **Raises:** `ValueError` for a mesh, for seeds beyond the largest, and what `vmap_learners` raises.
     """
     seeds, seed = getattr(x.config, "seeds", 1), x.config.run.seed
@@ -166,7 +166,7 @@ def several_seeds(x: Experiment, mesh: str = "") -> Experiment:
 
     return replace(
         x,
-        learner=vmap_learners(x.learner, seeds),
+        learner=vmap_learners(x.learner, seeds, one_by_one=one_by_one),
         evaluate=each(x.evaluate, values=True),
         baseline=of_first(x.baseline),
         during=each(x.during, values=True),

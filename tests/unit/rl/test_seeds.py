@@ -14,7 +14,8 @@ import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.learner import Exchange
-from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
+from llmrl_jax.rl.ppo_config import PPOConfig
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.rl.seeds import seed_keys, select_run, vmap_learners
 from llmrl_jax.run.config import RunConfig
@@ -54,10 +55,10 @@ def test_keys_are_those_of_the_following_seeds():
         np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(2**32 - 3 + i)))
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_each_run_is_that_of_its_seed_alone(name):
+@pytest.mark.parametrize(("name", "one_by_one"), [*((name, False) for name in SIZES), ("ppo", True)])
+def test_each_run_is_that_of_its_seed_alone(name, one_by_one):
     learner = learner_of(name)
-    both = vmap_learners(learner, 2)
+    both = vmap_learners(learner, 2, one_by_one=one_by_one)
     state, update, alone = both.init(jax.random.key(5)), jax.jit(both.update), jax.jit(learner.update)
     runs = [learner.init(jax.random.key(5 + i)) for i in range(2)]
     for i, run in enumerate(runs):
@@ -86,18 +87,40 @@ def test_branches_that_all_runs_take_alike_stay_branches(name):
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_frozen_model_is_held_once_where_all_seeds_have_the_same(shared):
+class Biased(NetworkPolicy):
+    """A policy whose values have a bias that is drawn, and not trained."""
+
+    def init(self, key, obs):
+        return super().init(key, obs)[0], {"bias": jax.random.normal(key)}
+
+    def step(self, params, frozen, obs, carry, first):
+        distribution, value, carry = super().step(params, (), obs, carry, first)
+        return distribution, value + frozen["bias"], carry
+
+    def unroll(self, params, frozen, obs, carry, first):
+        distribution, value = super().unroll(params, (), obs, carry, first)
+        return distribution, value + frozen["bias"]
+
+
+def test_a_frozen_part_that_is_drawn_is_each_seeds_own():
+    env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
+    policy = Biased(env.action_space(params), hidden=(8,))
+    check_frozen(algorithm("ppo").make(PPOConfig(**SIZES["ppo"]), env, params, policy, None), copies=2)
+
+
+def test_a_frozen_model_is_held_once():
     program = glam.program()
-    if shared:
-        base = glam.weights()[1]["params"]
-        program = dataclasses.replace(program, policy=dataclasses.replace(program.policy, base=lambda key: base))
-    learner = program.learner()
+    base = glam.weights()[1]["params"]
+    policy = dataclasses.replace(program.policy, base=lambda key: jax.tree.map(jnp.copy, base))
+    check_frozen(dataclasses.replace(program, policy=policy).learner(), copies=1)
+
+
+def check_frozen(learner, copies):
     both = vmap_learners(learner, 2)
     state = both.init(jax.random.key(5))
     alone = learner.init(jax.random.key(6))
     sizes = [sum(x.size for x in jax.tree.leaves(one)) for one in (alone.frozen, state.frozen)]
-    assert sizes[1] == sizes[0] * (1 if shared else 2)
+    assert sizes[1] == sizes[0] * copies > 0
     assert_close(select_run(state, 1), alone, rtol=0)
     (state, metrics), (alone, own) = jax.jit(both.update)(state), jax.jit(learner.update)(alone)
     assert_close({key: metrics[f"1/{key}"] for key in own}, own, rtol=1e-3, atol=1e-5)
