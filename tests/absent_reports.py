@@ -46,6 +46,6 @@ def report(case: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from llmrl_jax.report.figures import json_values
+    from llmrl_jax.core.files import json_values
 
     print(json.dumps([json_values(report(case)) for case in json.loads(sys.argv[1])]))

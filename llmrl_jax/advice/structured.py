@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmrl_jax.advice.schema import build, check_schema, schema_of, validate
-from llmrl_jax.chat.errors import ChatError, UnparsedReply
-from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Message, outcomes_of
+from llmrl_jax.chat.protocol import ChatError, ChatModel, ChatReply, ChatRequest, Message, UnparsedReply, outcomes_of
 from llmrl_jax.chat.thinking import strip_thinking
 
 

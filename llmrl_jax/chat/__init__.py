@@ -4,25 +4,28 @@ Implementations: any OpenAI-compatible server, a scripted adviser. Wrappers, fro
 budget. `openai` is imported and files are opened only on use.
 """
 
-from llmrl_jax.chat.budget import Budget, Budgeted, Spent
-from llmrl_jax.chat.cache import Cached, CacheMode
+from llmrl_jax.chat.budget import Budget, Budgeted, Price, Spent, cost, load_prices
+from llmrl_jax.chat.cache import Cached, CacheMode, Recorder
 from llmrl_jax.chat.client import OpenAIChat, ServerConfig, check_server
-from llmrl_jax.chat.costs import Price, cost, load_prices
-from llmrl_jax.chat.errors import (
+from llmrl_jax.chat.protocol import (
     BadReply,
     BudgetExceeded,
     CacheError,
     ChatError,
+    ChatModel,
+    ChatReply,
+    ChatRequest,
+    Choice,
     ContextExceeded,
+    Message,
     ReplayMiss,
+    ScriptedAdviser,
     ServerError,
     TimedOut,
     UnparsedReply,
+    Usage,
 )
-from llmrl_jax.chat.jsonl import export_jsonl, import_jsonl, read_jsonl
-from llmrl_jax.chat.protocol import ChatModel, ChatReply, ChatRequest, Choice, Message, Usage
-from llmrl_jax.chat.recorder import Recorder
-from llmrl_jax.chat.scripted import ScriptedAdviser
+from llmrl_jax.chat.store import export_jsonl, import_jsonl, read_jsonl
 from llmrl_jax.chat.thinking import strip_thinking
 
 

@@ -8,6 +8,7 @@ the host that it is meant for.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -18,9 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from llmrl_jax.chat.errors import ChatError, ServerError, TimedOut
-from llmrl_jax.chat.keys import read_key
-from llmrl_jax.chat.protocol import ChatReply, ChatRequest, settle
+from llmrl_jax.chat.protocol import ChatError, ChatReply, ChatRequest, ServerError, TimedOut, settle
 from llmrl_jax.chat.wire import adapted, from_wire, redact, refusal, retry_after, to_wire
 
 
@@ -329,3 +328,22 @@ def _stop(loop: Any) -> None:
 def _key_variable(config: ServerConfig) -> str:
     official = urlsplit(config.base_url).hostname == _OPENAI_HOST
     return config.key_variable or ("OPENAI_API_KEY" if official else "")
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def read_key(variable: str, use: str) -> str:
+    """The key in an environment variable; empty if no variable is named.
+
+    **Arguments:** `variable`, its name; `use`, the purpose of the key, for the error.
+    **Raises:** `ValueError` if the variable is empty or its value is not a valid key; the key is never shown.
+    """
+    if not variable:
+        return ""
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ValueError(f"the environment variable {variable} is empty; it must hold the key {use}")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"the environment variable {variable} holds a blank or an unprintable character; mend it")
+    return key

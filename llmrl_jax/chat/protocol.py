@@ -11,11 +11,12 @@ import copy
 import hashlib
 import json
 import math
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
-from llmrl_jax.chat.errors import ChatError
 from llmrl_jax.chat.thinking import cut_at_stop
 
 
@@ -326,3 +327,104 @@ def _known(cls: type, data: Any) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"a {cls.__name__} has no field {unknown[0]!r}")
     return dict(data)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+class ChatError(RuntimeError):
+    """A request that got no usable reply. The message never contains a key."""
+
+    outcomes: tuple[Any, ...] = ()
+    """The outcome of every request of the batch, in order: a `ChatReply` or a `ChatError`. Replies that arrived, and
+    were paid for, are thus not lost with a failed one."""
+
+    lost: int = 0
+    """Attempts that the server may have billed without a report: timed out, cut off, or with an unreadable answer."""
+
+
+class ServerError(ChatError):
+    """A server refused, failed or could not be reached, after all retries."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        transient: bool = False,
+        retry_after: float | None = None,
+        lost: int = 0,
+        unsupported: str = "",
+    ):
+        super().__init__(message)
+        self.status = status
+        self.transient = transient
+        self.retry_after = retry_after
+        self.lost = lost
+        self.unsupported = unsupported
+        """The field of the request that the server says the model does not accept; empty if it says none."""
+
+
+class TimedOut(ServerError):
+    """An attempt took longer than its time limit."""
+
+
+class ContextExceeded(ServerError):
+    """Prompt and reply together exceed the model's context."""
+
+
+class BadReply(ServerError):
+    """A server's answer is not a chat completion."""
+
+
+class BudgetExceeded(ChatError):
+    """The next request could exceed the budget; it was not sent."""
+
+
+class ReplayMiss(ChatError):
+    """A cache in the mode `replay` does not contain the reply."""
+
+
+class CacheError(ChatError):
+    """A cache file is missing, damaged, or of another format."""
+
+
+class UnparsedReply(ChatError):
+    """A reply could not be parsed, nor could those to the requests for repair."""
+
+
+# --- a scripted adviser ---------------------------------------------------------------------------------------------
+
+
+class ScriptedAdviser(ABC):
+    """The base class of scripted advisers: a subclass implements `advise`.
+
+    It answers in text, as a model does, so that its replies pass through the same parser; callers see only the text.
+    Its name begins with `scripted-adviser/`, also in caches, records and figures. It needs no network, costs nothing,
+    and gives the same reply to the same request.
+    """
+
+    @property
+    def name(self) -> str:
+        """`scripted-adviser/` and the class's name."""
+        return f"scripted-adviser/{type(self).__name__}"
+
+    @abstractmethod
+    def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """The reply's text.
+
+        **Arguments:** `messages`, the conversation; `rng`, which depends only on the request and the sample's index:
+        use it for answers that differ between samples, or for a given error rate.
+        """
+
+    def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Answer a batch (`ChatModel.complete`); stop strings end a text, tokens are not counted."""
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: ChatRequest) -> ChatReply:
+        choices = []
+        for sample in range(request.sample, request.sample + request.n):
+            seed = hashlib.sha256(sample_key(self.name, request, sample).encode()).digest()
+            text = self.advise(request.messages, random.Random(seed))
+            choices.append(Choice(text).cut(request.stop))
+        return ChatReply(tuple(choices), model=self.name, usage=Usage())

@@ -11,8 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llmrl_jax.chat.errors import BadReply, ContextExceeded, ServerError
-from llmrl_jax.chat.protocol import ChatReply, ChatRequest, Choice, Usage
+from llmrl_jax.chat.protocol import BadReply, ChatReply, ChatRequest, Choice, ContextExceeded, ServerError, Usage
 
 
 LONGEST_QUOTE = 300

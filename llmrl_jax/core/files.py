@@ -9,16 +9,20 @@ the next write of the same file or folder on that machine.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import itertools
+import json
+import math
 import os
 import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 _numbers = itertools.count()
@@ -232,3 +236,29 @@ def _sync_tree(folder: Path) -> None:
         for name in names:
             _sync(Path(root) / name)
         _sync(Path(root))
+
+
+# --- results as JSON ------------------------------------------------------------------------------------------------
+
+
+def json_values(value: Any) -> Any:
+    """A result as JSON values: dataclasses, named tuples and mappings are objects, and numbers that are not finite are
+    null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: json_values(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: json_values(getattr(value, name)) for name in value._fields}
+    if isinstance(value, Mapping):
+        return {str(name): json_values(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_values(inner) for inner in value]
+    if hasattr(value, "tolist"):  # of NumPy
+        return json_values(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def json_text(value: Any) -> str:
+    """`json_values` as text."""
+    return json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False)

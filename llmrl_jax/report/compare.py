@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from llmrl_jax.core import config as configs, statistics as stats
+from llmrl_jax.core.files import json_text
 from llmrl_jax.report import figures
-from llmrl_jax.report.figures import json_text
 from llmrl_jax.run import curves, metrics as sinks
 from llmrl_jax.run.curves import INK
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from llmrl_jax.core.files import check_writable, expanded
 from llmrl_jax.run.curves import EVAL, INK, TRAIN
@@ -86,29 +80,3 @@ def new_file(path: Path | None, usual: Path) -> Path:
         raise ValueError(f"--out is {path}, but {path.suffix} is no format of pictures: take one of {listed}")
     check_writable(path, "--out")
     return path
-
-
-# --- results as JSON ------------------------------------------------------------------------------------------------
-
-
-def json_values(value: Any) -> Any:
-    """A result as JSON values: dataclasses, named tuples and mappings are objects, and numbers that are not finite are
-    null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: json_values(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: json_values(getattr(value, name)) for name in value._fields}
-    if isinstance(value, Mapping):
-        return {str(name): json_values(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_values(inner) for inner in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return json_values(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-def json_text(value: Any) -> str:
-    """`json_values` as text."""
-    return json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False)

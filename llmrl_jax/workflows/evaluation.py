@@ -13,8 +13,7 @@ from envs_jax.env import Environment
 from envs_jax.spaces import Discrete
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
-from llmrl_jax.core.files import check_writable
-from llmrl_jax.report.figures import json_text
+from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report.video import write_gif
 from llmrl_jax.workflows.experiment import Experiment, Results, check_saved, record, restore, write_results
 

@@ -30,7 +30,7 @@ def list_ids(
 
         raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
     if json:
-        from llmrl_jax.report.figures import json_text
+        from llmrl_jax.core.files import json_text
 
         specs = map(envs_jax.spec, matching)
         print(json_text([{"id": s.id, "family": s.family, "about": s.about} for s in specs]))

@@ -150,7 +150,7 @@ def fit(config: WorkloadConfig) -> int:
 
         result = of_a_system(config)
     if config.json:
-        from llmrl_jax.report.figures import json_text
+        from llmrl_jax.core.files import json_text
         from llmrl_jax.run.info import commit
 
         helps = advice(result) if result.fits is False and config.advise and config.workload in LANGUAGE else []
@@ -169,7 +169,7 @@ def fit(config: WorkloadConfig) -> int:
 
 
 def _compare(config: WorkloadConfig) -> int:
-    from llmrl_jax.report.figures import json_text
+    from llmrl_jax.core.files import json_text
     from llmrl_jax.workflows.memory.roofline import compare, table
 
     first, second = config.compare

@@ -53,7 +53,7 @@ def serve(
     """
     import jax.numpy as jnp
 
-    from llmrl_jax.chat.keys import read_key
+    from llmrl_jax.chat.client import read_key
     from llmrl_jax.serve.app import LOOPBACK, Limits, make_app
     from llmrl_jax.serve.engine import Engine
     from llmrl_jax.serve.served import Served

@@ -17,9 +17,8 @@ from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
-from llmrl_jax.core.files import check_writable
+from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report import compare as runs_compared
-from llmrl_jax.report.figures import json_text
 from llmrl_jax.report.runs import distinct
 from llmrl_jax.systems.glam.agents import make_agent
 from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig

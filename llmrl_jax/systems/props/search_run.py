@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmrl_jax.chat.errors import BudgetExceeded, ChatError
+from llmrl_jax.chat.protocol import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.report.figures import text_table

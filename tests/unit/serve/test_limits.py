@@ -19,7 +19,7 @@ import pytest
 
 from envs_jax.extras import install
 from llmrl_jax import lm
-from llmrl_jax.chat.keys import read_key
+from llmrl_jax.chat.client import read_key
 from llmrl_jax.cli import main as cli
 from llmrl_jax.serve import (
     Ask,

@@ -55,7 +55,8 @@ def list_tasks(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all published results.
     """
-    from llmrl_jax.report.figures import json_text, text_table
+    from llmrl_jax.core.files import json_text
+    from llmrl_jax.report.figures import text_table
     from llmrl_jax.systems.props.tasks import TASKS
 
     if json:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import Budget, Budgeted, ChatReply, Choice
-from llmrl_jax.chat.errors import BudgetExceeded
+from llmrl_jax.chat.protocol import BudgetExceeded
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.systems.ellm import goals as g, prompts

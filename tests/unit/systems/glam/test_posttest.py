@@ -16,7 +16,7 @@ from llmrl_jax.agents.contract import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
-from llmrl_jax.report.figures import json_text
+from llmrl_jax.core.files import json_text
 from llmrl_jax.systems.glam import posttest_run, results as _glam_results
 from llmrl_jax.systems.glam.commands.test import test as give
 from llmrl_jax.systems.glam.posttest import (
