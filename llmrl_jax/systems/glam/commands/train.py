@@ -27,20 +27,8 @@ def start(get: Get) -> TrainConfig:
 
 
 FREQUENT = (
-    *(
-        "preset",
-        "env",
-        "model",
-        "agent",
-        "tune",
-        "steps",
-        "seeds",
-        "ppo.num-envs",
-        "ppo.learning-rate",
-        "num-actions",
-        "mesh",
-    ),
-    *("config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
+    *("preset", "env", "model", "agent", "tune", "steps", "seeds", "ppo.num-envs", "ppo.learning-rate"),
+    *("num-actions", "mesh", "config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
 )
 
 
