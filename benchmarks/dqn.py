@@ -19,12 +19,10 @@ from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.dqn import DQN, DQNState
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss
+from llmrl_jax.rl.dqn import DQN, DQNConfig, DQNState, dqn_loss
 from llmrl_jax.rl.gradient import clipped_adam, traced_floats
-from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Ring
+from llmrl_jax.rl.networks import NetworkQPolicy
+from llmrl_jax.rl.replay import BufferState
 from llmrl_jax.systems.ellm.build import Ellm, build
 from llmrl_jax.systems.ellm.presets import EMBEDDED
 
@@ -68,7 +66,7 @@ def products(params: Any, batch: int, tables: int = 0, gathered: int = 0) -> flo
     return 2 * batch * total
 
 
-def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> Ring:
+def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> BufferState:
     """A full memory of random steps; one in 200 ends an episode."""
     lead = (CAPACITY // ROWS, ROWS)
     steps = Transitions(
@@ -79,10 +77,10 @@ def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> R
         terminated=jnp.asarray(rng.random(lead) < 0.005),
         truncated=jnp.zeros(lead, bool),
     )
-    return Ring(steps, jnp.int32(0), jnp.int32(CAPACITY))
+    return BufferState(steps, jnp.int32(0), jnp.int32(CAPACITY))
 
 
-def state_of(learner: DQN, config: DQNConfig, ring: Ring) -> DQNState:
+def state_of(learner: DQN, config: DQNConfig, ring: BufferState) -> DQNState:
     """The part of DQN's state that gradient steps read."""
     hparams = traced_floats(config)
     params, frozen = learner.policy.init(jax.random.key(0), jax.tree.map(lambda x: x[0], ring.items.obs))

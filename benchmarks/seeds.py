@@ -19,11 +19,10 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.rl.seeds import vmap_learners
-from llmrl_jax.systems.glam import presets
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.prior import save_prior
-from llmrl_jax.systems.glam.settings import TrainConfig
-from llmrl_jax.systems.glam.training import make
+from llmrl_jax.systems.glam.config import DEMO, TrainConfig
+from llmrl_jax.systems.glam.train import make
+from llmrl_jax.workflows.curriculum import save_prior
 
 
 TITLE = "Seeds: eight in one program, compared with one"
@@ -43,7 +42,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 def demo(quick: bool) -> Iterator[tuple[Learner, Learner]]:
     """The learners of one and of `SEEDS` seeds that `llmrl glam train` makes, with a prior of random weights: the
     speed does not depend on them."""
-    glam = presets.demo(presets.DEMO_STEPS)
+    glam = DEMO
     if quick:
         sizes = replace(glam.embedded, hidden_size=16, intermediate_size=16, layers=1)
         ppo = replace(glam.ppo, num_envs=8, num_steps=4, minibatches=2, microbatches=1, pool_size=8)

@@ -23,11 +23,11 @@ from ellm_runs import evaluated
 
 from envs_jax import tracing
 from llmrl_jax.agents.play import begin, policy_actor, watch
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.options.command import parse
 from llmrl_jax.rl.bonus import Bonus, BonusState
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.ellm.build import Ellm

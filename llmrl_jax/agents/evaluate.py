@@ -18,9 +18,9 @@ from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
 from llmrl_jax.agents.play import Rows, Step, advance, begin, key_pairs, policy_actor
-from llmrl_jax.agents.random import RandomPolicy, random_policy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
+from llmrl_jax.rl.policy import Policy, RandomPolicy, random_policy
 
 
 CHUNK_SECONDS = 1.0
@@ -71,7 +71,7 @@ def outcomes_of(step: Step) -> Episodes:
 def make_evaluator(
     env: Environment,
     env_params: Any,
-    policy: Any,
+    policy: Policy,
     *,
     episodes: int,
     lanes: int = 128,
@@ -81,7 +81,7 @@ def make_evaluator(
     """Build `evaluate(policy_params, frozen, key, *, greedy, env_params=None) -> Episodes` of NumPy arrays.
 
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
-    `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
+    `policy`, see `llmrl_jax.rl.policy.Policy`; `episodes`, their number; `lanes`, how many are played at once:
     when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
     the mode of the distribution instead of a sample; one compiled program plays either way. It runs in chunks of about
     `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes. `max_steps`: steps
@@ -95,7 +95,7 @@ def make_evaluator(
     at_least("episodes", episodes, 1)
     at_least("lanes", lanes, 1)
     lanes = min(lanes, episodes)
-    estimate = getattr(policy, "estimate", None) if outcomes is outcomes_of else None
+    estimate = policy.estimate if outcomes is outcomes_of else None
 
     def params_of(given: Any) -> Any:
         return env_params if given is None else given

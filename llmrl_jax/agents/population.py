@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,25 @@ from jaxtyping import Array, Float, Int, Key
 
 from envs_jax import tracing
 from envs_jax.env import Environment
-from llmrl_jax.agents.contract import VectorPolicy
 from llmrl_jax.agents.play import Actor, Rows, advance, begin
 from llmrl_jax.core.checks import at_least
+
+
+class VectorPolicy(Protocol):
+    """A policy whose parameters are one vector; it is deterministic and has no memory."""
+
+    @property
+    def kind(self) -> str:
+        """Name in messages."""
+        ...
+
+    @property
+    def num_params(self) -> int:
+        """`n`, the length of the vector."""
+        ...
+
+    def act(self, params: Float[Array, " n"], obs: Any) -> Any:
+        """The action for one observation."""
 
 
 @struct.dataclass

@@ -1,4 +1,4 @@
-"""Stacks of frames in a replay memory, each frame held once.
+"""Stacks of frames in a replay buffer, each frame held once.
 
 A stack of the newest `F` frames moves on by one frame per step, so a memory of whole observations (`obs` and
 `next_obs`) holds every frame `2 F` times. Here a step has one frame, the newest of its `obs`; the newest of its
@@ -6,7 +6,7 @@ A stack of the newest `F` frames moves on by one frame per step, so a memory of 
 step stacks frames again: exactly what whole storage would return.
 
 Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
-than that on average, the memory forgets its oldest steps earlier (`FrameRing.readable`).
+than that on average, the memory forgets its oldest steps earlier (`FrameBuffer.readable`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STEPS_PER_END = 16
 
 
 @struct.dataclass
-class FrameRing:
-    """The frames of `rows` environments; part of a `llmrl_jax.rl.replay.Ring`."""
+class FrameBuffer:
+    """The frames of `rows` environments; part of a `llmrl_jax.rl.replay.BufferState`."""
 
     frames: Any
     """Part of the observation -> `[slots, rows, ...]`: the newest frame of each step's `obs`; behind the newest step,
@@ -77,7 +77,7 @@ class Frames:
         """Places of each row for frames that end episodes."""
         return self.length // STEPS_PER_END + 1
 
-    def init(self, obs: Any) -> FrameRing:
+    def init(self, obs: Any) -> FrameBuffer:
         """No frames. **Arguments:** `obs`, one observation, for the shapes and dtypes of its leaves.
 
         **Raises:** `ValueError` for an observation without one of the stacks.
@@ -94,7 +94,7 @@ class Frames:
         def blank(count: int) -> dict[str, jax.Array]:
             return {name: jnp.zeros((count, self.rows, *obs[name].shape[:-1]), obs[name].dtype) for name in self.stacks}
 
-        return FrameRing(
+        return FrameBuffer(
             frames=blank(self.slots),
             finals=blank(self.ends),
             age=jnp.full((self.slots, self.rows), self.depth - 1, jnp.uint8),
@@ -110,7 +110,7 @@ class Frames:
         """An observation without its stacks."""
         return {name: x for name, x in obs.items() if name not in self.stacks}
 
-    def add(self, ring: FrameRing, obs: Any, next_obs: Any, ended: Bool[Array, "T rows"]) -> FrameRing:
+    def add(self, ring: FrameBuffer, obs: Any, next_obs: Any, ended: Bool[Array, "T rows"]) -> FrameBuffer:
         """The frames with those of `T` further steps.
 
         **Arguments:** `obs` and `next_obs`, leaves `[T, rows, ...]`; `ended`, whether a step was the last one of its
@@ -145,7 +145,7 @@ class Frames:
         replaced = write_ends(jnp.zeros(since.shape, bool), kept)
         lost = jnp.min(jnp.where(replaced, since, self.length))
         passed = jnp.min(jnp.where(ended & ~kept, count - 1 - time, self.length))
-        return FrameRing(
+        return FrameBuffer(
             frames={name: write(self._before(ring, name, obs[name]), newest(name)) for name in ring.frames},
             finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in ring.finals.items()},
             age=write(ring.age, age.astype(jnp.uint8)),
@@ -157,14 +157,14 @@ class Frames:
             readable=jnp.minimum(jnp.minimum(ring.readable + count, self.length), jnp.minimum(lost, passed)),
         )
 
-    def _before(self, ring: FrameRing, name: str, stacks: Array) -> Array:
+    def _before(self, ring: FrameBuffer, name: str, stacks: Array) -> Array:
         """The frames of a part with those before the first step of all in the slots before its own."""
         older, frames = jnp.moveaxis(stacks[0, ..., :-1], -1, 0), ring.frames[name]
         slot = (ring.next - len(older) + jnp.arange(len(older))) % self.slots
         kept = jnp.where(ring.readable == 0, older, _get(frames, slot))
         return frames.at[slot].set(kept, mode="promise_in_bounds", unique_indices=True)
 
-    def read(self, ring: FrameRing, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
+    def read(self, ring: FrameBuffer, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
         """The stacks of steps.
 
         **Arguments:** `back`, how many steps of its row follow each step, below `ring.readable`; `row`.
@@ -186,12 +186,12 @@ class Frames:
             obs[name], next_obs[name] = jnp.moveaxis(x, axis, -1), jnp.moveaxis(later, axis, -1)
         return obs, next_obs
 
-    def place(self, ring: FrameRing, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameRing:
+    def place(self, ring: FrameBuffer, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameBuffer:
         """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.place`."""
         parts = vars(ring)
         by_row = split({name: parts[name] for name in ("frames", "finals", "age", "end", "since")}, 1)
         per_row = split({name: parts[name] for name in ("next_end", "ended")}, 0)
-        return FrameRing(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
+        return FrameBuffer(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
 
 
 def _get(x: Array, *place: Array) -> Array:

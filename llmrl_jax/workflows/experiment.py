@@ -16,8 +16,7 @@ from typing import Any
 import jax
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import Episode, actor_of
-from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.agents.play import Episode, actor_of, make_recorder
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing, say
 from llmrl_jax.core.checks import at_least, check_seed
@@ -60,9 +59,11 @@ class Experiment:
     report: Callable[[Results, int], str] = field(default=lambda results, episodes: "")
     """The results of `results` as text."""
     during: Callable[[Any, jax.Array], Mapping[str, float]] | None = None
-    """`(state, key) -> metrics`, every `run.eval_every` updates; without `evaluate` also at the start and the end."""
+    """`(state, key) -> metrics`, every `run.eval_every` updates."""
+    at_ends: bool = False
+    """Whether `during` is called at the start and at the end even if `run.eval_every` is 0."""
     updates: int = 0
-    """Updates of the whole run; 0: as many as `config.steps` needs."""
+    """Updates of the whole run; 0: those that `config.steps` takes."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file of an evaluation says besides its results."""
     held_out: int = HELD_OUT
@@ -90,17 +91,22 @@ class Experiment:
 
 
 def train(
-    x: Experiment, folder: Path, *, facts: Callable[[RunResult], Mapping[str, Any]] | None = None, at_end: bool = True
+    x: Experiment,
+    folder: Path,
+    *,
+    facts: Callable[[RunResult], Mapping[str, Any]] | None = None,
+    at_end: bool = True,
+    again: str = "",
 ) -> RunResult:
     """Train, evaluate what was learnt beside random actions, and write `eval-UPDATE.json` and `summary.json`.
 
     **Arguments:** `folder`, the run's, which is open; `facts`, more for the summary; `at_end`, whether the run ends
-    with an evaluation.
+    with an evaluation; `again`, see `llmrl_jax.run.loop.train`.
     **Returns:** how it ended. **Raises:** what `llmrl_jax.run.loop.train` raises.
     """
     config, run = x.config, x.config.run
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
-    if x.during is not None and x.evaluate is None:
+    if x.at_ends and x.during is not None:
         run = replace(run, eval_every=run.eval_every or updates)
     result = run_training(
         x.learner,
@@ -111,8 +117,10 @@ def train(
         folder=folder,
         title=x.title,
         shown=x.shown,
+        again=again,
     )
-    values: Results = {"steps": result.steps, **result.facts(x.unit.split()[-1]), **(facts(result) if facts else {})}
+    unit = x.unit.split()[-1]
+    values: Results = {unit: result.steps, **result.facts(unit), **(facts(result) if facts else {})}
     if at_end and x.evaluate is not None and not result.stopped:
         results = x.results(result.state, x.key(config.run.seed), config.eval_episodes)
         write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
@@ -203,6 +211,13 @@ def check_saved(folder: Path, checkpoint: int = -1) -> None:
         which = f"of update {checkpoint} " if checkpoint >= 0 else ""
         has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
         raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+
+
+def experiment_of(folder: Path, config: Any) -> Experiment:
+    """The experiment of a run with the settings `config`, whose `run` names its folder from here on: it may have been
+    moved, or named after the settings were written."""
+    folder = folder.resolve()
+    return replace(config, run=replace(config.run, out=str(folder.parent), name=folder.name)).experiment()
 
 
 def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -> tuple[Any, int]:

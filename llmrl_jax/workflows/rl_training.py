@@ -16,12 +16,12 @@ import tyro
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
-from llmrl_jax.agents.random import drawable
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.policy import drawable
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm, spelled
 from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.run.config import RunConfig

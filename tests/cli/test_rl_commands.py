@@ -13,7 +13,7 @@ from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.cli.loading import load, settings_of
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.registry import ALGORITHMS
 from llmrl_jax.workflows import evaluation, rl_training
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.evaluation import make_player, summarise

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.evaluation import make_player, summarise

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.asking import Asker
 from llmrl_jax.systems.ellm.build import Ellm, build, make_env

@@ -23,13 +23,11 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.noveld import NovelD
+from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.facts import ClosedFacts, facts_of, goal_id

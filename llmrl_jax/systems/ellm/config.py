@@ -16,12 +16,10 @@ from llmrl_jax.core.checks import (
     refuse_unread,
 )
 from llmrl_jax.lm.encoder_names import AUTO
-from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.noveld import NovelDConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.novelty import APTConfig, NovelDConfig, RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.ellm.prompts import Parse
 from llmrl_jax.systems.ellm.suggested import Gate
 from llmrl_jax.systems.ellm.suggesters import SuggesterName

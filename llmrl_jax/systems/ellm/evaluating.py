@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report.figures import text_table
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.ellm import evaluation, film
 from llmrl_jax.systems.ellm.build import Ellm, make_env, make_world, texts_of
 from llmrl_jax.systems.ellm.config import EllmConfig

@@ -14,10 +14,10 @@ from flax import struct
 from envs_jax.env import Environment
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.agents.play import Step
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import Placement
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.pytrees import mesh_of
 from llmrl_jax.systems.ellm.facts import WorldFacts
 from llmrl_jax.systems.ellm.suggesters import CATEGORIES
@@ -46,7 +46,7 @@ class Played:
 def make_player(env: Environment, facts: WorldFacts, policy: Any, episodes: int) -> Callable[..., Played]:
     """Build `play(params, frozen, env_params, key, greedy=False) -> Played`, compiled once.
 
-    **Arguments:** `env`, `Suggested`, not batched; `policy`, see `llmrl_jax.agents.contract.Player`. The parameters of
+    **Arguments:** `env`, `Suggested`, not batched; `policy`, see `llmrl_jax.rl.policy.Policy`. The parameters of
     the world, which have the known suggestions, are an argument: they change while a run learns.
     """
 
@@ -88,7 +88,7 @@ def _committed(tree: Any) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
     mesh = mesh_of(arrays)
     if mesh is not None:
-        return Placement(mesh).settled(arrays)
+        return Placement(mesh).device_put(arrays)
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding), arrays)
 
 

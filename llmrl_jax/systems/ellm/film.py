@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from llmrl_jax.agents.play import Actor, Episode, policy_actor
-from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.agents.play import Actor, Episode, make_recorder, policy_actor
 from llmrl_jax.core.activity import doing
 from llmrl_jax.report.video import FAINT, GOOD, Section, draw_panel, write_gif
 from llmrl_jax.systems.ellm.goals import read_names

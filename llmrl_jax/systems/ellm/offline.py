@@ -19,7 +19,6 @@ import numpy as np
 from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
@@ -28,8 +27,8 @@ from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.dqn import DQN
-from llmrl_jax.rl.dqn_config import check
+from llmrl_jax.rl.dqn import DQN, check
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.build import Ellm, build, dqn_settings
 from llmrl_jax.systems.ellm.config import EllmConfig

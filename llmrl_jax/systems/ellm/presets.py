@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.noveld import NovelDConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.novelty import APTConfig, NovelDConfig, RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.ellm.config import EllmConfig
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from llmrl_jax.rl.branches import BranchQPolicy
+from llmrl_jax.rl.policy import Policy
 
 
 Tune = Literal["all", "critic", "linear"]
@@ -16,13 +17,11 @@ StartValue = Literal["zero", "keep"]
 Path = tuple[str, ...]
 
 
-class Pretrained:
-    """A Q-policy that starts from given weights and trains a part of them, a `llmrl_jax.rl.policy.QPolicy`.
+class Pretrained(Policy):
+    """A Q-policy that starts from given weights and trains a part of them, a `llmrl_jax.rl.policy.Policy`.
 
     What is not trained is in `frozen`: the optimizer does not see it, and it is saved once.
     """
-
-    recurrent = False
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Pretrained:
         ends the episode: with `keep` its success is worth less than what other actions seem to earn, and the agent
         avoids it until all values have fallen."""
         self.policy, self.tune, self.reinit, self.value = policy, tune, reinit, value
-        self.heads = policy.heads
+        self.heads, self.epsilon = policy.heads, policy.epsilon
         self._params, self._frozen = params, frozen
 
     def _in_heads(self, path: Path) -> bool:
@@ -59,23 +58,15 @@ class Pretrained:
         rest = {path: x for path, x in given.items() if path not in trained}
         return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(rest)}
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def _whole(self, params: Any, frozen: Any) -> Any:
         return unflatten_dict({**flatten_dict(frozen["rest"]), **flatten_dict(params)})
 
     def q(self, params, frozen, obs):
         return self.policy.q(self._whole(params, frozen), frozen["own"], obs)
 
-    def step(self, params, frozen, obs, carry, first):
-        return self.policy.step(self._whole(params, frozen), frozen["own"], obs, carry, first)
 
-
-class Guide:
+class Guide(Policy):
     """A trained Q-policy whose `init` gives its weights, for `llmrl_jax.rl.dqn.make_dqn(guide=...)`."""
-
-    recurrent = False
 
     def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any):
         """**Arguments:** `policy`; its `params` and `frozen`."""
@@ -84,11 +75,5 @@ class Guide:
     def init(self, key, obs):
         return jax.tree.map(lambda x: x, self._given)
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def q(self, params, frozen, obs):
         return self.policy.q(params, frozen, obs)
-
-    def step(self, params, frozen, obs, carry, first):
-        return self.policy.step(params, frozen, obs, carry, first)

@@ -7,46 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import envs_jax
 from envs_jax.env import Environment
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.agent import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
-from llmrl_jax.agents.heads import HeadsPolicy
-from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.language import HeadsPolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.glam.build import (
+    EXTRA_ACTIONS,
+    ChosenActions,
     Glam,
     candidates_of,
     longest_answer,
+    make_agent,
     paddings,
     prompted,
     shared_prefix,
     with_actions,
 )
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.rewrites import (
-    EXTRA_ACTIONS,
+from llmrl_jax.systems.glam.prompts import (
+    ENGLISH,
     NO_MODIFICATION,
     REWRITES,
     SYNONYMS,
-    ExtraActions,
+    VARIANTS,
     find_rewrite,
+    find_variant,
+    glam_prompt,
     rewritten,
     unknown_words,
 )
-from llmrl_jax.systems.glam.variants import ENGLISH, VARIANTS, find_variant
 
 
 TEXT = "BabyAI-Text/"
@@ -103,15 +102,15 @@ class PostTest:
 
     name: str
     rewrite: str = NO_MODIFICATION
-    """A key of `rewrites.REWRITES`."""
+    """A key of `prompts.REWRITES`."""
     actions: str = ""
-    """A key of `rewrites.SYNONYMS`, or `extra_actions`."""
+    """A key of `prompts.SYNONYMS`, or `extra_actions`."""
     env: str = ""
     """An environment id."""
     language: str = ""
     """Language of the prompt and actions; empty: that of the agent's own environment."""
     variant: str = ""
-    """A key of `variants.VARIANTS`."""
+    """A key of `prompts.VARIANTS`."""
 
 
 def parse_test(name: str) -> PostTest:
@@ -190,7 +189,7 @@ def _world(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
     if test.actions and config.num_actions > 6:
         raise NotTestable(f"{test.actions} has words for six actions, and this agent has {config.num_actions}")
     if test.actions == "extra_actions":
-        return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
+        return EpisodeStatistics(ChosenActions(env, config.num_actions, EXTRA_ACTIONS)), params
     return EpisodeStatistics(with_actions(env, config.num_actions)), params
 
 
@@ -325,27 +324,3 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
             with doing(test.name):
                 known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
         yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
-
-
-def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
-    """Write `test/<env>/return_per_episode/<test>[_<variant>][_<new actions>][_zero_shot].npy`, as the published tests
-    do, which have no variants.
-
-    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. Files of
-    greedy episodes, which the published code does not have, end in `_greedy`.
-
-    **Arguments:** `folder`, the run's; `zero_shot`, whether the model has no RL training.
-    **Returns:** the files.
-    """
-    test = outcome.test
-    place = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
-    stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
-    if test.actions:
-        stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
-    written = []
-    for way, episodes in outcome.episodes.items():
-        place.mkdir(parents=True, exist_ok=True)
-        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
-        written.append(place / f"{stem}{ending}.npy")
-        np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
-    return written

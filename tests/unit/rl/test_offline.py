@@ -15,8 +15,7 @@ from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Fixed
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.iql import IQL, IQLConfig
-from llmrl_jax.rl.offline import Offline, Trained, make_offline
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline import Offline, OfflineConfig, TrainState, make_offline
 from llmrl_jax.rl.offline_data import ActionKind, actions_of, moments, prepared
 from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.config import RunConfig
@@ -46,7 +45,7 @@ class Seen:
     """A method that reports its batches."""
 
     def init(self, key, batch, hparams):
-        return Trained.begin({"actor": jnp.zeros(())})
+        return TrainState.create({"actor": jnp.zeros(())})
 
     def step(self, trained, batch, context):
         half = batch.reward.shape[0] // 2

@@ -1,4 +1,4 @@
-"""The replay memory: against a deque and plain loops, by hand, by frequencies, and over eight devices."""
+"""The replay buffer: against a deque and plain loops, by hand, by frequencies, and over eight devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from llmrl_jax.core.mixing import mixed
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.priorities import Priorities, PriorityTree, descend
-from llmrl_jax.rl.replay import Replay, importance_weights
+from llmrl_jax.rl.offline import mixed
+from llmrl_jax.rl.replay import Priorities, PriorityTree, Replay, descend_tree, importance_weights
 
 
 def items(*numbers):
@@ -100,7 +99,7 @@ def test_bad_input():
         Replay(0)
     memory = Replay(2)
     ring = memory.init(ITEM)
-    with pytest.raises(ValueError, match="3 items at once do not fit a replay memory of 2"):
+    with pytest.raises(ValueError, match="3 items at once do not fit a replay buffer of 2"):
         memory.add(ring, items(0, 1, 2))
     wrong = {**items(0), "a": jnp.zeros((1, 4))}
     with pytest.raises(ValueError, match=r"float32\[1, 4\] were added .* float32\[1\] is needed"):
@@ -247,10 +246,10 @@ def test_bad_rows():
         Replay(10, rows=3)
     flat = Replay(9)
     ring = flat.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay memory"):
+    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay buffer"):
         flat.n_step(ring, jnp.zeros(1, jnp.int32), 2, 0.9)
     ring = ORDERED.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay memory of 8 steps per environment"):
+    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay buffer of 8 steps per environment"):
         ORDERED.windows(ring, jnp.zeros(1, jnp.int32), 9)
     with pytest.raises(ValueError, match="n = 0 steps; at least 1"):
         ORDERED.n_step(ring, jnp.zeros(1, jnp.int32), 0, 0.9)
@@ -325,7 +324,7 @@ def test_draws_have_their_probabilities():
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
     low, offset = jnp.asarray([0.0, 1.0, 7.0]), jnp.asarray([0.5, 2.0, 0.0])
     weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
-    child, start, weight = jax.jit(descend)(weights, low, offset)
+    child, start, weight = jax.jit(descend_tree)(weights, low, offset)
     np.testing.assert_array_equal(child, [2, 5, 5])
     np.testing.assert_allclose(start, [0, 1, 1])
     np.testing.assert_allclose(weight, [1, 2, 2])

@@ -15,9 +15,8 @@ from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import summed
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.dqn import DQNConfig, dqn_loss
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.ellm import presets
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig

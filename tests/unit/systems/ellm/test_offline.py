@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.ellm import offline, presets
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.commands import start_offline

@@ -14,14 +14,12 @@ from envs_jax.babyai.text import french
 from envs_jax.history import PromptHistory
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
-from llmrl_jax.systems.glam.build import with_actions
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.rewrites import (
-    EXTRA_ACTIONS,
+from llmrl_jax.systems.glam.build import EXTRA_ACTIONS, ChosenActions, with_actions
+from llmrl_jax.systems.glam.prompts import (
     REWRITES,
     SYNONYMS,
-    ExtraActions,
     find_rewrite,
+    glam_prompt,
     rewritten,
     unknown_words,
 )
@@ -123,7 +121,7 @@ def test_no_published_rewrite_touches_a_name_of_an_action():
 
 
 def test_candidates_are_rewritten_with_the_prompt(world):
-    from llmrl_jax.systems.glam.rewrites import Rewrite
+    from llmrl_jax.systems.glam.prompts import Rewrite
 
     other = rewritten(glam_prompt(world[0]), Rewrite("up", (("pick up", "take"),)))
     assert other.actions == ("turn left", "turn right", "go forward", "take", "drop", "toggle")
@@ -161,7 +159,7 @@ def test_words_that_a_tokenizer_does_not_have(world):
 
 def test_extra_actions_do_nothing():
     base, params = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
-    env = ExtraActions(base, 6, EXTRA_ACTIONS)
+    env = ChosenActions(base, 6, EXTRA_ACTIONS)
     assert env.action_names == (*CANONICAL, "sleep", "do nothing", "think") and env.action_space(params).n == 9
     _, state = jax.jit(env.reset)(jax.random.key(0), params)
     step, plain = jax.jit(env.step), jax.jit(base.step)
@@ -171,14 +169,14 @@ def test_extra_actions_do_nothing():
         jax.tree.map(np.testing.assert_array_equal, after, expected)
         if action >= 6:
             jax.tree.map(np.testing.assert_array_equal, after, state.replace(step_count=np.int32(1)))
-    few = ExtraActions(base, 3, EXTRA_ACTIONS)
+    few = ChosenActions(base, 3, EXTRA_ACTIONS)
     after = jax.jit(few.step)(jax.random.key(1), state, jnp.int32(3), params)[1]
     jax.tree.map(np.testing.assert_array_equal, after, state.replace(step_count=np.int32(1)))
 
 
 @pytest.mark.parametrize("n", [3, 6, 9])
 def test_a_world_that_is_won_by_done_needs_it(n):
-    """`ExtraActions` would end the episode by "sleep", and without "done" no mission can be accomplished."""
+    """Further actions would end the episode by "sleep", and without "done" no mission can be accomplished."""
     env, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0?done_actions=true")
     with pytest.raises(ValueError, match=f"won by saying done, but num_actions is {n}, without it: take 7, or leave"):
         with_actions(EpisodeStatistics(env), n)
@@ -191,7 +189,7 @@ def test_wrong_names_are_refused():
     with pytest.raises(KeyError, match="english or french"):
         find_rewrite("adj_synonym", "german")
     base, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
-    with pytest.raises(ValueError, match="n is 7, but .* has 6 actions that do something"):
-        ExtraActions(base, 7, EXTRA_ACTIONS)
+    with pytest.raises(ValueError, match="num_actions is 7, but .* has 6 actions that do something"):
+        ChosenActions(base, 7, EXTRA_ACTIONS)
     with pytest.raises(ValueError, match="have the same name"):
-        ExtraActions(base, 6, ("drop",))
+        ChosenActions(base, 6, ("drop",))

@@ -11,7 +11,8 @@ import pytest
 import envs_jax
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.evaluate import Episodes
-from llmrl_jax.systems.glam import posttest_run, results as _glam_results
+from llmrl_jax.systems.glam import results
+from llmrl_jax.systems.glam.config import PostTestConfig
 from llmrl_jax.systems.glam.posttest import (
     VARIANT_TESTS,
     NotTestable,
@@ -19,10 +20,8 @@ from llmrl_jax.systems.glam.posttest import (
     PostTest,
     parse_test,
     prepare,
-    write_returns,
 )
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.variants import ENGLISH, STRUCTURAL, VARIANTS, find_variant
+from llmrl_jax.systems.glam.prompts import ENGLISH, STRUCTURAL, VARIANTS, find_variant, glam_prompt
 from tests.glam import TINY, WORLD, program
 
 
@@ -114,27 +113,25 @@ def exam(rates, skipped=()):
     for name, rate in rates.items():
         won = np.arange(100) < round(100 * rate)
         played = Episodes(won, won.astype(np.float32), np.full(100, 4, np.int32), np.zeros(100, np.int32))
-        records[name] = posttest_run.record_of(
-            Outcome(parse_test(name), WORLD, ("a",), ("t",), {"sampled": played}), {}
-        )
+        records[name] = results.record_of(Outcome(parse_test(name), WORLD, ("a",), ("t",), {"sampled": played}), {})
     records |= {name: {"skipped": "no token"} for name in skipped}
-    return _glam_results.Tested("r", "GFlan-T5", None, {}, {}, WORLD, records=records)
+    return results.Tested("r", "GFlan-T5", None, {}, {}, WORLD, records=records)
 
 
 def test_the_spread_over_prompts_by_hand():
     played = {"no_modification_test": 0.9, "goal_first": 0.8, "bulleted": 0.3, "prose": 0.4}
     agent = exam(played, ("no_action_list", "paraphrased", "tagged"))
-    assert posttest_run.spread_of([agent]) == (
+    assert results.spread_of([agent]) == (
         "sampled: 0.900 with the prompt of training; with 3 others 0.500 in the mean, 0.300 at the least (bulleted)"
     )
     nothing = exam({"no_modification_test": 0.9}, tuple(VARIANTS))
-    assert posttest_run.spread_of([nothing]) == ""
+    assert results.spread_of([nothing]) == ""
 
 
 def test_files_of_variants_have_names_of_their_own(tmp_path):
     won = np.array([True])
     played = {"sampled": Episodes(won, won.astype(np.float32), won.astype(np.int32), won.astype(np.int32))}
-    (path,) = write_returns(tmp_path, Outcome(parse_test("tagged+adj_synonym"), WORLD, ("a",), ("t",), played))
+    (path,) = results.write_returns(tmp_path, Outcome(parse_test("tagged+adj_synonym"), WORLD, ("a",), ("t",), played))
     assert path.name == "adj_synonym_tagged.npy"
 
 
@@ -145,9 +142,10 @@ def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(mo
         asked.append([test.name for test in tests])
         agent.records = exam(dict.fromkeys(asked[-1], 0.5)).records
 
-    monkeypatch.setattr(posttest_run, "take", listened)
-    monkeypatch.setattr(posttest_run, "draw_tests", lambda groups, path: path)
-    posttest_run.give_tests((), random=True, variants=True, out=tmp_path)
-    posttest_run.give_tests((), ("composition", "prose"), random=True, variants=True, out=tmp_path)
+    monkeypatch.setattr(results, "take", listened)
+    monkeypatch.setattr(results, "draw_tests", lambda groups, path: path)
+    results.post_test(PostTestConfig(random=True, variants=True, out=tmp_path))
+    tests = ("composition", "prose")
+    results.post_test(PostTestConfig(tests=tests, random=True, variants=True, out=tmp_path))
     rest = [name for name in VARIANT_TESTS if name != "prose"]
     assert asked == [list(VARIANT_TESTS), ["composition", "prose", *rest]]

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import ChatRequest, Message
-from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.evollm import EvoLLM
-from llmrl_jax.systems.props.legacy import LegacyOptimizer
-from llmrl_jax.systems.props.llm import LanguageModelOptimizer
+from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer
+from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
 from llmrl_jax.systems.props.proposals import Asking
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 
 
 ADVISER = PolicyAdviser()

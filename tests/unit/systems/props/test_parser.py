@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from llmrl_jax.systems.props.history import Format
-from llmrl_jax.systems.props.matrices import find_matrices, parse_matrix, render_matrix
-from llmrl_jax.systems.props.parser import Grammar, UnreadProposals, parse
+from llmrl_jax.systems.props.compat.legacy import find_matrices, parse_matrix, render_matrix
 from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import Format
+from llmrl_jax.systems.props.proposals import Grammar, UnreadProposals, parse
 
 
 THREE = Grammar(3, -6.0, 6.0, 1)
@@ -181,7 +181,7 @@ def test_hostile_text_is_read_in_good_time(text):
 
 
 def test_a_grammar_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="beyond is 'ignore'; it is one of reject, clip, keep"):
+    with pytest.raises(ValueError, match="beyond is 'ignore'; one of reject, clip, keep is needed"):
         Grammar(3, -6, 6, 1, beyond="ignore")
     with pytest.raises(ValueError, match="0 proposals of 3 parameters"):
         Grammar(3, -6, 6, 1, proposals=0)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl_jax.systems.props import pictures
+from llmrl_jax.systems.props import train as pictures
 
 
 @pytest.fixture
