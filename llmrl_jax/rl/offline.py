@@ -16,7 +16,7 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
