@@ -44,8 +44,9 @@ from llmrl_jax.rl.gradient import AdamConfig, FlatTree, apply_gradients, clipped
 from llmrl_jax.rl.networks import network_q_policy
 from llmrl_jax.rl.policy import Policy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import BufferState, Replay, importance_weights
+from llmrl_jax.rl.replay import COUNTERS, BufferState, Replay, importance_weights
 from llmrl_jax.rl.rollout import (
+    SHARED,
     RolloutConfig,
     Runner,
     check_divisible,
@@ -230,7 +231,8 @@ def make_dqn(
     if bonus is not None:
         bonus.check_one_reward()
     dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus, guide)
-    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
+    shared = (*SHARED, *COUNTERS)
+    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0}, shared=shared)
 
 
 @struct.dataclass

@@ -38,6 +38,10 @@ class BufferState:
     """The `FrameBuffer` of a memory with stacks; `()` in others."""
 
 
+COUNTERS = ("replay.next", "replay.size")
+"""The parts of a memory, the `replay` of a learner's state, that do not depend on what is added."""
+
+
 @struct.dataclass
 class Sample:
     """Indices into a memory, for one batch."""

@@ -84,6 +84,9 @@ class Rollout:
     """The observation that the step reached, before any reset."""
 
 
+SHARED = ("hparams", "runner.env_params")
+"""The parts of the state of a learner that plays which are the same for all keys, see `Learner.shared`."""
+
 EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
 """The entries of an environment's `info` that `episode_metrics` reads, besides further ones named `episode_*`: numbers
 whose last value in an episode is that of the whole episode."""

@@ -20,7 +20,7 @@ from llmrl_jax.data.masked import read_published, to_masked, write_masked
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
-from llmrl_jax.rl.offline import member
+from llmrl_jax.rl.seeds import select_run
 from llmrl_jax.systems.kalm import collect, ground, imagine
 from llmrl_jax.systems.kalm.collect import greedy_of
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
@@ -229,7 +229,7 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     assert main(["kalm", "collect", "--agent", str(out / "cloned"), *size, *here]) == 0
     world, level, data = collect.read_episodes(out / "again")
     cloned = load(out / "cloned")
-    state, other = (member(cloned.state, i) for i in (0, 1))
+    state, other = (select_run(cloned.state, i) for i in (0, 1))
     assert (np.asarray(state.params["actor"][0]["kernel"]) != np.asarray(other.params["actor"][0]["kernel"])).any()
     obs = jax.tree.map(lambda x: x[:, 0], data.obs)
     frozen = state.frozen.replace(given=())

@@ -26,10 +26,7 @@ from llmrl_jax.data.transitions import DataError, Transitions, episode_lengths
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.novelty import RND
 from llmrl_jax.rl.ppo import make_ppo
-<<<<<<< HEAD
-=======
 from llmrl_jax.rl.shaping import NO_ACTION
->>>>>>> 09bb6e2c9b41fd14e8c7e1d4943bfcfba5c13c9b
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.bkrl.build import make_env, make_features, make_policy, observed_parts, playable

@@ -39,7 +39,7 @@ from llmrl_jax.systems.bkrl.preference_model import WEIGHTS, load_model
 from llmrl_jax.systems.bkrl.programs import PROGRAM
 from llmrl_jax.systems.bkrl.prompts import world_of
 from llmrl_jax.workflows import experiment as experiments
-from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.experiment import Experiment, several_seeds
 from llmrl_jax.workflows.rl_training import evaluated, table
 
 
@@ -72,14 +72,17 @@ def experiment(config: TrainRun, mesh: Mesh | None = None) -> Experiment:
     learner = make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus)
     x = evaluated(Experiment(config, learner, policy, world, params))
     judge: Any = x.evaluate
-    return replace(
+    chance: Any = x.baseline
+    x = replace(
         x,
         evaluate=lambda state, key, episodes: {"agent": judge(state, key, episodes)},
+        baseline=lambda state, key, episodes: {"agent": chance(state, key, episodes)},
         report=lambda results, episodes: table(results["agent"], episodes),
         about={"env": agent.env, "alg": config.alg},
         held_out=HELD_OUT,
         shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
     )
+    return several_seeds(x, agent.mesh)
 
 
 def make_potential(config: TrainRun, env: Environment) -> Any:

@@ -39,7 +39,7 @@ from llmrl_jax.systems.ellm.config import AGENTS, EllmConfig, OfflineRun, Pretra
 from llmrl_jax.systems.ellm.goals import GoalWrapper, RewardRules, goal_spec_for, unit_rows, unpacked
 from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.prompts import choose_shots
-from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import HELD_OUT as HELD_OUT, check_saved, kind_of_run, restore_first
 
 
 PICTURES = {"image": "gray", "frames": 4}
@@ -285,4 +285,4 @@ def load_run(folder: Path, checkpoint: int = -1) -> tuple[PretrainRun | OfflineR
     config: Any = configs.load_config(AGENTS[kind], folder / "config.json")
     check_saved(folder, checkpoint)
     built = build(config.ellm)
-    return config, built, *restore(folder, config, built.learner(), checkpoint)
+    return config, built, *restore_first(folder, config, built.learner(), checkpoint)

@@ -37,8 +37,8 @@ def start(get: Get) -> PretrainRun:
 
 
 FREQUENT = (
-    *("preset", "env", "observe", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "dqn.num-envs"),
-    *("dqn.learning-rate", "chat.model", "chat.base-url", "chat.max-usd", "mesh", "config"),
+    *("preset", "env", "observe", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "seeds"),
+    *("dqn.num-envs", "dqn.learning-rate", "chat.model", "chat.base-url", "chat.max-usd", "mesh", "config"),
     *("run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
 )
 

@@ -282,6 +282,9 @@ class PretrainRun(Checked):
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:

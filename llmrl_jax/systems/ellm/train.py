@@ -19,6 +19,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder_names import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
 from llmrl_jax.rl.policy import Policy
+from llmrl_jax.rl.seeds import check_exchange
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import offline
@@ -47,7 +48,7 @@ from llmrl_jax.systems.ellm.open_goals import COUNTS
 from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.chat_model import Chat, make_chat
-from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.experiment import Experiment, several_seeds
 
 
 SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
@@ -126,16 +127,17 @@ def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -
     def agent(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
         return summarise(built.spec, player(episodes)(*variables(None, state), key))
 
-    def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
+    def baseline(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
         random = play_random(built.env, state.runner.env_params, key, episodes)
-        return {"agent": agent(state, key, episodes), "random": summarise(built.spec, random)}
+        return {"random": summarise(built.spec, random)}
 
-    return Experiment(
+    x = Experiment(
         config,
         learner,
         built.policy,
         built.env,
-        evaluate=evaluate,
+        evaluate=lambda state, key, episodes: {"agent": agent(state, key, episodes)},
+        baseline=baseline,
         report=lambda results, episodes: _report(config, built, results, episodes),
         during=lambda state, key: agent(state, key, config.eval_episodes),
         about={"env": built.config.env},
@@ -144,9 +146,12 @@ def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -
         shown=built.spec.shown | SHOWN,
         unit="steps" if learner.unit == "environment steps" else learner.unit,
     )
+    return several_seeds(x, built.config.mesh)
 
 
 def _train(config: Any, built: Ellm, guide: Any, command: str, learner: Learner | None = None) -> RunResult:
+    if built.asks:
+        check_exchange(getattr(config, "seeds", 1))
     with opened(config.run, command) as folder:
         chat = _chat(config, built, folder)
         try:

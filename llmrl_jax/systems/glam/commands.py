@@ -42,16 +42,8 @@ def start_train(get: Get) -> TrainConfig:
     preset_help=TRAIN_PRESETS,
     frequent=(
         *("preset", "env", "model", "agent", "tune", "steps", "seeds", "ppo.num-envs", "ppo.learning-rate"),
-        *(
-            "num-actions",
-            "mesh",
-            "config",
-            "run.name",
-            "run.seed",
-            "run.resume",
-            "run.eval-every",
-            "run.checkpoint-every",
-        ),
+        *("num-actions", "mesh", "config", "run.name", "run.seed", "run.resume", "run.eval-every"),
+        "run.checkpoint-every",
     ),
 )
 def train(config: TrainConfig) -> int:

@@ -13,9 +13,10 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.lm.encoder_names import AUTO, HASHED, make_encoder, resolved
-from llmrl_jax.rl.offline import make_offline, member, several
+from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm
+from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import eval as evaluation
@@ -106,7 +107,7 @@ def experiment(config: TrainRun) -> Experiment:
     one = make_offline(method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=table)
 
     def agents(state: Any) -> list[Any]:
-        return [state] if config.seeds == 1 else [member(state, i) for i in range(config.seeds)]
+        return [state] if config.seeds == 1 else [select_run(state, i) for i in range(config.seeds)]
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
         played = evaluation.play(world, one.policy, agents(state), config.levels, episodes, key)
@@ -119,7 +120,8 @@ def experiment(config: TrainRun) -> Experiment:
     sources = ", ".join(Path(folder).name for folder in config.imagined_runs)
     return Experiment(
         config,
-        one if config.seeds == 1 else several([one], config.seeds),
+        # keys are split from that of the run, as in the published tables
+        one if config.seeds == 1 else vmap_learners(one, config.seeds, jax.random.split),
         one.policy,
         env,
         env.default_params,
