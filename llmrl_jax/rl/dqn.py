@@ -285,11 +285,11 @@ class DQN:
         self._check_room(step)
         # Inside jit, so that no device ever holds the whole memory
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
-        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
         runner = place(runner, self.placement)
-        return DQNState(params, frozen, target, opt_state, replay, runner, *counters, bonus=bonus, first_reward=first)
+        return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
 
     def _check_room(self, step: Any) -> None:
         """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when

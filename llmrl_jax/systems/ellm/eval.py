@@ -401,7 +401,8 @@ def write_video(built: Ellm, weights: tuple[Any, Any, Any], key: jax.Array, path
     params, frozen, env_params = weights
     env = built.env
     if not env.captions and texts_of(env.unwrapped):
-        config: Any = replace(built.config, observe=f"{built.config.observe}+text")
+        text: Any = f"{built.config.observe}+text"
+        config = replace(built.config, observe=text)
         env, _ = make_world(config, make_env(built.config))
     with doing("recording an episode"):
         played = record(env, env_params, built.policy, params, frozen, jax.random.fold_in(key, 0))

@@ -144,7 +144,8 @@ def relabelled_steps(built: Ellm, episodes: Trajectories, key: jax.Array) -> tup
             parts.append(jax.tree.map(lambda x, size=size: x[:size], jax.device_get(part)))
             activity.done = first + size
     obs, after, reward, earned = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    action, terminated, truncated = (np.asarray(x) for x in (episodes.action, episodes.terminated, episodes.truncated))
+    flags: Any = (episodes.action, episodes.terminated, episodes.truncated)
+    action, terminated, truncated = jax.device_get(flags)
     config = dqn_settings(built.config)
     ends = terminated if config.bootstrap_truncation else terminated | truncated
     clipped = np.clip(reward, -config.reward_clip, config.reward_clip)
