@@ -287,7 +287,7 @@ def demonstrations(config: CloneRun, folder: Path) -> Path:
     started = time.monotonic()
     world: Any = envs_jax.make(text_id(config.glam.env))[0]
     seed, see = config.run.seed, babyai_steps(world)
-    played = play_episodes(agent, params, frozen, seed=seed, episodes=config.episodes, see=see, greedy=config.greedy)
+    played = play_episodes(agent, params, frozen, seed=seed, episodes=config.episodes, record=see, greedy=config.greedy)
     facts = {**about, "versions": info.versions()}
     written = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
     if not written.kept:
