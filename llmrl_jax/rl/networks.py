@@ -16,6 +16,7 @@ from envs_jax import spaces, tracing
 from envs_jax.actions import mask_of
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
+from llmrl_jax.kernels.products import thin_matmul
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
 from llmrl_jax.rl.policy import Policy, masked_categorical
@@ -87,8 +88,7 @@ class Towers(nn.Module):
 
 
 class Head(nn.Module):
-    """A linear layer of few outputs, with one matrix-vector product per output: XLA's gradients of thin matrices are
-    slow."""
+    """A linear layer of few outputs, see `thin_matmul`."""
 
     outputs: int
     scale: float
@@ -98,9 +98,7 @@ class Head(nn.Module):
         shape = (x.shape[-1], self.outputs)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
-        if self.outputs > 8:
-            return x @ kernel + bias
-        return jnp.stack([x @ kernel[:, i] for i in range(self.outputs)], axis=-1) + bias
+        return thin_matmul(x, kernel) + bias
 
 
 class Convolutions(nn.Module):

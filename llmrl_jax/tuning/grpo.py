@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from envs_jax import tracing
 from llmrl_jax.core.checks import Checked, In, NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -36,7 +37,6 @@ from llmrl_jax.rl.precision import (
     ratio_error,
     sampling_metrics,
 )
-from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.prompts import Prompts
 from llmrl_jax.tuning.rewards import Reward, total_and_parts

@@ -26,7 +26,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder, summed
-from llmrl_jax.lm.encoder_names import make_encoder
+from llmrl_jax.lm.encoder_weights import make_encoder
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs, l2_normalized
