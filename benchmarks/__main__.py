@@ -39,6 +39,7 @@ ORDER = (
     "housekeep",
     "prompts",
     "quantize",
+    "seeds",
 )
 """All benchmarks, the most important first."""
 

@@ -179,10 +179,10 @@ def measure(name: str, count: int, peer: Peer, seconds: float) -> tuple[list[Row
 
 def seeds(count: int, repeats: int) -> Row:
     """IQL on four seeds in one program: gradient steps per second in all."""
-    from llmrl_jax.rl.offline import several
+    from llmrl_jax.rl.seeds import vmap_learners
 
     learner, _ = learner_of("iql", count, False, 20)
-    four = several([learner], seeds=4)
+    four = vmap_learners(learner, 4)
     state = four.init(jax.random.key(0))
     update, took = updating(four, state)
     times = timings(update, repeats=repeats)

@@ -15,7 +15,6 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -200,12 +199,6 @@ class OfflineLearner(Learner):
     """Acts with `state.params` and `state.frozen`."""
     frozen: Frozen = None  # type: ignore[assignment]
     """The prepared data and the rest of the frozen part, of which `init` makes states."""
-    config: OfflineConfig = None  # type: ignore[assignment]
-    """The method's configuration."""
-    hparams: dict[str, jax.Array] = None  # type: ignore[assignment]
-    """The floats of the configuration, of which `init` makes states."""
-    start: Callable[[jax.Array, Frozen, dict[str, jax.Array]], OfflineState] = None  # type: ignore[assignment]
-    """`(key, frozen, hparams) -> state`: `init`, with what it is made of as arguments."""
 
 
 @tracing.default_types
@@ -254,9 +247,6 @@ def make_offline(
         unit="gradient steps",
         policy=OfflinePolicy(method, actions, features),
         frozen=frozen,
-        config=config,
-        hparams=hparams,
-        start=offline.start,
     )
 
 
@@ -321,100 +311,6 @@ class Offline:
         networks, metrics = tracing.scan(one, networks, (count, keys[:, 1], drawn))
         state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
-
-
-# --- several runs at once ---------------------------------------------------------------------------------------------
-
-
-@struct.dataclass
-class SeveralState:
-    """The states of several runs, leaves `[R, ...]`, except the frozen part of runs that share their data."""
-
-    params: Any
-    frozen: Frozen
-    rest: Any
-    """The runs' states without parameters, frozen part and counter."""
-    update: jax.Array
-
-
-def several(learners: Sequence[OfflineLearner], seeds: int = 1) -> Learner:
-    """Several runs in one program, by vmap: `seeds` of each learner.
-
-    **Arguments:** `learners`, of one method and configuration, up to floats, and of data of one form; smaller sets are
-    padded to the size of the largest, and the padding is never drawn. With one learner the data are held once for
-    all seeds; else each run has a copy. `seeds`, runs of each.
-    **Returns:** a learner whose metrics have the number of the run as prefix, `0/actor_loss`; run `i` is seed
-    `i % seeds` of learner `i // seeds`. `member(state, i)` gives the state of one run.
-    **Raises:** `ValueError` if methods, configurations or the forms of data differ, or only some have imagined steps.
-    """
-    first, runs = learners[0], len(learners) * seeds
-    for i, other in enumerate(learners):
-        odd = [
-            f"{name} ({getattr(first.config, name)!r} and {value!r})"
-            for name, value in vars(other.config).items()
-            if name not in other.hparams and getattr(first.config, name, None) != value
-        ]
-        if type(first.policy.method) is not type(other.policy.method) or odd:
-            raise ValueError(
-                f"learners 0 and {i} differ in {odd[0] if odd else 'their method'}; runs in one program need "
-                "one method and one configuration, up to floats"
-            )
-    axis, stacked = None, first.frozen
-    if len(learners) > 1:
-        axis, every = 0, _of_one_shape([learner.frozen for learner in learners])
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(frozen for frozen in every for _ in range(seeds)))
-
-    def parts(state: OfflineState) -> tuple[Any, Any]:
-        return state.params, state.replace(params=(), frozen=(), update=())
-
-    hparams = jax.tree.map(lambda *x: jnp.stack(x), *(learner.hparams for learner in learners for _ in range(seeds)))
-
-    def init(key: jax.Array) -> SeveralState:
-        keys = jnp.tile(jax.random.split(key, seeds), len(learners))
-        params, rest = jax.vmap(lambda k, f, h: parts(first.start(k, f, h)), in_axes=(0, axis, 0))(
-            keys, stacked, hparams
-        )
-        return SeveralState(params, stacked, rest, jnp.int32(0))
-
-    def update(state: SeveralState) -> tuple[SeveralState, dict[str, jax.Array]]:
-        def one(params, frozen, rest):
-            after, metrics = first.update(rest.replace(params=params, frozen=frozen, update=state.update))
-            return *parts(after), metrics
-
-        params, rest, metrics = jax.vmap(one, in_axes=(0, axis, 0))(state.params, state.frozen, state.rest)
-        state = state.replace(params=params, rest=rest, update=state.update + 1)
-        return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(runs)}
-
-    return Learner(init, update, first.steps_per_update, unit=first.unit)
-
-
-def _of_one_shape(frozen: Sequence[Frozen]) -> list[Frozen]:
-    """Frozen parts whose sets of steps are padded to common sizes. **Raises:** `ValueError`, see `several`."""
-
-    def form(one: Frozen) -> Any:
-        rows = [jax.tree.map(lambda x: x[:0], steps) for steps in one.given]
-        return jax.tree.map(lambda x: (x.shape, str(x.dtype)), (rows, one.table, one.mean, one.std))
-
-    forms = [form(one) for one in frozen]
-    odd = [i for i, other in enumerate(forms) if other != forms[0]]
-    if odd:
-        raise ValueError(f"the data of learners 0 and {odd[0]} have different forms; runs in one program need one form")
-    most = [max(len(one.given[i]) for one in frozen) for i in range(len(frozen[0].given))]
-
-    def padded(steps: Transitions, size: int) -> Transitions:
-        room = size - len(steps)
-        return jax.tree.map(lambda x: jnp.pad(x, [(0, room)] + [(0, 0)] * (x.ndim - 1)), steps)
-
-    return [one.replace(given=tuple(padded(*pair) for pair in zip(one.given, most))) for one in frozen]
-
-
-def member(state: SeveralState, run: int) -> OfflineState:
-    """The state of one of several runs."""
-    frozen = state.frozen
-    if frozen.mean.ndim == 2:  # runs with data of their own
-        frozen = jax.tree.map(lambda x: x[run], frozen)
-    params, rest = jax.tree.map(lambda x: x[run], (state.params, state.rest))
-    return dataclasses.replace(rest, params=params, frozen=frozen, update=state.update)
 
 
 # --- mixed batches ----------------------------------------------------------------------------------------------------

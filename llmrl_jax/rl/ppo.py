@@ -57,6 +57,7 @@ from llmrl_jax.rl.precision import (
 )
 from llmrl_jax.rl.registry import Algorithm
 from llmrl_jax.rl.rollout import (
+    SHARED,
     Rollout,
     RolloutConfig,
     Runner,
@@ -291,7 +292,7 @@ def make_ppo(
     density = isinstance(env.action_space(env_params), Box)
     bounds = {"first_ratio_error": ratio_bound(policy, mesh, density), "nonfinite": 0.0}
     options = exact_rounding(getattr(policy, "dtype", jnp.float32))
-    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options)
+    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options, shared=SHARED)
 
 
 class PPO:
@@ -318,9 +319,10 @@ class PPO:
         params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         hparams = traced_floats(self.config)
         opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
-        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
-        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters, bonus)
+        runner = place(runner, self.placement)
+        return PPOState(params, frozen, opt_state, runner, hparams, run_key, update, bonus=bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
@@ -491,7 +493,8 @@ class PPO:
             rows = self.placement.shard_batch(rows, 1)
             if not buckets:
                 return by(self.policy)(params, rows)
-            needed = jnp.searchsorted(np.array(list(buckets), np.int32), jnp.max(self._lengths(rows)))
+            longest = tracing.largest_of_runs(jnp.max(self._lengths(rows)))
+            needed = jnp.searchsorted(np.array(list(buckets), np.int32), longest)
             # the choice is outside the gradient, so that nothing is computed again for it
             return tracing.switch(needed, [by(bucket) for bucket in buckets.values()], params, rows)
 

@@ -35,8 +35,9 @@ from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import BufferState, Replay
+from llmrl_jax.rl.replay import COUNTERS, BufferState, Replay
 from llmrl_jax.rl.rollout import (
+    SHARED,
     RolloutConfig,
     Runner,
     check_statistics,
@@ -216,7 +217,7 @@ def make_sac(
         raise ValueError("sac runs on one device: leave --mesh out")
     check_statistics(env, env_params)
     sac = SAC(config, env, env_params, policy)
-    return Learner(sac.init, sac.update, config.num_envs * config.num_steps)
+    return Learner(sac.init, sac.update, config.num_envs * config.num_steps, shared=(*SHARED, *COUNTERS))
 
 
 class SAC:

@@ -51,9 +51,8 @@ def evaluate(
     check_writable(folder, "the run's folder", folder=True)
     check_saved(folder, checkpoint)
     x = _experiment(folder, config)
-    assert x.evaluate is not None
     state, update = restore(folder, config, x.learner, checkpoint)
-    results = x.evaluate(state, x.key(seed), episodes)
+    results = x.results(state, x.key(seed), episodes)
     written = write_results(x, folder, update, seed, episodes, results)
     video = film(x, state, x.key(seed), folder / "episode.gif") if gif else None
     if json:

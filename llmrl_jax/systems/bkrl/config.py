@@ -159,10 +159,18 @@ class TrainRun(Checked):
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
 
     def __post_init__(self):
         super().__post_init__()
+        if self.alg == "random" and self.seeds > 1:
+            raise ValueError(
+                f"seeds is {self.seeds}, but --run.seed draws the random potential: leave --seeds out, and start a run "
+                "for each --run.seed"
+            )
         for name, needed, source in (
             ("potential", self.alg.startswith("bk-"), "`llmrl bkrl code`, `prefer` or `goals`"),
             ("data", self.alg == "random", "`llmrl bkrl collect`"),

@@ -20,8 +20,8 @@ from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.bkrl import episodes
 from llmrl_jax.systems.bkrl.build import make_env, make_features, make_policy, observed_parts, playable
+from llmrl_jax.systems.bkrl.collect import read_episodes
 from llmrl_jax.systems.bkrl.config import PreferenceModelConfig, TrainRun
 from llmrl_jax.systems.bkrl.goals import load_goals
 from llmrl_jax.systems.bkrl.potentials import (
@@ -39,7 +39,7 @@ from llmrl_jax.systems.bkrl.preference_model import WEIGHTS, load_model
 from llmrl_jax.systems.bkrl.programs import PROGRAM
 from llmrl_jax.systems.bkrl.prompts import world_of
 from llmrl_jax.workflows import experiment as experiments
-from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.experiment import Experiment, several_seeds
 from llmrl_jax.workflows.rl_training import evaluated, table
 
 
@@ -72,21 +72,24 @@ def experiment(config: TrainRun, mesh: Mesh | None = None) -> Experiment:
     learner = make_ppo(agent.ppo, world, params, policy, mesh, bonus=bonus)
     x = evaluated(Experiment(config, learner, policy, world, params))
     judge: Any = x.evaluate
-    return replace(
+    chance: Any = x.baseline
+    x = replace(
         x,
         evaluate=lambda state, key, episodes: {"agent": judge(state, key, episodes)},
+        baseline=lambda state, key, episodes: {"agent": chance(state, key, episodes)},
         report=lambda results, episodes: table(results["agent"], episodes),
         about={"env": agent.env, "alg": config.alg},
         held_out=HELD_OUT,
         shown={"success": "success", "episode_length": "length", "entropy": "entropy"},
     )
+    return several_seeds(x, agent.mesh)
 
 
 def make_potential(config: TrainRun, env: Environment) -> Any:
     """The potential of a run, scaled; None without one."""
     if config.alg == "random":
         potential = RandomPotential(env, config.run.seed)
-        data = episodes.read(config.data)
+        data = read_episodes(config.data)
         missing = [name for name in potential.reads if name not in data.obs]
         if missing:
             raise ValueError(f"the episodes of {config.data} lack {missing[0]!r}: choose --data collected in {env.id}")

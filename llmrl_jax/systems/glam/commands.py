@@ -41,8 +41,9 @@ def start_train(get: Get) -> TrainConfig:
     preset="glam",
     preset_help=TRAIN_PRESETS,
     frequent=(
-        *("preset", "env", "model", "agent", "tune", "steps", "ppo.num-envs", "ppo.learning-rate", "num-actions"),
-        *("mesh", "config", "run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
+        *("preset", "env", "model", "agent", "tune", "steps", "seeds", "ppo.num-envs", "ppo.learning-rate"),
+        *("num-actions", "mesh", "config", "run.name", "run.seed", "run.resume", "run.eval-every"),
+        "run.checkpoint-every",
     ),
 )
 def train(config: TrainConfig) -> int:

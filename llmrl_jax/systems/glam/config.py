@@ -335,6 +335,9 @@ class TrainConfig(Checked):
     """Total environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=200, metadata=FREE)
     """Held-out episodes per evaluation during training (see `run.eval_every`)."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     run: RunConfig = field(default_factory=RunConfig)
 
     def experiment(self) -> Any:

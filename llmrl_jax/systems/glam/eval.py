@@ -20,7 +20,7 @@ from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from llmrl_jax.workflows import evaluation as run_evaluation
-from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore_first
 
 
 Weights = Callable[[Any], tuple[Any, Any]]
@@ -90,13 +90,11 @@ def make_experiment(
     players = functools.cache(lambda episodes: evaluation(agent, episodes, weights))  # compiled once for each number
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
-        return {
-            **sampled_and_greedy(players(episodes), state, key),
-            "random": random_evaluation(agent, episodes, key),
-        }
+        return sampled_and_greedy(players(episodes), state, key)
 
     defaults: dict[str, Any] = {
         "evaluate": evaluate,
+        "baseline": lambda state, key, episodes: {"random": random_evaluation(agent, episodes, key)},
         "report": lambda results, episodes: success_table(results, task_names(agent)),
         "during": lambda state, key: players(config.eval_episodes)(state, key),
         "about": {"env": config.glam.env},
@@ -153,7 +151,7 @@ def load_run(folder: Path, checkpoint: int) -> tuple[TrainConfig, Any, Any, int]
     config = configs.load_config(TrainConfig, folder / "config.json")
     check_saved(folder, checkpoint)
     agent = make_agent(config.glam)
-    return config, agent, *restore(folder, config, agent.learner(), checkpoint)
+    return config, agent, *restore_first(folder, config, agent.learner(), checkpoint)
 
 
 def evaluate(

@@ -158,7 +158,7 @@ def make_player(
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             rows, results = carry
-            rows, seen = advance(env, params, actor, rows, hold=False)
+            rows, seen = advance(env, params, actor, rows, freeze_finished=False)
             cache, to_go = rows.carry
             info = seen.info
             latest = Episodes(info["success"], info["episode_return"], info["episode_length"], results.task)
