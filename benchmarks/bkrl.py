@@ -17,11 +17,9 @@ import numpy as np
 from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, rates, seconds, threads
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.bkrl import episodes
 from llmrl_jax.systems.bkrl.build import make_env
-from llmrl_jax.systems.bkrl.collect import collect
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset, collect, read_episodes
 from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig, preset
-from llmrl_jax.systems.bkrl.episodes import EpisodeDataset
 from llmrl_jax.systems.bkrl.goals import propose
 from llmrl_jax.systems.bkrl.preferences import prefer
 from llmrl_jax.systems.bkrl.programs import write_programs
@@ -145,7 +143,7 @@ def run(quick: bool) -> Result:
                 jax.block_until_ready(call())
                 if repeat:  # the first call warms up
                     times[alg].append(time.perf_counter() - started)
-        encoder, note = encoder_per_step(episodes.read(folder / "episodes"))
+        encoder, note = encoder_per_step(read_episodes(folder / "episodes"))
     alone = Figure.of(times[ALONE])
     rows = [Row(CASE, OURS, "steps/s", rates(steps, times[ALONE]), calls[ALONE][1], ALONE)]
     bars = []

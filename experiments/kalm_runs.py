@@ -28,9 +28,8 @@ from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.collect import collect
+from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES, collect, read_episodes
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
-from llmrl_jax.systems.kalm.episodes import ABOUT, EPISODES, read
 from llmrl_jax.systems.kalm.eval import key_of, play_random, rates, test_run
 from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, imagine_run, starts
@@ -169,7 +168,7 @@ def random_actions(folder: Path, data: str, level: str, count: int) -> None:
     """Write episodes of one uniformly random action each, in the form of imagined ones. **Arguments:** `data`, the
     folder of recorded episodes, from whose first states they start. Next states equal first ones: neither the level's
     rules nor behaviour cloning reads them."""
-    world, _, episodes = read(data)
+    world, _, episodes = read_episodes(data)
     rng = np.random.default_rng(0)
     numbers = chosen_goals(world, level, count, rng)
     goals, first = world.instructions.goals[numbers], starts(world, level, numbers, episodes, rng)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from llmrl_jax.systems.bkrl.episodes import EpisodeDataset
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset
 
 
 ID = "BabyAI-Text-GoToLocal-RedBall-S20?room_size=6&num_dists=2"

@@ -184,26 +184,26 @@ class COMBO(SoftActorCritic):
         one, two = jax.random.split(key)
         n = batch.obs.shape[-1]
         params = self.networks(one, n, hparams) | {"model": self.model.init(two, n, batch.features)}
-        ring = self.memory.init(jax.tree.map(lambda x: x[0], batch))
-        extra = {"ring": ring, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
+        buffer = self.memory.init(jax.tree.map(lambda x: x[0], batch))
+        extra = {"ring": buffer, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
         return TrainState.create(params, ["critic"], extra)
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """A step of the model, or once it has had all of its own, one of the critics and the actor."""
         done = context.count - self.config.model_steps
-        ring_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
+        buffer_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
         elite = tracing.cond(done == 0, lambda: self.best(state, context), lambda: state.extra["elite"])
         state = state.replace(extra=state.extra | {"elite": elite})
         rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
 
-        def round_of(turn: jax.Array, ring: BufferState) -> BufferState:
+        def round_of(turn: jax.Array, buffer: BufferState) -> BufferState:
             # XLA moves what does not depend on the turn out of the loop, and so into every step
-            return self.rolled(state, ring, context, jax.random.fold_in(ring_key, turn))
+            return self.rolled(state, buffer, context, jax.random.fold_in(buffer_key, turn))
 
         # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
-        ring = tracing.fori_loop(0, rounds, round_of, state.extra["ring"])
-        drawn = self.memory.draw(ring, draw_key, self.config.batch_size // 2)
-        imagined = self.memory.get(ring, drawn.index)
+        buffer = tracing.fori_loop(0, rounds, round_of, state.extra["ring"])
+        drawn = self.memory.draw(buffer, draw_key, self.config.batch_size // 2)
+        imagined = self.memory.get(buffer, drawn.index)
         without = state.replace(extra=state.extra | {"ring": ()})
 
         def of_model(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -216,8 +216,8 @@ class COMBO(SoftActorCritic):
             return self.policy_step(state, real, imagined, context, policy_key)
 
         after, metrics = tracing.cond(done < 0, of_model, of_policy, without)
-        metrics |= {"model_loss": after.extra["model_loss"], "imagined": ring.size.astype(jnp.float32)}
-        return after.replace(extra=after.extra | {"ring": ring}), metrics
+        metrics |= {"model_loss": after.extra["model_loss"], "imagined": buffer.size.astype(jnp.float32)}
+        return after.replace(extra=after.extra | {"ring": buffer}), metrics
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class COMBO(SoftActorCritic):
         state = state.apply_gradients("model", grads, context.hparams["model_learning_rate"])
         return state.replace(extra=state.extra | {"model_loss": loss / self.config.members})
 
-    def rolled(self, state: TrainState, ring: BufferState, context: Context, key: jax.Array) -> BufferState:
+    def rolled(self, state: TrainState, buffer: BufferState, context: Context, key: jax.Array) -> BufferState:
         """The memory with a round of rollouts of the policy in the model."""
         data, count = context.frozen.given[0], self.config.rollouts
 
@@ -256,7 +256,7 @@ class COMBO(SoftActorCritic):
 
         first, rest = jax.random.split(key)
         _, steps = tracing.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
-        return self.memory.add(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
+        return self.memory.add(buffer, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
 
     # --- the policy ---------------------------------------------------------------------------------------------------
 

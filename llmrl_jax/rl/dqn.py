@@ -285,11 +285,11 @@ class DQN:
         self._check_room(step)
         # Inside jit, so that no device ever holds the whole memory
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
-        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
         runner = place(runner, self.placement)
-        return DQNState(params, frozen, target, opt_state, replay, runner, *counters, bonus, first)
+        return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
 
     def _check_room(self, step: Any) -> None:
         """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
@@ -446,14 +446,14 @@ class DQN:
         def gradient_step(carry, x):
             params, opt_state, priorities, bonus = carry
             key, drawn = x
-            ring = replay.replace(priorities=priorities)
-            index, batch, discount, weight = drawn if known else self._sample(ring, key, hparams)
+            buffer = replay.replace(priorities=priorities)
+            index, batch, discount, weight = drawn if known else self._sample(buffer, key, hparams)
             target = target_params(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
-                priorities = self.memory.prioritize(ring, index, priority).priorities
+                priorities = self.memory.prioritize(buffer, index, priority).priorities
             bonus, own = bonuses.learn(self.bonus, bonus, batch, jax.random.fold_in(key, bonuses.INIT))
             finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *own.values()]))
             metrics |= own | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
@@ -466,20 +466,20 @@ class DQN:
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 
     def _sample(
-        self, ring: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
+        self, buffer: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
         """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
         any."""
         config, weight = self.config, None
         if config.replay == "prioritized":
-            drawn = self.memory.draw_prioritized(ring, key, config.batch_size)
-            weight = importance_weights(drawn.probability, ring.size, hparams["priority_beta"])
+            drawn = self.memory.draw_prioritized(buffer, key, config.batch_size)
+            weight = importance_weights(drawn.probability, buffer.size, hparams["priority_beta"])
         else:
-            drawn = self.memory.draw(ring, key, config.batch_size)
+            drawn = self.memory.draw(buffer, key, config.batch_size)
         if config.n_step > 1:
-            batch, discount = self.memory.n_step(ring, drawn.index, config.n_step, hparams["gamma"])
+            batch, discount = self.memory.n_step(buffer, drawn.index, config.n_step, hparams["gamma"])
         else:
-            batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
+            batch, discount = self.memory.get(buffer, drawn.index), hparams["gamma"]
         return drawn.index, self.placement.shard_batch(batch), discount, weight
 
     def _update_target(self, state: DQNState, params: Any) -> Any:

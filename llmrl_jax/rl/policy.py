@@ -35,7 +35,7 @@ def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array
     return Categorical.masked(jnp.log(jnp.where(probs > 0, probs, 1.0)), probs > 0)
 
 
-class Policy(Protocol):
+class Policy:
     """What acts in a batch of environments, as pure functions of parameters: an MLP, a GRU, a language model, chance.
 
     Policies inherit from this class and define `step`, which acts, or `q`, from which `step` follows; PPO also calls

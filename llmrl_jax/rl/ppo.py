@@ -319,9 +319,10 @@ class PPO:
         params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         hparams = traced_floats(self.config)
         opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
-        counters = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
-        return PPOState(params, frozen, opt_state, place(runner, self.placement), *counters, bonus)
+        runner = place(runner, self.placement)
+        return PPOState(params, frozen, opt_state, runner, hparams, run_key, update, bonus=bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""

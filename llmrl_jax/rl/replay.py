@@ -59,7 +59,7 @@ class Replay:
     capacity: int
     """Maximum number of items. The whole memory is allocated at once."""
     rows: int | None = None
-    """Environments, each with its own ring of `capacity / rows` consecutive steps; over a mesh, each device holds its
+    """Environments, each with its own buffer of `capacity / rows` consecutive steps; over a mesh, each device holds its
     environments' steps. None: items without an order, for single-step sampling only."""
     prioritized: bool = False
     """Whether items have sampling priorities."""
@@ -108,7 +108,7 @@ class Replay:
             return items
         return items.replace(obs=self._frames.without(items.obs), next_obs=self._frames.without(items.next_obs))
 
-    def add(self, ring: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
+    def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
         """The memory with items appended in order. Their priority is the highest that any item has had.
 
         **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
@@ -123,7 +123,7 @@ class Replay:
             raise ValueError(
                 f"{count} {what} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
             )
-        place = (ring.next + jnp.arange(count)) % self.length
+        place = (buffer.next + jnp.arange(count)) % self.length
 
         def write(old, new):
             if new.shape != (count, *old.shape[1:]) or new.dtype != old.dtype:
@@ -133,17 +133,17 @@ class Replay:
                 )
             return old.at[place].set(new, mode="promise_in_bounds", unique_indices=True)
 
-        tree = ring.priorities
+        tree = buffer.priorities
         if self.prioritized:
             index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
             tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
         after = BufferState(
-            items=jax.tree.map(write, ring.items, items),
-            next=(ring.next + count) % self.length,
-            size=jnp.minimum(ring.size + count * per_step, self.capacity),
+            items=jax.tree.map(write, buffer.items, items),
+            next=(buffer.next + count) % self.length,
+            size=jnp.minimum(buffer.size + count * per_step, self.capacity),
             priorities=tree,
         )
-        return self._with_frames(ring, after, whole, ended) if self.stacked else after
+        return self._with_frames(buffer, after, whole, ended) if self.stacked else after
 
     def _with_frames(self, before: BufferState, after: BufferState, steps: Any, ended: Array | None) -> BufferState:
         """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
@@ -163,67 +163,67 @@ class Replay:
         )
         return after.replace(priorities=tree)
 
-    def place(self, ring: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
+    def place(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
         """The memory on a mesh: rows are split as environments are, the rest is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
         replicated tree. Priorities are replicated, so that sums over the whole memory are the same on any number of
         devices.
         """
-        items = copied(ring.items) if self.rows is None else split(ring.items, 1)
-        frames = self._frames.place(ring.frames, split, copied) if self.stacked else ()
-        next, size, priorities = copied((ring.next, ring.size, ring.priorities))
+        items = copied(buffer.items) if self.rows is None else split(buffer.items, 1)
+        frames = self._frames.place(buffer.frames, split, copied) if self.stacked else ()
+        next, size, priorities = copied((buffer.next, buffer.size, buffer.priorities))
         return BufferState(items, next, size, priorities, frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
-    def can_sample(self, ring: BufferState, least: int = 1) -> Bool[Array, ""]:
+    def can_sample(self, buffer: BufferState, least: int = 1) -> Bool[Array, ""]:
         """Whether at least `least` items were added, of those that fit."""
-        return ring.size >= least
+        return buffer.size >= least
 
-    def held(self, ring: BufferState) -> Int[Array, ""]:
-        """Items that can be drawn: with stacks fewer than `ring.size` where episodes are very short."""
-        return ring.frames.readable * (self.rows or 1) if self.stacked else ring.size
+    def held(self, buffer: BufferState) -> Int[Array, ""]:
+        """Items that can be drawn: with stacks fewer than `buffer.size` where episodes are very short."""
+        return buffer.frames.readable * (self.rows or 1) if self.stacked else buffer.size
 
-    def draw(self, ring: BufferState, key: jax.Array, batch_size: int) -> Sample:
+    def draw(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn uniformly with replacement. An empty memory gives index 0."""
-        held = jnp.maximum(self.held(ring), 1)
+        held = jnp.maximum(self.held(buffer), 1)
         index = jax.random.randint(key, (batch_size,), 0, held)
         if self.stacked:
-            oldest = jnp.where(held < ring.size, ring.next * (self.rows or 1) - held, 0)
+            oldest = jnp.where(held < buffer.size, buffer.next * (self.rows or 1) - held, 0)
             index = (index + oldest) % self.capacity
         return Sample(index, jnp.broadcast_to(1 / held, (batch_size,)))
 
-    def draw_prioritized(self, ring: BufferState, key: jax.Array, batch_size: int) -> Sample:
+    def draw_prioritized(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
 
         The sum of all priorities is cut into `batch_size` equal ranges, and one index is drawn from each.
         """
-        return Sample(*self._tree.sample(ring.priorities, key, batch_size))
+        return Sample(*self._tree.sample(buffer.priorities, key, batch_size))
 
-    def prioritize(self, ring: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
+    def prioritize(self, buffer: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
         """The memory with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
         `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
         """
-        return ring.replace(priorities=self._tree.set(ring.priorities, index, priority))
+        return buffer.replace(priorities=self._tree.set(buffer.priorities, index, priority))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, ring: BufferState, index: Int[Array, " *B"]) -> Any:
+    def get(self, buffer: BufferState, index: Int[Array, " *B"]) -> Any:
         """The items at given indices: leaves `[*B, ...]`."""
-        return self._steps(ring, *self._split(index))
+        return self._steps(buffer, *self._split(index))
 
-    def sample(self, ring: BufferState, key: jax.Array, batch_size: int) -> Any:
+    def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
         """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
 
         An empty memory gives zeros: add items first.
         """
-        return self.get(ring, self.draw(ring, key, batch_size).index)
+        return self.get(buffer, self.draw(buffer, key, batch_size).index)
 
     def n_step(
-        self, ring: BufferState, index: Int[Array, " B"], n: int, gamma: float | jax.Array
+        self, buffer: BufferState, index: Int[Array, " B"], n: int, gamma: float | jax.Array
     ) -> tuple[Any, Float[Array, " B"]]:
         """Transitions over up to `n` steps (Sutton and Barto, section 7.1), starting at given indices.
 
@@ -239,22 +239,24 @@ class Replay:
         """
         if n < 1:
             raise ValueError(f"n-step transitions of n = {n} steps; at least 1 is needed")
-        items = ring.items
+        items = buffer.items
         times, row = self._following(index, n, f"{n}-step transitions")
         reward = self._read(items.reward, times, row)
-        mask = self._mask(ring, times, row)
+        mask = self._mask(buffer, times, row)
         powers = jnp.cumprod(jnp.concatenate([jnp.ones(1), jnp.full(n, gamma, jnp.float32)]))
         steps = jnp.sum(mask, axis=1)
-        first = self.get(ring, index)
+        first = self.get(buffer, index)
         last = (jnp.take_along_axis(times, steps[:, None] - 1, axis=1)[:, 0], row[:, 0])
         return first.replace(
             reward=jnp.sum(jnp.where(mask, powers[:n] * reward, 0), axis=1),
-            next_obs=self._next_obs(ring, *last),
+            next_obs=self._next_obs(buffer, *last),
             terminated=self._read(items.terminated, *last),
             truncated=self._read(items.truncated, *last),
         ), powers[steps]
 
-    def windows(self, ring: BufferState, index: Int[Array, " B"], length: int) -> tuple[Any, Bool[Array, "B {length}"]]:
+    def windows(
+        self, buffer: BufferState, index: Int[Array, " B"], length: int
+    ) -> tuple[Any, Bool[Array, "B {length}"]]:
         """Consecutive steps of one episode, starting at given indices.
 
         **Arguments:** `index`, of a draw; `length`, steps of a window.
@@ -263,12 +265,12 @@ class Replay:
         **Raises:** `ValueError` without rows.
         """
         times, row = self._following(index, length, f"windows of {length} steps")
-        mask = self._mask(ring, times, row)
+        mask = self._mask(buffer, times, row)
 
         def blank(x):
             return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
 
-        return jax.tree.map(blank, self._steps(ring, times, row)), mask
+        return jax.tree.map(blank, self._steps(buffer, times, row)), mask
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -279,22 +281,22 @@ class Replay:
     def _read(self, tree: Any, *place: Array) -> Any:
         return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
 
-    def _steps(self, ring: BufferState, *place: Array) -> Any:
+    def _steps(self, buffer: BufferState, *place: Array) -> Any:
         """Whole items."""
-        items = self._read(ring.items, *place)
+        items = self._read(buffer.items, *place)
         if not self.stacked:
             return items
-        obs, next_obs = self._stacks(ring, *place)
+        obs, next_obs = self._stacks(buffer, *place)
         return items.replace(obs={**items.obs, **obs}, next_obs={**items.next_obs, **next_obs})
 
-    def _next_obs(self, ring: BufferState, *place: Array) -> Any:
+    def _next_obs(self, buffer: BufferState, *place: Array) -> Any:
         """The `next_obs` of items."""
-        next_obs = self._read(ring.items.next_obs, *place)
-        return {**next_obs, **self._stacks(ring, *place)[1]} if self.stacked else next_obs
+        next_obs = self._read(buffer.items.next_obs, *place)
+        return {**next_obs, **self._stacks(buffer, *place)[1]} if self.stacked else next_obs
 
-    def _stacks(self, ring: BufferState, time: Array, row: Array) -> tuple[Any, Any]:
-        back = (ring.next - 1 - time) % self.length
-        return self._frames.read(ring.frames, back, jnp.broadcast_to(row, back.shape))
+    def _stacks(self, buffer: BufferState, time: Array, row: Array) -> tuple[Any, Any]:
+        back = (buffer.next - 1 - time) % self.length
+        return self._frames.read(buffer.frames, back, jnp.broadcast_to(row, back.shape))
 
     def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
         """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
@@ -305,10 +307,10 @@ class Replay:
         time, row = self._split(index)
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
-    def _mask(self, ring: BufferState, times: Array, row: Array) -> Array:
+    def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
         """Which steps continue the episode of the first one, bool `[B, count]`."""
-        items, held = ring.items, ring.size // (self.rows or 1)
-        oldest = jnp.where(held == self.length, ring.next, 0)
+        items, held = buffer.items, buffer.size // (self.rows or 1)
+        oldest = jnp.where(held == self.length, buffer.next, 0)
         left = held - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends

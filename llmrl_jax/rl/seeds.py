@@ -80,7 +80,7 @@ def vmap_learners(
         frozen = _stacked(*(state.frozen for state in states)) if own else first.frozen
         leaves = [jax.tree.leaves(_rest(state)) for state in states]
         rest = [x[0] if one else jnp.stack(x) for one, x in zip(_is_shared(_rest(first), learner.shared), zip(*leaves))]
-        rest = jax.tree.structure(_rest(first)).unflatten(rest)
+        rest = jax.tree.unflatten(jax.tree.structure(_rest(first)), rest)
         params = _stacked(*(state.params for state in states))
         return VmappedState(params, frozen, rest, first.update, own, learner.shared)
 
@@ -90,7 +90,7 @@ def vmap_learners(
 
         def one(run: tuple[Any, Any, list[Any]]) -> tuple[Any, list[Any]]:
             params, frozen, own = run
-            rest = structure.unflatten(_merged(shared, _chosen(leaves, shared, True), own))
+            rest = jax.tree.unflatten(structure, _merged(shared, _chosen(leaves, shared, True), own))
             frozen = frozen if state.own_frozen else state.frozen
             after, metrics = learner.update(rest.replace(params=params, frozen=frozen, update=state.update))
             leaves_after = jax.tree.leaves(_rest(after))
@@ -102,7 +102,7 @@ def vmap_learners(
             same = [x[0] for x in same]
         else:  # which refuses leaves that differ between runs where they are shared
             (params, own, metrics), same = jax.vmap(one, out_axes=(0, None), axis_name=RUNS)(runs)
-        rest = structure.unflatten(_merged(shared, same, own))
+        rest = jax.tree.unflatten(structure, _merged(shared, same, own))
         state = state.replace(params=params, rest=rest, update=state.update + 1)
         return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(seeds)}
 
@@ -133,7 +133,7 @@ def select_run(state: VmappedState, run: int) -> Any:
 
     leaves, structure = jax.tree.flatten(state.rest)
     shared = _is_shared(state.rest, state.shared)
-    rest = structure.unflatten(x if same else x[run] for same, x in zip(shared, leaves))
+    rest = jax.tree.unflatten(structure, [x if same else x[run] for same, x in zip(shared, leaves)])
     frozen = own(state.frozen) if state.own_frozen else state.frozen
     return rest.replace(params=own(state.params), frozen=frozen, update=state.update)
 

@@ -218,21 +218,21 @@ def question(text: str, rng: np.random.Generator, questions: int = 0) -> tuple[l
     given, since their order is unpredictable: each once, or `questions` draws from all objects, of which every other
     one is a goal of its own, the text's with other objects ("Goal of the agent: go to the blue key Action 0:").
     """
-    seen: dict[str, str] = {}
+    positions: dict[str, str] = {}
     for name, where in sorted(SEEN.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
-        seen.setdefault(name, where)
-    goal = [name for name in _goal_objects(text) if name in seen]
-    names = list(seen)
+        positions.setdefault(name, where)
+    goal = [name for name in _goal_objects(text) if name in positions]
+    names = list(positions)
     if not names:
         return None
     rng.shuffle(names)
     other_questions = [(f" {name}", [name]) for name in names if name not in goal]
     if questions:
         other_questions = [_question(text, names, rng, as_goal=i % 2 == 0) for i in range(questions)]
-    pieces = [f" {seen[name]}," for name in goal]
+    pieces = [f" {positions[name]}," for name in goal]
     learn = [True] * len(goal)
     for words, answers in other_questions:
-        pieces += [words, *(f" {seen[name]}," for name in answers)]
+        pieces += [words, *(f" {positions[name]}," for name in answers)]
         learn += [False] + [True] * len(answers)
     return pieces, learn
 
@@ -334,10 +334,10 @@ class PriorState:
     update: jax.Array
 
 
-def step_sizes(config: PriorConfig) -> optax.Schedule:
-    """The step size of each update: above 0 at the first, the whole one after the warm-up, 0 at the last."""
-    how = SFTConfig(learning_rate=config.learning_rate, schedule="cosine", warmup=0.1, final_fraction=0.0)
-    return learning_rates(how, config.updates)
+def prior_learning_rates(config: PriorConfig) -> optax.Schedule:
+    """The learning rate of each update: above 0 at the first, the full one after the warm-up, 0 at the last."""
+    options = SFTConfig(learning_rate=config.learning_rate, schedule="cosine", warmup=0.1, final_fraction=0.0)
+    return learning_rates(options, config.updates)
 
 
 def make_prior(config: PriorConfig, program: Program, base: Any = None) -> Learner:
@@ -352,7 +352,7 @@ def make_prior(config: PriorConfig, program: Program, base: Any = None) -> Learn
     """
     policy = program.policy
     expert = NoisyExpert(program.env, program.env_params, config.batch_size, config.noise, config.seen_only)
-    schedule = step_sizes(config)
+    schedule = prior_learning_rates(config)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
 
     def init(key: jax.Array) -> PriorState:
@@ -421,7 +421,7 @@ def train_lesson(
     **Raises:** what `llmrl_jax.run.loop.train` raises; for a damaged checkpoint a `CheckpointError` with a remedy that
     the command has, whose flags do not choose a lesson's checkpoint.
     """
-    own = RunConfig(
+    settings = RunConfig(
         name=name,
         out=str(folder),
         seed=run.seed,
@@ -433,7 +433,7 @@ def train_lesson(
     try:
         return run_training(
             learner,
-            own,
+            settings,
             num_updates=updates,
             full_config=config,
             title=name,
@@ -465,8 +465,9 @@ def learn_reading(build: Build, config: ReadingConfig, run: RunConfig, folder: P
         variables = dict(jax.jit(model.init)(jax.random.key(run.seed), jnp.zeros((1, 1), jnp.int32)))
         if results:
             variables["params"] = results[-1].state.params
-        how = SFTConfig(batch_size, learning_rate=config.learning_rate, warmup=0.05, final_fraction=final, adam_b2=0.98)
-        learner = make_sft(how, model, variables, data, updates, take=True)
+        rate = config.learning_rate
+        options = SFTConfig(batch_size, learning_rate=rate, warmup=0.05, final_fraction=final, adam_b2=0.98)
+        learner = make_sft(options, model, variables, data, updates, take=True)
         results.append(train_lesson(name, learner, config, updates, run, folder, ("loss",)))
 
     for name, updates, batch_size, alone in (

@@ -14,7 +14,7 @@ import envs_jax
 from llmrl_jax.chat import Message
 from llmrl_jax.cli.main import main
 from llmrl_jax.run import metrics
-from llmrl_jax.systems.bkrl import episodes
+from llmrl_jax.systems.bkrl import collect
 from llmrl_jax.systems.bkrl.potentials import on_windows
 from llmrl_jax.systems.bkrl.prompts import world_of
 from llmrl_jax.systems.bkrl.scripted import ScriptedCoder, ScriptedGoals, ScriptedJudge
@@ -67,7 +67,7 @@ def preferred(out):
 def test_episodes_are_collected_at_intervals(out, capsys):
     files = sorted(path.name for path in (out / "episodes" / "collected").iterdir())
     assert files == ["update-000000.parquet", "update-000002.parquet", "update-000004.parquet"]
-    data = episodes.read(out / "episodes")
+    data = collect.read_episodes(out / "episodes")
     assert len(data) == 18 and {"image", "text", "mission"} <= set(data.obs)
     summary = json.loads((out / "episodes" / "summary.json").read_text())
     assert summary["data"] == data.digest and summary["collected_steps"] == len(data.action)
@@ -149,7 +149,7 @@ ASKING = {
 def test_crafter_has_every_potential(command, tmp_path):
     """From collected episodes to a potential that differs between windows."""
     data = crafter_played()
-    episodes.write(tmp_path / "episodes" / "a.parquet", data)
+    collect.write_episodes(tmp_path / "episodes" / "a.parquet", data)
     kind, options = ASKING[command]
     args = ["--data", str(tmp_path / "episodes"), "--env", CRAFTER, *options.split(), "--run.out", str(tmp_path)]
     assert main(["bkrl", command, *args, "--run.name", "made"]) == 0

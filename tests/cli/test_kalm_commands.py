@@ -21,7 +21,7 @@ from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
 from llmrl_jax.rl.seeds import select_run
-from llmrl_jax.systems.kalm import episodes, ground, imagine
+from llmrl_jax.systems.kalm import collect, ground, imagine
 from llmrl_jax.systems.kalm.collect import greedy_of
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.eval import key_of, play_random, rates
@@ -57,7 +57,7 @@ def summary_of(folder):
 
 
 def test_recorded_episodes_begin_and_end_as_they_should(out):
-    world, level, data = episodes.read(out / "recorded")
+    world, level, data = collect.read_episodes(out / "recorded")
     assert (world.name, level, len(data)) == ("clevr", "real", 24)
     summary = json.loads((out / "recorded" / "summary.json").read_text())
     ends = np.asarray(data.terminated)[np.arange(24), np.asarray(data.length) - 1]
@@ -115,7 +115,7 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     assert main(["kalm", "imagine", *args, "--level", "hard", "--run.name", "broken", "--run.resume"]) != 0
     assert main(["kalm", "imagine", "--run.resume", str(out / "broken")]) == 0
     assert not (out / "broken" / "parts").exists()
-    whole, found = (episodes.read(out / name, imagined=True)[2] for name in ("whole", "broken"))
+    whole, found = (collect.read_episodes(out / name, imagined=True)[2] for name in ("whole", "broken"))
     for name in ("action", "reward", "length"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     moved = np.where(np.arange(6) < 2, np.float32(100.0), np.float32(0.0))[:, None, None]
@@ -128,14 +128,14 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
     size = ["--episodes", "6", "--together", "4"]
     assert main(["kalm", "imagine", *args, *size, *here, "--run.name", f"imagined-{level}"]) == 0
-    world, found, data = episodes.read(out / f"imagined-{level}", imagined=True)
+    world, found, data = collect.read_episodes(out / f"imagined-{level}", imagined=True)
     with pytest.raises(DataError, match="has imagined episodes, and recorded ones are needed here: .* kalm collect"):
-        episodes.read(out / f"imagined-{level}")
+        collect.read_episodes(out / f"imagined-{level}")
     said = np.asarray(data.obs["instruction"])[:, 0]
     assert found == level and len(data) == 6 and set(said) <= set(world.instructions.of(level))
     goals = world.instructions.configuration[said]
     assert len(set(goals.tolist())) == 6  # each goal of the level once before any twice
-    real = np.asarray(episodes.read(out / "recorded")[2].obs["state"])[:, 0]
+    real = np.asarray(collect.read_episodes(out / "recorded")[2].obs["state"])[:, 0]
     first = np.asarray(data.obs["state"])[:, 0]
     assert (np.abs(first[:, None] - real[None]).max(-1).min(1) == 0).all()
     summary = summary_of(out / f"imagined-{level}")
@@ -197,7 +197,7 @@ def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_mode
     hashed = sentence_table(world, "hashed")
     vectors = ground.sentence_vectors(ground.load_model(out / "model"), world.instructions.texts)
     np.testing.assert_array_equal(state.frozen.table, np.concatenate([hashed, vectors], axis=1))
-    sets = [episodes.read(out / f"few-{level}", imagined=True)[2] for level in ("rephrase", "easy")]
+    sets = [collect.read_episodes(out / f"few-{level}", imagined=True)[2] for level in ("rephrase", "easy")]
     assert [int(size) for size in state.frozen.sizes[1:]] == [int(np.sum(data.length)) for data in sets]
     odd = ["--bc.batch-size", "10", "--run.name", "odd"]
     assert main(["kalm", "train", *args, *small[:4], *odd]) != 0
@@ -227,7 +227,7 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     here = ["--run.out", str(out), "--run.name", "again"]
     size = "--level easy --episodes 3 --together 3 --noise 0".split()
     assert main(["kalm", "collect", "--agent", str(out / "cloned"), *size, *here]) == 0
-    world, level, data = episodes.read(out / "again")
+    world, level, data = collect.read_episodes(out / "again")
     cloned = load(out / "cloned")
     state, other = (select_run(cloned.state, i) for i in (0, 1))
     assert (np.asarray(state.params["actor"][0]["kernel"]) != np.asarray(other.params["actor"][0]["kernel"])).any()
@@ -248,7 +248,7 @@ def test_an_agent_of_online_rl_records_episodes(out, capsys):
     assert main(["rl", "train", "--algo", "ppo", *env, *small, *here, "ppo"]) == 0
     size = "--level easy --episodes 3 --together 3 --noise 0 --agent".split()
     assert main(["kalm", "collect", *size, str(out / "ppo"), *here, "of-ppo"]) == 0
-    _, _, data = episodes.read(out / "of-ppo")
+    _, _, data = collect.read_episodes(out / "of-ppo")
     assert data.obs["instruction"].shape == (3, 1) and (np.asarray(data.length) == 1).all()
     act = greedy_of(out / "ppo", world_of("clevr"))
     states = jax.vmap(lambda balls, goal: state_of(balls, goal))(data.obs["state"][:, 0], data.obs["goal"][:, 0])
@@ -326,7 +326,7 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
         assert said in capsys.readouterr().err.replace("\n", " "), args
     assert not (out / "wrong").exists()
     with pytest.raises(DataError, match="has episodes of 'clevr', and 'metaworld' is needed"):
-        episodes.read(out / "recorded", "metaworld")
+        collect.read_episodes(out / "recorded", "metaworld")
 
 
 def test_damaged_folders_are_refused(out, tmp_path, capsys):
@@ -343,7 +343,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
     ):
         about.write_text(text)
         with pytest.raises(DataError, match=said):
-            episodes.read(folder)
+            collect.read_episodes(folder)
     about.write_text(json.dumps(kept))
     data = read_parquet(folder / "episodes.parquet").data
 
@@ -361,7 +361,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
     ):
         write_parquet(folder / "episodes.parquet", data.replace(**changed))
         with pytest.raises(DataError, match=said):
-            episodes.read(folder)
+            collect.read_episodes(folder)
     for command in (["ground"], ["train", "--encoder", "hashed"], ["imagine", "--grounded", str(out / "model")]):
         assert main(["kalm", *command, "--data", str(folder), "--run.out", str(tmp_path), "--run.name", "wrong"]) != 0
         assert "obs.instruction of step 0 of the data" in capsys.readouterr().err.replace("\n", " ")
@@ -370,7 +370,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
 
 def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     """`collect --from FILE`: KALM's own form, written from recorded episodes, comes back as these."""
-    world, _, data = episodes.read(out / "recorded")
+    world, _, data = collect.read_episodes(out / "recorded")
     codes = np.repeat(to_published(np.asarray(data.obs["goal"])[:, 0])[:, None], data.reward.shape[1], axis=1)
     wordings = np.array([["in their words"] * 54] * 24)
     whole = to_masked(data.replace(obs=data.obs["state"], next_obs=data.next_obs["state"]))
@@ -378,7 +378,7 @@ def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     write_masked(tmp_path / "clevr.npy", whole)
     here = ["--run.out", str(tmp_path), "--run.name"]
     assert main(["kalm", "collect", "--from", str(tmp_path / "clevr.npy"), *here, "taken"]) == 0
-    _, level, taken = episodes.read(tmp_path / "taken")
+    _, level, taken = collect.read_episodes(tmp_path / "taken")
     for one, two in ((taken.obs, data.obs), (taken.next_obs, data.next_obs)):
         np.testing.assert_array_equal(one["state"], two["state"])
         np.testing.assert_array_equal(one["goal"], two["goal"])

@@ -10,7 +10,7 @@ import pytest
 
 from envs_jax import metaworld
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.kalm import episodes
+from llmrl_jax.systems.kalm import collect
 from llmrl_jax.systems.kalm.train import get_dataset
 
 
@@ -19,7 +19,7 @@ def test_recorded_episodes_of_continuous_actions(tmp_path):
     args = ["--world", "metaworld", "--episodes", "4", "--together", "4", "--run.out", str(tmp_path)]
     assert main(["kalm", "collect", *args, "--run.name", "recorded"]) == 0
     folder = tmp_path / "recorded"
-    world, level, data = episodes.read(folder)
+    world, level, data = collect.read_episodes(folder)
     summary = json.loads((folder / "summary.json").read_text())
     length = np.asarray(data.length)
     assert (world.name, level, len(data)) == ("metaworld", "real", 4) and summary["steps"] == length.sum()

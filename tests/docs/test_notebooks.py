@@ -20,7 +20,7 @@ from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
 from llmrl_jax.systems.bkrl import collect as bkrl_collect, preferences, train as bkrl_train
-from llmrl_jax.systems.ellm import accuracy, training as ellm_training
+from llmrl_jax.systems.ellm import accuracy, train as ellm_train
 from llmrl_jax.systems.glam import clone as glam_clone, eval as glam_eval, results as glam_results, train as glam_train
 from llmrl_jax.systems.glam.posttest import TESTS
 from llmrl_jax.systems.kalm import (
@@ -149,7 +149,7 @@ def test_glam_gives_commands_that_are_accepted(monkeypatch, tmp_path):
 
 def test_ellm_gives_commands_that_are_accepted(monkeypatch):
     commands = commands_of("ellm", STEPS="1024", MODEL="smollm2-135m", STATES="2")
-    asked = asked_by(monkeypatch, commands, (ellm_training, "pretrain"), (accuracy, "accuracy"))
+    asked = asked_by(monkeypatch, commands, (ellm_train, "pretrain"), (accuracy, "accuracy"))
     assert [type(x).KIND for x in asked] == ["ellm pretrain", "ellm accuracy"]
     assert asked[0].steps == 1024 and asked[1].chat.model == "local:smollm2-135m" and asked[1].states == 2
 

@@ -17,10 +17,10 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.config import refuse_changes
 from llmrl_jax.run.folder import opened
-from llmrl_jax.systems.bkrl import episodes, potentials
+from llmrl_jax.systems.bkrl import potentials
 from llmrl_jax.systems.bkrl.build import make_env
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset, Windows, read_episodes, read_npy
 from llmrl_jax.systems.bkrl.config import WindowConfig
-from llmrl_jax.systems.bkrl.episodes import EpisodeDataset, Windows
 from llmrl_jax.systems.bkrl.potentials import Kind, Manifest
 from llmrl_jax.systems.bkrl.prompts import TEXT, World, caption, world_of
 from llmrl_jax.workflows.chat_model import Chat, make_chat
@@ -74,14 +74,14 @@ class AdviceRun:
 
 
 def read_data(config: WindowConfig, env: Environment) -> EpisodeDataset:
-    """The collected episodes. **Raises:** what `episodes.read` and `read_npy` raise, and `ValueError` for episodes of
+    """The collected episodes. **Raises:** what `read_episodes` and `read_npy` raise, and `ValueError` for episodes of
     another world."""
     if not config.data:
         raise ValueError("data is empty: give the --data folder of a run of `llmrl bkrl collect`")
     path = Path(config.data)
     if path.suffix == ".npy":
-        return episodes.read_npy(path, env)
-    data = episodes.read(path)
+        return read_npy(path, env)
+    data = read_episodes(path)
     space: Any = env.observation_space(env.default_params)
     for name in space.spaces:
         if name not in data.obs:

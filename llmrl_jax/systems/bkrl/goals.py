@@ -34,8 +34,8 @@ from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.collect import Windows, pad_starts
 from llmrl_jax.systems.bkrl.config import GoalsRun, PreferenceModelConfig
-from llmrl_jax.systems.bkrl.episodes import Windows, pad_starts
 from llmrl_jax.systems.bkrl.potentials import ArtifactError, Manifest, digest
 from llmrl_jax.systems.bkrl.preference_model import distil, load_model, make_model, save_weights
 from llmrl_jax.systems.bkrl.prompts import TEXT, world_of

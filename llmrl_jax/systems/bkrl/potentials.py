@@ -25,7 +25,7 @@ from llmrl_jax.core.config import from_json, read_json
 from llmrl_jax.core.files import digest_of, write_whole
 from llmrl_jax.rl.shaping import Window
 from llmrl_jax.systems.bkrl.build import observed_parts
-from llmrl_jax.systems.bkrl.episodes import Windows
+from llmrl_jax.systems.bkrl.collect import Windows
 from llmrl_jax.systems.bkrl.prompts import world_of
 
 

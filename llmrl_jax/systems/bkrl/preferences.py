@@ -25,8 +25,8 @@ from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
 from llmrl_jax.systems.bkrl.build import observed_parts
+from llmrl_jax.systems.bkrl.collect import Windows
 from llmrl_jax.systems.bkrl.config import PreferRun
-from llmrl_jax.systems.bkrl.episodes import Windows
 from llmrl_jax.systems.bkrl.potentials import digest
 from llmrl_jax.systems.bkrl.preference_model import WEIGHTS, Pairs, fit, make_model, save_weights
 from llmrl_jax.systems.bkrl.scripted import ScriptedJudge

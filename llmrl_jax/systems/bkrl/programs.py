@@ -23,8 +23,8 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.collect import Windows, pad_starts
 from llmrl_jax.systems.bkrl.config import CodeRun
-from llmrl_jax.systems.bkrl.episodes import Windows, pad_starts
 from llmrl_jax.systems.bkrl.potentials import MIN_STD, ProgramPotential, digest, on_windows
 from llmrl_jax.systems.bkrl.prompts import program_parts
 from llmrl_jax.systems.bkrl.scripted import ScriptedCoder

@@ -20,8 +20,8 @@ from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.bkrl import episodes
 from llmrl_jax.systems.bkrl.build import make_env, make_features, make_policy, observed_parts, playable
+from llmrl_jax.systems.bkrl.collect import read_episodes
 from llmrl_jax.systems.bkrl.config import PreferenceModelConfig, TrainRun
 from llmrl_jax.systems.bkrl.goals import load_goals
 from llmrl_jax.systems.bkrl.potentials import (
@@ -89,7 +89,7 @@ def make_potential(config: TrainRun, env: Environment) -> Any:
     """The potential of a run, scaled; None without one."""
     if config.alg == "random":
         potential = RandomPotential(env, config.run.seed)
-        data = episodes.read(config.data)
+        data = read_episodes(config.data)
         missing = [name for name in potential.reads if name not in data.obs]
         if missing:
             raise ValueError(f"the episodes of {config.data} lack {missing[0]!r}: choose --data collected in {env.id}")

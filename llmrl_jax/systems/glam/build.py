@@ -100,9 +100,9 @@ class ChosenActions(OtherActions):
         includes "done", a name that is already an action's, or an environment that reads "done"."""
         super().__init__(env)
         known = env.action_names
-        self.done = known.index("done") if extra else len(known)
-        if not 1 <= n <= self.done:
-            has = f"{self.done} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
+        self.idle = known.index("done") if extra else len(known)
+        if not 1 <= n <= self.idle:
+            has = f"{self.idle} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
             adds = "" if extra else f"; 9 adds {', '.join(EXTRA_ACTIONS)} to the first six"
             raise ValueError(f"num_actions is {n}, but {env.id} has {has}{adds}")
         if len({*known, *extra}) < len(known) + len(extra):
@@ -111,7 +111,7 @@ class ChosenActions(OtherActions):
         self.n, self.extra = n, extra
 
     def step(self, key, state, action, params):
-        action = jnp.where(action < self.n, action, self.done) if self.extra else action
+        action = jnp.where(action < self.n, action, self.idle) if self.extra else action
         return super().step(key, state, action, params)
 
     def offered(self, mask):
@@ -144,8 +144,8 @@ def prompted(env: Environment, config: GlamConfig) -> Environment:
     """An environment with the observations from which prompts are made: the window of `config`, and the action mask if
     the environment has one."""
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
-    kept = [MASK] if MASK in parts else []
-    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=kept)
+    keep = [MASK] if MASK in parts else []
+    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=keep)
 
 
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
@@ -156,34 +156,54 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     cannot assemble the prompt or a prompt longer than the model's positions, `FileNotFoundError` or `ValueError` for a
     model that cannot be loaded.
     """
-    if mesh is None and config.mesh:
-        mesh = make_mesh(config.mesh)
+    mesh = _mesh(config) if mesh is None else mesh
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
-    make_model = _embedded_model if config.model == EMBEDDED else _given_model
-    tokenizer, compiled, model, base = make_model(config, template, mesh)
+    tokenizer, compiled, model, base = _model(config, template, mesh)
     policy = _policy(config, template, compiled, model, base, mesh)
     return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+
+
+def _mesh(config: GlamConfig) -> jax.sharding.Mesh | None:
+    return make_mesh(config.mesh) if config.mesh else None
 
 
 Base = Callable[[jax.Array], Any]
 """From a PRNG key to base parameters."""
 
 
-def _embedded_model(
+def _model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The small Llama with random weights; its vocabulary is the words of the prompt."""
-    if config.init == "embeddings":
+    """The tokenizer, the prompt for it, the model and its initial weights.
+
+    The embedded model is a small Llama with random weights, whose vocabulary is the words of the prompt.
+    """
+    embedded, heal, options = config.model == EMBEDDED, config.candidate_space == "healed", computed(config.dtype)
+    if embedded and config.init == "embeddings":
         raise ValueError("init is embeddings, but the embedded model has none to keep: give --model, or --init random")
-    tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
-    compiled = template.compile(tokenizer, config.max_prompt or None, heal=config.candidate_space == "healed")
-    longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
-    sizes = config.embedded.llama(tokenizer, longest + 16)
-    model = lm.Llama(
-        sizes, lora=_adapters(config), remat=config.remat, attention=config.attention, **computed(config.dtype)
-    )
-    return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
+    tokenizer: Tokenizer
+    if embedded:
+        tokenizer = words = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
+        compiled = template.compile(tokenizer, config.max_prompt or None, heal=heal)
+        sizes = config.embedded.llama(words, compiled.max_length * (2 if config.embedded.spare_words else 1) + 16)
+    else:
+        sizes = lm.read_config(config.model)
+        tokenizer = load_tokenizer(lm.locate(config.model))
+        longest = sizes.max_position_embeddings - longest_answer(tokenizer, template)
+        compiled = template.compile(tokenizer, min(config.max_prompt or longest, longest), heal=heal)
+        check_vocabulary(compiled, sizes.vocab_size, config.model)
+        # trained weights stay float32, since updates of 1e-6 would be lost to rounding
+        options["param_dtype"] = jnp.dtype(jnp.float32) if config.tune == "full" else options["dtype"]
+    blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
+    kind = None if config.quantize == "none" else config.quantize
+    base: dict[str, Base] = {
+        "pretrained": partial(_loaded_base, config.model, mesh, blank.param_dtype, kind),
+        "random": partial(_random_base, blank, mesh, kind),
+        "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
+    }
+    model = blank.clone(lora=None if config.tune == "full" else config.lora)
+    return tokenizer, compiled, model, base["random" if embedded else config.init]
 
 
 def check_vocabulary(compiled: CompiledPrompt, vocab_size: int, model: str) -> None:
@@ -193,31 +213,6 @@ def check_vocabulary(compiled: CompiledPrompt, vocab_size: int, model: str) -> N
             f"a prompt holds the token {compiled.top_token}, but the vocabulary of {model} is 0 to {vocab_size - 1}: "
             "the tokenizer there is not the model's"
         )
-
-
-def _given_model(
-    config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
-) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The model of a folder or hub id, with weights according to `config.init`."""
-    sizes = lm.read_config(config.model)
-    tokenizer = load_tokenizer(lm.locate(config.model))
-    room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
-    limit = min(config.max_prompt or room, room)
-    compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
-    check_vocabulary(compiled, sizes.vocab_size, config.model)
-    how = computed(config.dtype)
-    # trained weights stay float32, since updates of 1e-6 would be lost to rounding
-    kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
-    model = lm.Llama(
-        sizes, lora=_adapters(config), param_dtype=kept, remat=config.remat, attention=config.attention, **how
-    )
-    blank, kind = model.clone(lora=None), _quantized(config)
-    base: dict[str, Base] = {
-        "pretrained": partial(_loaded_base, config.model, mesh, kept, kind),
-        "random": partial(_drawn_base, blank, mesh, kind),
-        "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
-    }
-    return tokenizer, compiled, model, base[config.init]
 
 
 def _policy(
@@ -328,15 +323,7 @@ def grouping(
     return (rows, paddings(longest, count)) if rows >= min(GROUP // 2, ppo.num_envs) else (0, ())
 
 
-def _adapters(config: GlamConfig) -> lm.LoRAConfig | None:
-    return None if config.tune == "full" else config.lora
-
-
-def _quantized(config: GlamConfig) -> str | None:
-    return None if config.quantize == "none" else config.quantize
-
-
-def _drawn_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
+def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
@@ -351,8 +338,8 @@ def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: st
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
     """Randomly initialised base parameters, except for the token embeddings, which are loaded from files."""
-    kept = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
-    return {**_drawn_base(model, mesh, kind, key), "embed_tokens": kept}
+    embeddings = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
+    return {**_random_base(model, mesh, kind, key), "embed_tokens": embeddings}
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -365,15 +352,13 @@ def make_agent(config: GlamConfig) -> Agent:
     """
     make, reads = AGENTS[config.agent]
     unread = [f.name for f in dataclasses.fields(config) if f.name not in reads]
-    listed = ", ".join(option(name) for name in sorted(reads))
-    refuse_unread(
-        config, unread, f"the agent {config.agent}", remedy=f"or begin with a preset of this agent; it reads {listed}"
-    )
+    remedy = f"or begin with a preset of this agent; it reads {', '.join(option(name) for name in sorted(reads))}"
+    refuse_unread(config, unread, f"the agent {config.agent}", remedy=remedy)
     with doing("preparing the agent"):
         return make(config)
 
 
-def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
+def _view_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
     """The wrapped environment without its text, with the observations of `view`."""
     env, params = envs_jax.make(config.env)
     env = EpisodeStatistics(with_actions(view(env), config.num_actions))
@@ -381,10 +366,9 @@ def _seen_world(config: GlamConfig, view: Callable[[Environment], Environment]) 
 
 
 def _symbolic(config: GlamConfig) -> SimpleAgent:
-    env, params = _seen_world(config, SymbolicView)
+    env, params = _view_world(config, SymbolicView)
     policy = SymbolicPolicy(env, config.symbolic)
-    mesh = make_mesh(config.mesh) if config.mesh else None
-    return SimpleAgent(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, mesh=mesh))
+    return SimpleAgent(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, _mesh(config)))
 
 
 def _drrn(config: GlamConfig) -> SimpleAgent:
@@ -397,17 +381,18 @@ def _drrn(config: GlamConfig) -> SimpleAgent:
     policy = DRRNPolicy(
         config.drrn, tokenizer.vocab_size, template.batched(compiled), actions, epsilon, config.dqn.temperature
     )
-    mesh = make_mesh(config.mesh) if config.mesh else None
-    return SimpleAgent(config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=mesh))
+    return SimpleAgent(
+        config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=_mesh(config))
+    )
 
 
 def _random(config: GlamConfig) -> SimpleAgent:
-    env, params = _seen_world(config, SymbolicView)
+    env, params = _view_world(config, SymbolicView)
     return SimpleAgent(config, env, params, RandomPolicy(config.num_actions), None)
 
 
 def _bot(config: GlamConfig) -> SimpleAgent:
-    env, params = _seen_world(config, StateView)
+    env, params = _view_world(config, StateView)
     world: Any = env.unwrapped  # type: ignore[attr-defined]
     return SimpleAgent(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
 

@@ -31,6 +31,7 @@ from llmrl_jax.agents.babyai import (
     write_demos,
 )
 from llmrl_jax.agents.language import ScoringPolicy
+from llmrl_jax.core.activity import say
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.parquet import arrow
@@ -101,11 +102,11 @@ def windows(mission: np.ndarray, text: np.ndarray, action: np.ndarray, history: 
     """
     steps = len(action)
     count = np.minimum(np.arange(steps) + 1, history).astype(np.int32)
-    source = np.arange(steps)[:, None] + 1 - count[:, None] + np.arange(history)  # the step shown at each place
-    there = np.arange(history) < count[:, None]
-    shown = np.where(there[..., None], text[np.minimum(source, steps - 1)], text.dtype.type(-1))
-    between = np.where(there[:, 1:], action[np.minimum(source[:, :-1], steps - 1)], -1).astype(np.int32)
-    return {"mission": np.repeat(mission[None], steps, axis=0), "text": shown, "actions": between, "count": count}
+    source = np.arange(steps)[:, None] + 1 - count[:, None] + np.arange(history)  # the step at each position
+    valid = np.arange(history) < count[:, None]
+    window = np.where(valid[..., None], text[np.minimum(source, steps - 1)], text.dtype.type(-1))
+    between = np.where(valid[:, 1:], action[np.minimum(source[:, :-1], steps - 1)], -1).astype(np.int32)
+    return {"mission": np.repeat(mission[None], steps, axis=0), "text": window, "actions": between, "count": count}
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,13 @@ def cloning_data(glam: Glam, path: str | Path, config: CloningConfig) -> Cloning
         steps += len(demo.action)
         if steps >= config.read:
             break
-    aside = round(config.held_out * len(demos))
-    if len(demos) == aside:
+    held_out = round(config.held_out * len(demos))
+    if len(demos) == held_out:
         raise DemosError(
-            f"{path} has {len(demos)} episodes, of which held_out keeps {aside}: none is left to learn from"
+            f"{path} has {len(demos)} episodes, of which held_out keeps {held_out}: none is left to learn from"
         )
     rows = _rows(glam, demos, path, config.end)
-    first = sum(len(demo.action) for demo in demos[: len(demos) - aside])
+    first = sum(len(demo.action) for demo in demos[: len(demos) - held_out])
     return CloningData(rows[:first], rows[first:], len(demos))
 
 
@@ -169,7 +170,7 @@ def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.
         )
     try:
         mission = parse_caption(world.books.missions, demo.mission, MISSION_LENGTH)
-        text = [parse_caption(world.books.view, said, world.max_sentences) for said in demo.text]
+        text = [parse_caption(world.books.view, view, world.max_sentences) for view in demo.text]
     except ValueError as error:
         raise DemosError(f"{path}: episode {demo.number}: {error}") from error
     return windows(mission, np.stack(text), demo.action, glam.config.history)
@@ -178,21 +179,21 @@ def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.
 def demonstrated_steps(
     glam: Glam, demos: Sequence[Demonstration], path: str | Path
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The observations of an agent in all steps of demonstrations of its level, and what was done there.
+    """The observations of an agent in all steps of demonstrations of its level, and the actions there.
 
     **Arguments:** `path`, their file, for messages. **Returns:** the observations, leaves `[N, ...]`, and the actions,
     int32 `[N]`. **Raises:** `DemosError` for words or actions that the agent does not have.
     """
-    shown = [_windows(glam, demo, path) for demo in demos]
-    obs = {name: np.concatenate([parts[name] for parts in shown]) for name in shown[0]}
+    episodes = [_windows(glam, demo, path) for demo in demos]
+    obs = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
     return obs, np.concatenate([demo.action for demo in demos])
 
 
 def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: bool) -> list[Example]:
     """One row of tokens per step: its prompt, without loss, and its action."""
     assert isinstance(glam.policy, ScoringPolicy)  # ensured by `check`
-    obs, done = demonstrated_steps(glam, demos, path)
-    actions = done.tolist()
+    obs, taken = demonstrated_steps(glam, demos, path)
+    actions = taken.tolist()
     eos = glam.tokenizer.eos_id
     stop = [eos] if end and eos is not None else []
     answers = [[*sequence, *stop] for sequence in glam.policy.candidates.sequences]
@@ -308,10 +309,10 @@ def _write(folder: Path, config: CloneRun, glam: Glam, state: Any) -> list[str]:
     written = [write_tuned(folder, base, model, state, tokenizer, None, ends)]
     if model.lora is None:
         return written
-    whole = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, model.lora))
+    merged = gather(lm.merge(lm.dequantize(state.frozen["base"]["params"]), state.params, model.lora))
     if jax.process_index() == 0:
         with replacing(folder / "model") as draft:
-            tokenizer.save(lm.save_hf(draft, model.config, whole, end_tokens=ends))
+            tokenizer.save(lm.save_hf(draft, model.config, merged, end_tokens=ends))
     return [*written, "model"]
 
 
@@ -326,10 +327,9 @@ def make(config: CloneRun, glam: Glam | None = None, data: CloningData | None = 
     model, how = glam.policy.model, config.clone
     length = how.length or max(len(row.tokens) for row in (*data.train, *data.held_out))
     rows = pack(data.train, length, several=how.pack)
-    print(
+    say(
         f"{len(data.train)} steps to learn and {len(data.held_out)} held out, of {data.episodes} episodes, in "
-        f"{len(rows.tokens)} rows of {length} tokens, {(rows.segments > 0).mean():.0%} full",
-        flush=True,
+        f"{len(rows.tokens)} rows of {length} tokens, {(rows.segments > 0).mean():.0%} full"
     )
     updates = max(1, round(how.epochs * (len(rows.tokens) // how.sft.batch_size)))
     base = {"params": glam.policy.base(jax.random.key(config.run.seed))}

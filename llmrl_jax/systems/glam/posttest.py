@@ -169,8 +169,8 @@ excluded."""
 def world_of(test: PostTest, env: str) -> str:
     """The environment id of a test: `env`, if the test names none, or its own with those options of `env` that every
     environment has (`KEPT`)."""
-    kept = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
-    return "?".join(filter(None, [test.env, kept])) if test.env else env
+    options = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
+    return "?".join(filter(None, [test.env, options])) if test.env else env
 
 
 def language_of(test: PostTest, env: str) -> str:
@@ -242,21 +242,17 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     env, env_params = _world(config, test)
     env = prompted(env, config)
     words = action_words(config, test, env.action_names)
-    said: dict[str, Any] = {
-        "history": config.history,
-        "list_actions": config.list_actions,
-        "language": language,
-    }
-    template = glam_prompt(env, words, **said, wording=find_variant(test.variant, language))
-    if test.variant and template.prompt.units == glam_prompt(env, words, **said).prompt.units:
+    options: dict[str, Any] = {"history": config.history, "list_actions": config.list_actions, "language": language}
+    template = glam_prompt(env, words, **options, wording=find_variant(test.variant, language))
+    if test.variant and template.prompt.units == glam_prompt(env, words, **options).prompt.units:
         raise NotTestable(f"{test.variant} changes the list of actions, which the prompt of training does not have")
     template = rewritten(template, find_rewrite(test.rewrite, language))
     unknown = unknown_words(tokenizer, template)
     if unknown:
-        shown = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+        listed = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
         raise NotTestable(
-            f"the tokenizer has no token for {shown}: this test needs a model with an open vocabulary (a byte-level or "
-            "SentencePiece tokenizer, by --model)"
+            f"the tokenizer has no token for {listed}: this test needs a model with an open vocabulary (a byte-level "
+            "or SentencePiece tokenizer, by --model)"
         )
     if isinstance(policy, HeadsPolicy) and len(words) != policy.action_head.actions:
         raise NotTestable(f"the action head has {policy.action_head.actions} logits, but the test {len(words)} actions")
@@ -310,7 +306,7 @@ def run_tests(
 def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, episodes: int) -> Iterator[Outcome]:
     """Run tests with uniformly random actions, which do not depend on words: tests with the same environment and number
     of actions share their episodes."""
-    known: dict[tuple[str, int], dict[str, Episodes]] = {}
+    cache: dict[tuple[str, int], dict[str, Episodes]] = {}
     for test in tests:
         name = world_of(test, config.env)
         try:
@@ -320,7 +316,7 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
             continue
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
-        if (name, len(words)) not in known:
+        if (name, len(words)) not in cache:
             with doing(test.name):
-                known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
-        yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
+                cache[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
+        yield Outcome(test, name, words, trial.tasks, cache[name, len(words)])

@@ -158,8 +158,9 @@ def glam_prompt(
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
     at_least("history", history, 1)
     if "actions" in parts and parts["actions"].shape[-1] + 1 != history:
-        kept = parts["actions"].shape[-1] + 1
-        raise ValueError(f"the prompt wants {history} observations, but PromptHistory keeps {kept}")
+        raise ValueError(
+            f"the prompt needs {history} observations, but PromptHistory keeps {parts['actions'].shape[-1] + 1}"
+        )
     names = tuple(actions) if actions is not None else tuple(n for n in env.action_names if n != "done")
     if not names or len(set(names)) < len(names):
         raise ValueError(f"the actions {list(names)} are none, or two of them are the same words")
@@ -169,17 +170,18 @@ def glam_prompt(
     level, faithful = inner.level, inner.faithful  # type: ignore[attr-defined]
     rows, columns = level.rooms.rows, level.rooms.columns
     sentences = view_limits(size, doors=rows * (columns - 1) + columns * (rows - 1), faithful=faithful)
-    longest, words = mission_limits(level.kinds, len(level.clauses), level.located)
-    spoken = books("faithful" if faithful else "glam", language)
-    view, goals = spoken.view, spoken.missions
-    mission = Slot("mission", goals, longest, prefix=" ", suffix="", limits=words)
-    said = replace(WORDINGS[language], **(wording or {}))
+    longest, limits = mission_limits(level.kinds, len(level.clauses), level.located)
+    phrases = books("faithful" if faithful else "glam", language)
+    mission = Slot("mission", phrases.missions, longest, prefix=" ", suffix="", limits=limits)
+    words = replace(WORDINGS[language], **(wording or {}))
     if not list_actions:
-        said = replace(said, actions="")
-    before, after = said.sentence
-    texts = [Slot(f"text_{k}", view, size, prefix=before, suffix=after, limits=sentences) for k in range(history)]
-    varies = bool(said.actions) and MASK in parts
-    return GlamPrompt(Prompt(*_template(said, names, varies, mission, texts)), names, history, varies)
+        words = replace(words, actions="")
+    before, after = words.sentence
+    texts = [
+        Slot(f"text_{k}", phrases.view, size, prefix=before, suffix=after, limits=sentences) for k in range(history)
+    ]
+    varies = bool(words.actions) and MASK in parts
+    return GlamPrompt(Prompt(*_template(words, names, varies, mission, texts)), names, history, varies)
 
 
 def _listed(wording: Wording, names: tuple[str, ...], varies: bool) -> Iterator[Part]:
@@ -387,7 +389,7 @@ def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
     """A template whose prompts are the rewritten prompts of the original, with the same slots."""
     books: dict[int, Phrasebook] = {}
 
-    def say(book: Phrasebook) -> Phrasebook:
+    def change_book(book: Phrasebook) -> Phrasebook:
         if id(book) not in books:
             phrases = map(rewrite, book.phrases)
             name = f"{book.name}, {rewrite.name}"
@@ -400,7 +402,7 @@ def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
         if isinstance(part, Block):
             return replace(part, parts=tuple(map(change, part.parts)))
         changed: Any = replace(
-            part, book=say(part.book), prefix=rewrite(part.prefix), suffix=rewrite(part.suffix)
+            part, book=change_book(part.book), prefix=rewrite(part.prefix), suffix=rewrite(part.suffix)
         )  # a slot's limits are ids, which do not change
         return changed
 

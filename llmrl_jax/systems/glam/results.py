@@ -284,8 +284,8 @@ def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool, repo
         path.parent.mkdir(parents=True, exist_ok=True)
         configs.save_config(saved, path)
         write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
-        said = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
-        report(f"{agent.name}: {outcome.test.name}: {said}", flush=True)
+        text = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
+        report(f"{agent.name}: {outcome.test.name}: {text}", flush=True)
     agent.records = {test.name: saved[test.name] for test in tests}
     reasons = [record.get("skipped", "") for record in agent.records.values()]
     if all(reasons):
@@ -303,15 +303,15 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
     **Returns:** the files.
     """
     test = outcome.test
-    place = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
+    out = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
     stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
     if test.actions:
         stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
     written = []
     for way, episodes in outcome.episodes.items():
-        place.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
-        written.append(place / f"{stem}{ending}.npy")
+        written.append(out / f"{stem}{ending}.npy")
         np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
     return written
 
@@ -337,7 +337,7 @@ def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> st
     return stats.Estimate(rates[0], low, high, int(n))
 
 
-def _said(interval: stats.Estimate | None) -> str:
+def _text(interval: stats.Estimate | None) -> str:
     return "-" if interval is None or math.isnan(interval.mean) else str(interval)
 
 
@@ -352,30 +352,30 @@ def tests_table(group: Sequence[Tested]) -> str:
             rows.append([name, *("not played" for _ in WAYS), "-"])
             continue
         paper = record["paper"].get(first.kind)
-        cells = (_said(estimate(group, name, way)) for way in WAYS)
+        cells = (_text(estimate(group, name, way)) for way in WAYS)
         rows.append([name, *cells, "-" if paper is None else f"{paper:.2f}"])
         tasks += [task for task in record["tasks"] if len(record["tasks"]) > 1 and task not in tasks]
     lines = [figures.text_table(rows)]
     if tasks:
         played = [name for name, record in first.records.items() if len(record.get("tasks", ())) > 1]
-        by_task = ([name, *(_said(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
+        by_task = ([name, *(_text(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
         lines += ["", figures.text_table([["sampled, by task", *tasks], *by_task])]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def spread_of(group: Sequence[Tested]) -> str:
     """Success over equivalent prompts, compared with the training prompt."""
-    own, *others = VARIANT_TESTS
+    trained, *others = VARIANT_TESTS
     lines = []
     for way in WAYS:
         estimates = {name: estimate(group, name, way) for name in VARIANT_TESTS}
         rates = {name: rate.mean for name, rate in estimates.items() if rate is not None}
         played = [name for name in others if name in rates]
-        if own in rates and played:
+        if trained in rates and played:
             worst = min(played, key=lambda name: rates[name])
             mean = sum(rates[name] for name in played) / len(played)
             lines.append(
-                f"{way}: {rates[own]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
+                f"{way}: {rates[trained]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
                 f"mean, {rates[worst]:.3f} at the least ({worst})"
             )
     return "\n".join(lines)
@@ -413,15 +413,15 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Seq
     width = 0.8 / len(groups)
     marks: list[tuple[float, float]] = []
     for i, group in enumerate(groups):
-        places = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        positions = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
         estimates = [estimate(group, name, "sampled") for name in names]
-        there = [(x, e) for x, e in zip(places, estimates, strict=True) if e is not None]
-        means = np.array([e.mean for _, e in there])
-        bars = [means - [e.low for _, e in there], [e.high for _, e in there] - means]
+        known = [(x, e) for x, e in zip(positions, estimates, strict=True) if e is not None]
+        means = np.array([e.mean for _, e in known])
+        bars = [means - [e.low for _, e in known], [e.high for _, e in known] - means]
         label = labels[i] if labels else runs_compared.label(group)
-        axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=label)
-        axis.errorbar([x for x, _ in there], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
-        heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(places, names)]
+        axis.bar([x for x, _ in known], means, width * 0.92, color=figures.color(i), label=label)
+        axis.errorbar([x for x, _ in known], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
+        heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(positions, names)]
         marks += [(x, height) for x, height in heights if height is not None]
     if marks:
         ends = ([x + side * width / 2 for x, _ in marks] for side in (-1, 1))

@@ -71,8 +71,8 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
     source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
     if not source.exists():
         raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
-    own = ("steps", "seconds", "steps_per_second")
-    lines = [line for line in sinks.read(source, needs=own) if line["kind"] == "train"]
+    needs = ("steps", "seconds", "steps_per_second")
+    lines = [line for line in sinks.read(source, needs=needs) if line["kind"] == "train"]
     if not lines:
         raise ValueError(f"{source} has no line of training yet, so there is nothing to export")
     episodes = 0
@@ -80,20 +80,20 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
         writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
         writer.writeheader()
         for line in lines:
-            known = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-            episodes += int(np.nan_to_num(known.get(sinks.COUNT, 0)))
+            values = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+            episodes += int(np.nan_to_num(values.get(sinks.COUNT, 0)))
             row = {
                 "update": line["update"],
                 "episodes": episodes,
                 "frames": line["steps"],
                 "FPS": line["steps_per_second"],
                 "duration": line["seconds"],
-                "return_mean": known.get("episode_return", math.nan),
-                "success_rate": known.get("success", math.nan),
-                "reshaped_return_mean": known.get("episode_return", math.nan) * reward_scale,
-                "num_frames_mean": known.get("episode_length", math.nan),
+                "return_mean": values.get("episode_return", math.nan),
+                "success_rate": values.get("success", math.nan),
+                "reshaped_return_mean": values.get("episode_return", math.nan) * reward_scale,
+                "num_frames_mean": values.get("episode_length", math.nan),
                 **{name: 0.0 for name in LOG_COLUMNS if name.startswith("reshaped_return_bonus_")},
-                **{name: known.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
+                **{name: values.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
             }
             writer.writerow({name: "" if math.isnan(value) else value for name, value in row.items()})
     return path

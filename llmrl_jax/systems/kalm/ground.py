@@ -35,8 +35,8 @@ from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import prompts
+from llmrl_jax.systems.kalm.collect import read_episodes
 from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun, Weights
-from llmrl_jax.systems.kalm.episodes import read
 from llmrl_jax.systems.kalm.prompts import Episodes, Row, Rows
 from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel, count_targets
 from llmrl_jax.systems.kalm.worlds import INSTRUCTION, STATE, World, world_of
@@ -158,7 +158,7 @@ def sentence_vectors(grounded: GroundedModel, texts: Sequence[str]) -> np.ndarra
     variables = {name: x for name, x in grounded.variables.items() if name != "slots"}
 
     @jax.jit
-    def read(variables: Any, tokens: Any, lengths: Any) -> jax.Array:
+    def mean_hidden(variables: Any, tokens: Any, lengths: Any) -> jax.Array:
         out: Any = grounded.model.llama.apply(variables, tokens, lengths=lengths, logits=False)
         valid = (jnp.arange(tokens.shape[1]) < lengths[:, None])[..., None]
         return jnp.sum(jnp.where(valid, out.hidden.astype(jnp.float32), 0.0), axis=1) / lengths[:, None]
@@ -167,7 +167,7 @@ def sentence_vectors(grounded: GroundedModel, texts: Sequence[str]) -> np.ndarra
     with doing("reading sentences with the grounded model", len(texts), "sentences") as activity:
         for start in range(0, len(texts), SENTENCES):
             rows = np.arange(start, start + SENTENCES) % len(texts)  # one shape, and one program
-            parts.append(np.asarray(read(variables, tokens[rows], lengths[rows])))
+            parts.append(np.asarray(mean_hidden(variables, tokens[rows], lengths[rows])))
             activity.done = min(start + SENTENCES, len(texts))
     vectors = np.concatenate(parts)[: len(texts)]
     return (vectors - vectors.mean(0)) / np.maximum(vectors.std(0), 1e-6)
@@ -287,7 +287,8 @@ EXPLAINED = 32
 def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int], max_tokens: int) -> list[str]:
     """The model's explanations of episodes: its most likely words, up to the end token or `max_tokens` tokens."""
     tokenizer, model = grounded.tokenizer, grounded.model
-    rows, lengths = padded([prompts.question(Row(tokenizer), episodes, int(e)) for e in indices])
+    questions = [prompts.question(Row(tokenizer), episodes, int(e)) for e in indices]
+    rows, lengths = prompts.pack(questions), np.array([len(row.tokens) for row in questions], np.int32)
     tables = (jnp.asarray(episodes.states), jnp.asarray(episodes.actions))
 
     @jax.jit
@@ -319,21 +320,6 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
         for row in tokens[: len(lengths) - start].tolist():
             answers.append(tokenizer.decode(row[: row.index(end)] if end in row else row).strip())
     return answers
-
-
-def padded(questions: Sequence[Row]) -> tuple[Rows, np.ndarray]:
-    """Unfinished rows, padded on the right, and their lengths."""
-    lengths = np.array([len(row.tokens) for row in questions], np.int32)
-    shape = (len(questions), int(lengths.max()))
-    table = {
-        name: np.zeros(shape, kind) for name, kind in (("tokens", np.int32), ("kind", np.int8), ("index", np.int32))
-    }
-    for i, row in enumerate(questions):
-        for name, x in table.items():
-            x[i, : lengths[i]] = getattr(row, name)
-    zeros = np.zeros(shape, np.int32)
-    unused = {"before": zeros, "learn": zeros.astype(bool), "positions": zeros, "segments": zeros}
-    return Rows(**table, **unused, spoken=np.full((len(questions), 1), -1)), lengths
 
 
 def explanation_accuracy(
@@ -409,7 +395,7 @@ def ground(config: GroundRun) -> RunResult:
     """
     if not config.data:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
-    world, level, data = read(config.data)
+    world, level, data = read_episodes(config.data)
     episodes, texts = Episodes.of(data, STATE, returns=config.returns), wordings(world, level, data)
     target = float(np.quantile(np.asarray(data.reward).sum(1), TARGET_QUANTILE)) if config.returns else None
     mesh = make_mesh(config.mesh) if config.mesh else None

@@ -28,8 +28,8 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.cache import UNROLLED
 from llmrl_jax.run.folder import begin, opened, write_summary
+from llmrl_jax.systems.kalm.collect import read_episodes, write_episodes
 from llmrl_jax.systems.kalm.config import ImagineRun
-from llmrl_jax.systems.kalm.episodes import read, write
 from llmrl_jax.systems.kalm.ground import GroundedModel, load_model
 from llmrl_jax.systems.kalm.prompts import rollout_prompts
 from llmrl_jax.systems.kalm.world_model import Normalizer, WorldModel
@@ -239,7 +239,7 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
     """Imagine episodes, and write them to the run's folder as recorded ones are. **Returns:** the summary.
 
     The parts that were imagined before a run was interrupted are in its folder `parts`, and are not imagined again.
-    **Raises:** what `load_model` and `episodes.read` raise; `ValueError` for a run that is continued with other
+    **Raises:** what `load_model` and `read_episodes` raise; `ValueError` for a run that is continued with other
     options.
     """
     grounded = load_model(config.grounded)
@@ -248,14 +248,14 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
             f"{config.grounded} was grounded with --returns: its states carry returns, so that it can act (`llmrl kalm "
             "test`) and not imagine"
         )
-    world, _, data = read(config.data, grounded.world.name)
+    world, _, data = read_episodes(config.data, grounded.world.name)
     rng = np.random.default_rng(config.run.seed)
     numbers = chosen_goals(world, config.level, config.episodes, rng)
     with opened(config.run, "kalm-imagine") as folder:
         begin(folder, config)
         first = starts(world, config.level, numbers, data, rng)
         imagined = imagine_all(grounded, numbers, first, config.level, config.together, folder / PARTS)
-        write(
+        write_episodes(
             folder,
             world,
             config.level,

@@ -212,21 +212,22 @@ class Rows:
 NAMES = ("tokens", "kind", "index", "before", "learn")
 
 
-def pack(rows: Sequence[Row], length: int) -> Rows:
+def pack(rows: Sequence[Row], length: int = 0) -> Rows:
     """Rows of one length, each with as many examples as fit.
 
+    **Arguments:** `length`; 0: each example has a row, as long as the longest.
     **Raises:** `DataError` if there is none, or one is longer.
     """
     if not rows:
         raise DataError("there is no row: the data have no episode")
     sizes = [len(row.tokens) for row in rows]
-    if max(sizes) > length:
+    if length and max(sizes) > length:
         raise DataError(
             f"an episode with its instruction takes {max(sizes)} places, and a row has {length}: make rows longer "
             "(--length)"
         )
-    filled = best_fit(sizes, length)
-    shape = (len(filled), length)
+    filled = best_fit(sizes, length) if length else [[i] for i in range(len(rows))]
+    shape = (len(filled), length or max(sizes))
     table = {name: np.zeros(shape, np.int32) for name in ("tokens", "index", "before", "segments")}
     table |= {
         "kind": np.zeros(shape, np.int8),

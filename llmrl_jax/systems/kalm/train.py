@@ -20,8 +20,8 @@ from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import eval as evaluation
+from llmrl_jax.systems.kalm.collect import read_episodes
 from llmrl_jax.systems.kalm.config import TrainRun
-from llmrl_jax.systems.kalm.episodes import read
 from llmrl_jax.systems.kalm.ground import has_model, load_model, sentence_vectors
 from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, World, level_of
 from llmrl_jax.workflows import experiment as experiments
@@ -75,9 +75,9 @@ def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
 def imagined_of(folder: str, world: World, *, successes: bool) -> Trajectories:
     """The episodes of a run of `llmrl kalm imagine`; with `successes` those that reach their goal.
 
-    **Raises:** what `episodes.read` raises; `DataError` where none reaches its goal.
+    **Raises:** what `read_episodes` raises; `DataError` where none reaches its goal.
     """
-    _, level, data = read(folder, world.name, imagined=True)
+    _, level, data = read_episodes(folder, world.name, imagined=True)
     if not successes:
         return data
     indices = np.flatnonzero(succeeded(world, level, data))
@@ -97,7 +97,7 @@ def experiment(config: TrainRun) -> Experiment:
     if not config.data:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
     with doing("reading the data"):
-        world, _, data = read(config.data)
+        world, _, data = read_episodes(config.data)
         imagined = [steps_of(imagined_of(folder, world, successes=config.successes)) for folder in config.imagined_runs]
     env = EpisodeStatistics(world.make(config.levels[0]))
     steps = steps_of(data)
@@ -163,13 +163,13 @@ def get_dataset(
     if (level == REAL) != (not imagined):
         remedy = "leave imagined out" if imagined else "give the folder of `llmrl kalm imagine` as imagined"
         raise ValueError(f"level is {level!r} and imagined is {str(imagined)!r}: {remedy}")
-    world, recorded, data = read(real)
+    world, recorded, data = read_episodes(real)
     if recorded != REAL:
         raise DataError(f"{real} has recorded episodes of level {recorded!r}, and those of {REAL!r} are needed")
     table = sentence_table(world, encoder)
     if level == REAL:
         return _arrays(world, data, table), None
-    _, imagined_level, generated = read(imagined, world.name, imagined=True)
+    _, imagined_level, generated = read_episodes(imagined, world.name, imagined=True)
     if imagined_level != level:
         raise DataError(f"{imagined} has episodes of level {imagined_level!r}, and {level!r} is asked for")
     return _arrays(world, data, table), _arrays(world, generated, table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.llm import EvoLLM, HostOptimizer, HostState, LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import LEAST, make_numeric
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import HistoryView, ProposalPrompt, Row, Trajectory
+from llmrl_jax.systems.props.prompts import HistoryView, ProposalPrompt, Row
 from llmrl_jax.systems.props.proposals import Asking, Grammar, Record, best_of
 from llmrl_jax.systems.props.tasks import Task
 
@@ -166,14 +165,13 @@ class Polished:
         state: PolishState,
         params: Float[Array, "P n"],
         values: Float[Array, " P"],
-        trajectories: Sequence[Trajectory | None] | None = None,
-        **more: Any,
+        **episodes: Any,
     ) -> PolishState:
-        """Pass the evaluated candidates to the optimizer that proposed them; see `Optimizer.tell` and
-        `HostOptimizer.tell`; `more`, further arguments of the proposer's `tell`."""
+        """Pass the evaluated candidates to the optimizer that proposed them (`Optimizer.tell`); `episodes`, the other
+        arguments of the proposer's `tell`."""
         if state.left:
             return self._polished(state, params, values)
-        proposer = self.proposer.tell(state.proposer, params, values, trajectories, **more)
+        proposer = self.proposer.tell(state.proposer, params, values, **episodes)
         state = replace(state, proposer=proposer, record=None)
         rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
         best = best_of(rows)
@@ -204,12 +202,11 @@ class Polished:
         params: Float[Array, "P n"],
         values: Float[Array, " P"],
         record: Record,
-        trajectories: Sequence[Trajectory | None] | None = None,
-        **more: Any,
+        **episodes: Any,
     ) -> PolishState:
         """Restore the state after an `ask` and `tell` from the log, without querying the model."""
         if state.left:
             _, state = self.ask(state)
         else:
             state = replace(state, proposer=replace(state.proposer, record=record))
-        return self.tell(state, params, values, trajectories, **more)
+        return self.tell(state, params, values, **episodes)

@@ -28,7 +28,7 @@ from llmrl_jax.core.files import expanded
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.props.optimizers import NUMERIC
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
-from llmrl_jax.systems.props.prompts import HistoryView, optimum_in_prompt
+from llmrl_jax.systems.props.prompts import HistoryView
 from llmrl_jax.systems.props.proposals import OnFailure, Repeat
 from llmrl_jax.systems.props.tasks import Arm, Task, get
 from llmrl_jax.tuning import GRPOConfig
@@ -263,18 +263,19 @@ class PropsConfig(Checked):
     def arm(self, task: Task) -> Arm:
         """The published numbers of the task for this method, overridden by those that are set here."""
         arm = task.plus if self.method == "props+" else task.props
-        unknown = not self.asks or self.optimum == "true" and arm.optimum is None
         return Arm(
-            optimum=None if unknown else optimum_in_prompt(self._optimum, arm.optimum),
+            optimum=self._optimum(arm.optimum),
             warmup=arm.warmup if self.warmup is None else self.warmup,
             iterations=self.iterations or arm.iterations,
             episodes=self.episodes or arm.episodes,
             max_steps=self.max_steps or arm.max_steps,
         )
 
-    @property
-    def _optimum(self) -> Any:
-        return self.optimum if self.optimum in ("true", "hidden") else float(self.optimum)
+    def _optimum(self, published: float | None) -> float | None:
+        """The largest return as prompts state it; None: unknown."""
+        if not self.asks or self.optimum == "hidden":
+            return None
+        return published if self.optimum == "true" else float(self.optimum)
 
 
 # --- settings of the commands -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,10 +119,11 @@ class HostOptimizer(Checked):
         params: Float[Array, "P n"],
         values: Float[Array, " P"],
         record: Record,
-        trajectories: Sequence[Trajectory | None] | None = None,
+        **episodes: Any,
     ) -> HostState:
-        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
-        return self.tell(replace(state, record=record), params, values, trajectories)
+        """Restore the state after an `ask` and `tell` from the log, without querying the model; `episodes`, the other
+        arguments of `tell`."""
+        return self.tell(replace(state, record=record), params, values, **episodes)
 
     def observe(self, state: HostState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> HostState:
         """Add policies of another optimizer to the history; this does not count as a round."""

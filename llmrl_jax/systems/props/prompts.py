@@ -294,27 +294,7 @@ def fill(template: Template, slots: Mapping[str, Any]) -> str:
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-Optimum = Literal["true", "hidden"] | float
-"""The largest return in a prompt: the task's own, which is oracle knowledge; none; or a number."""
-
-
 NO_DESCRIPTION = "it includes env_description, and env_desc_file is empty; name the file with the description"
-
-
-def optimum_in_prompt(choice: Optimum | str, true: float | None) -> float | None:
-    """The number stated in a prompt, or None.
-
-    **Raises:** `ValueError` for `"true"` if the task has none, or for another word.
-    """
-    if choice == "true":
-        if true is None:
-            raise ValueError("optimum is 'true', but the task has no known optimum; use 'hidden' or a number")
-        return true
-    if choice == "hidden":
-        return None
-    if isinstance(choice, str):
-        raise ValueError(f"optimum is {choice!r}; it is 'true', 'hidden' or a number")
-    return float(choice)
 
 
 def answer_form(num_params: int, separator: str = "; ") -> str:
@@ -335,7 +315,7 @@ class ProposalPrompt(Checked):
     iterations: PositiveInt = 400
     """`N` of "iteration k of N"."""
     optimum: float | None = None
-    """The largest return, as stated in the prompt; None: stated to be unknown. See `optimum_in_prompt`."""
+    """The largest return, as stated in the prompt; None: stated to be unknown."""
     step_size: float | None = 1.0
     """Exploration step size suggested in the prompt; none for tables."""
     environment: str = ""

@@ -96,7 +96,7 @@ def make_search(
 
 def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
     """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
-    `optimizers.base.centers`): either may be the best."""
+    `optimizers.centers`): either may be the best."""
     first = jax.vmap(optimizer.init)(_begins(state.keys))
     params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
     if params is None:

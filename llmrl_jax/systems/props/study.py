@@ -34,7 +34,7 @@ from llmrl_jax.systems.props.tasks import Task
 LOG = "log.jsonl"
 """A line per round: proposals, returns and, for a model, all messages. `dropped` are proposals with a non-finite
 return, which are not passed to the optimizer. A numeric method's last line may contain its `centers` (see
-`optimizers.base.centers`), which are not passed either. A line with `stopped` says why a search ended early; later
+`optimizers.centers`), which are not passed either. A line with `stopped` says why a search ended early; later
 lines use another key."""
 
 STOPPED = 0x570
@@ -216,8 +216,7 @@ class Study:
 
     def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
         """Update the result with a line of the log."""
-        before = self.result
-        params, value, short = before.params, before.value, before.short
+        result = self.result
         returns, lengths = (
             [*line[name], *(dropped[name] for dropped in line.get("dropped", ()))] if line else []
             for name in ("returns", "lengths")
@@ -225,17 +224,15 @@ class Study:
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
             few = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
-            if params is None or (not few, line["values"][top]) > (not short, value):
-                params, value, short = tuple(line["params"][top]), line["values"][top], few
-        self.result = Result(
-            params,
-            value,
-            before.rounds + 1,
-            before.candidates + len(returns),
-            before.episodes + sum(map(len, returns)),
-            before.steps + int(sum(map(sum, lengths))),
-            stopped,
-            short,
+            if result.params is None or (not few, line["values"][top]) > (not result.short, result.value):
+                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=few)
+        self.result = replace(
+            result,
+            rounds=result.rounds + 1,
+            candidates=result.candidates + len(returns),
+            episodes=result.episodes + sum(map(len, returns)),
+            steps=result.steps + int(sum(map(sum, lengths))),
+            stopped=stopped,
         )
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from llmrl_jax.chat import Choice, strip_thinking
 from llmrl_jax.chat.thinking import cut_at_stop, opens_thinking
 from llmrl_jax.systems.bkrl import prompts as bkrl
 from llmrl_jax.systems.ellm import prompts as ellm
-from llmrl_jax.systems.ellm.closed import read_yes
+from llmrl_jax.systems.ellm.prompts import read_yes
 from llmrl_jax.systems.props.proposals import Grammar, parse
 
 

@@ -79,9 +79,9 @@ def started(memory, past):
     return memory.init(jax.tree.map(lambda x: x[0, 0], past))
 
 
-def newest(count, ring):
+def newest(count, buffer):
     """The indices of the newest `count` steps of each row, all rows."""
-    times = (int(ring.next) - 1 - np.arange(count)) % LENGTH
+    times = (int(buffer.next) - 1 - np.arange(count)) % LENGTH
     return (times[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
 
 
@@ -132,11 +132,11 @@ def test_a_chunk_with_more_ends_than_places():
 
 def test_frames_are_held_once():
     item = jax.tree.map(lambda x: x[0, 0], history(1, 0.1)[0])
-    ring = jax.eval_shape(ONCE.init, item)
-    shapes = {name: x.shape for name, x in ring.frames.frames.items()}
+    buffer = jax.eval_shape(ONCE.init, item)
+    shapes = {name: x.shape for name, x in buffer.frames.frames.items()}
     assert shapes == {"image": (LENGTH + 4, ROWS, 2), "depth": (LENGTH + 4, ROWS)}
-    assert {name: x.shape for name, x in ring.frames.finals.items()} == {"image": (3, ROWS, 2), "depth": (3, ROWS)}
-    assert set(ring.items.obs) == set(ring.items.next_obs) == {"goals"}
+    assert {name: x.shape for name, x in buffer.frames.finals.items()} == {"image": (3, ROWS, 2), "depth": (3, ROWS)}
+    assert set(buffer.items.obs) == set(buffer.items.next_obs) == {"goals"}
 
 
 def test_bad_input():

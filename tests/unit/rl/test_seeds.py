@@ -15,7 +15,7 @@ from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.learner import Exchange
 from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.rl.registry import algorithm
 from llmrl_jax.rl.seeds import seed_keys, select_run, vmap_learners
 from llmrl_jax.run.config import RunConfig

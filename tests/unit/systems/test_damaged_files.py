@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.folder import start_of
@@ -47,7 +48,8 @@ def test_a_gap_in_the_log_of_a_lesson_stops_nothing(tmp_path, monkeypatch):
 
 
 def lesson(folder: Path, name: str) -> None:
-    curriculum.train_lesson(name, None, None, 3, RunConfig("a", str(folder)), folder, ())  # type: ignore[arg-type]
+    learner = Learner(lambda key: key, lambda state: (state, {}), 1)
+    curriculum.train_lesson(name, learner, None, 3, RunConfig("a", str(folder)), folder, ())
 
 
 def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path, monkeypatch):

@@ -22,9 +22,9 @@ from llmrl_jax.workflows.curriculum import (
     imitate,
     invented_names,
     make_prior,
+    prior_learning_rates,
     question,
     reading_rows,
-    step_sizes,
 )
 from tests.glam import FULL, TINY, program
 
@@ -240,7 +240,7 @@ def test_a_run_goes_on_with_its_own_lessons(tmp_path):
 
 def test_step_sizes_by_hand():
     """Two of 20 updates rise to the whole one, which the third has; the last has none."""
-    rate = step_sizes(PriorConfig(updates=20, learning_rate=3.0))
+    rate = prior_learning_rates(PriorConfig(updates=20, learning_rate=3.0))
     fall = [3 * (1 + math.cos(math.pi * i / 17)) / 2 for i in range(18)]
     np.testing.assert_allclose([float(rate(i)) for i in range(20)], [1, 2, *fall], atol=1e-6)
     assert fall[0] == 3 and fall[-1] == 0
@@ -248,7 +248,7 @@ def test_step_sizes_by_hand():
 
 @pytest.mark.parametrize("updates", [1, 2, 3])
 def test_a_few_updates_learn_something(updates):
-    rate = step_sizes(PriorConfig(updates=updates))
+    rate = prior_learning_rates(PriorConfig(updates=updates))
     assert float(rate(0)) > 0
 
 

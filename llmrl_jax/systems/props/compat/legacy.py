@@ -31,7 +31,6 @@ from llmrl_jax.systems.props.proposals import (
     Grammar,
     Problem,
     Reading,
-    Record,
     UnreadProposals,
     ask_until_read,
     parse,
@@ -129,18 +128,6 @@ class LegacyOptimizer(HostOptimizer):
         assert isinstance(after, LegacyState)
         shown = tuple(episodes) if len(values) else after.episodes
         return replace(after, messages=after.messages + dialogue, episodes=shown)
-
-    def replay(
-        self,
-        state: HostState,
-        params: Float[Array, "P n"],
-        values: Float[Array, " P"],
-        record: Record,
-        trajectories: Sequence[Trajectory | None] | None = None,
-        episodes: Sequence[Trajectory] = (),
-    ) -> LegacyState:
-        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
-        return self.tell(replace(state, record=record), params, values, trajectories, episodes)
 
     @property
     def actions(self) -> list[int] | None:

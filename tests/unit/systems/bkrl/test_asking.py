@@ -12,10 +12,10 @@ from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import episodes, preferences, prompts
+from llmrl_jax.systems.bkrl import collect, preferences, prompts
 from llmrl_jax.systems.bkrl.advice import advice_run, read_data
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset
 from llmrl_jax.systems.bkrl.config import PRESETS, CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig, preset
-from llmrl_jax.systems.bkrl.episodes import EpisodeDataset
 from llmrl_jax.systems.bkrl.preferences import Answer, ask, labeled_pairs, sample_pairs, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
 from llmrl_jax.systems.bkrl.scripted import PROGRAMS, ScriptedGoals, ScriptedJudge, merit, progress
@@ -26,7 +26,7 @@ from tests.bkrl_world import ID, played, world
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    episodes.write(folder / "a.parquet", played())
+    collect.write_episodes(folder / "a.parquet", played())
     return WindowConfig(data=str(folder), env=ID)
 
 
@@ -278,7 +278,7 @@ def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
 
 def test_a_run_is_not_continued_with_other_data(tmp_path):
     """It would draw other windows, and pay for them again."""
-    episodes.write(tmp_path / "a.parquet", played())
+    collect.write_episodes(tmp_path / "a.parquet", played())
     config = PreferRun(windows=WindowConfig(data=str(tmp_path), env=ID), run=BaseRunConfig(out=str(tmp_path), name="r"))
     again = replace(config, run=replace(config.run, resume=True))
 
@@ -289,7 +289,7 @@ def test_a_run_is_not_continued_with_other_data(tmp_path):
     note = tmp_path / "r" / "data.sha256"
     first = begin(config)
     assert note.read_text() == first + "\n" and begin(again) == first
-    episodes.write(tmp_path / "b.parquet", played())  # the collecting run was extended
+    collect.write_episodes(tmp_path / "b.parquet", played())  # the collecting run was extended
     with pytest.raises(DataError, match=f"has other episodes .* with which .*r began .{first[:12]}.*: put these back"):
         begin(again)
     assert note.read_text() == first + "\n"

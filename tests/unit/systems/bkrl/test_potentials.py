@@ -22,8 +22,8 @@ from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.systems.bkrl import goals, potentials
 from llmrl_jax.systems.bkrl.build import observed_parts
+from llmrl_jax.systems.bkrl.collect import pad_starts
 from llmrl_jax.systems.bkrl.config import GoalsRun, PreferenceModelConfig, WindowConfig
-from llmrl_jax.systems.bkrl.episodes import pad_starts
 from llmrl_jax.systems.bkrl.goals import (
     GoalPotential,
     Library,

@@ -14,7 +14,7 @@ from llmrl_jax.advice.sandbox import Program, SandboxError, Spec
 from llmrl_jax.advice.sandbox.spec import Part
 from llmrl_jax.chat import BudgetExceeded, ChatReply, Choice, Usage
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import episodes, goals, programs
+from llmrl_jax.systems.bkrl import collect, goals, programs
 from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, WindowConfig
 from llmrl_jax.systems.bkrl.potentials import MANIFEST, load_manifest
 from tests.bkrl_world import ID, played
@@ -76,7 +76,7 @@ def block(code):
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    episodes.write(tmp_path / "a.parquet", played())
+    collect.write_episodes(tmp_path / "a.parquet", played())
     monkeypatch.setattr(programs, "admit_many", admit_many)
     windows = WindowConfig(data=str(tmp_path / "a.parquet"), env=ID, window=2)
     # so that the sign of the correlation is known: what follows is larger where more cells are empty
@@ -104,7 +104,7 @@ def test_refused_programs_are_repaired_and_the_best_is_kept(settings, monkeypatc
     assert summary["correlation"] == 1 and summary["refused"] >= 2
     manifest = load_manifest(tmp_path / "code", "bk-code")
     assert manifest.window == 2 and manifest.family == "babyai" and manifest.model == "writer"
-    assert manifest.data == episodes.read(tmp_path / "a.parquet").digest
+    assert manifest.data == collect.read_episodes(tmp_path / "a.parquet").digest
     # the repair has the reason; the second round shows the best program with its values
     assert "the name 'bad' is unknown here" in writer.requests[1].messages[-1].content
     later = writer.requests[2].messages

@@ -239,6 +239,10 @@ def test_the_bot_is_imitated_by_command(cloned):
     assert summary["pairs"] + summary["held_out_pairs"] >= 1200 > summary["held_out_pairs"] > 0
     measured = [line["loss"] for line in lines(cloned) if line["kind"] == "eval"]
     assert measured[-1] < 0.3 * measured[0], "on episodes that were not learnt from"
+    assert main(["eval", str(cloned), "--checkpoint", str(summary["updates"])]) == 0, "the data are read again"
+    evaluated = json.loads((cloned / f"eval-{summary['updates']}.json").read_text())
+    assert {way: evaluated[way] for way in ("sampled", "greedy")} == summary["after"]
+    assert evaluated["random"] == summary["random"]
     told, episodes = read_demos(cloned / "demos.parquet")
     assert told["player"] == "bot" and all(demo.success for demo in episodes)
 

@@ -25,6 +25,7 @@ from llmrl_jax.systems.glam.posttest import (
     MIXED,
     PAPER,
     TESTS,
+    VARIANT_TESTS,
     NotTestable,
     Outcome,
     PostTest,
@@ -36,7 +37,7 @@ from llmrl_jax.systems.glam.posttest import (
     run_tests,
     world_of,
 )
-from llmrl_jax.systems.glam.prompts import REWRITES, SYNONYMS, find_rewrite
+from llmrl_jax.systems.glam.prompts import REWRITES, SYNONYMS, VARIANTS, find_rewrite
 from tests.glam import ROWS, TINY, WORLD, observations, program
 
 
@@ -302,6 +303,40 @@ def test_the_table_stands_beside_the_paper():
     assert (same["no_modification_test"]["greedy"], same["no_modification_test"]["paper"]) == (None, 0.89)
     assert same["no_modification_test"]["tasks"]["open"]["n"] == 50
     assert same["no_meaning_words"] == {"skipped": "the tokenizer has no token for dax"}
+
+
+def test_the_spread_over_prompts_by_hand():
+    played = {"no_modification_test": 0.9, "goal_first": 0.8, "bulleted": 0.3, "prose": 0.4}
+    agent = exam(played)
+    agent.records |= {name: {"skipped": "no token"} for name in ("no_action_list", "paraphrased", "tagged")}
+    assert results.spread_of([agent]) == (
+        "sampled: 0.900 with the prompt of training; with 3 others 0.500 in the mean, 0.300 at the least (bulleted)"
+    )
+    nothing = exam({"no_modification_test": 0.9})
+    nothing.records |= {name: {"skipped": "no token"} for name in VARIANTS}
+    assert results.spread_of([nothing]) == ""
+
+
+def test_files_of_variants_have_names_of_their_own(tmp_path):
+    played = {"sampled": episodes([True])}
+    (path,) = results.write_returns(tmp_path, Outcome(parse_test("tagged+adj_synonym"), WORLD, ("a",), ("t",), played))
+    assert path.name == "adj_synonym_tagged.npy"
+
+
+def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(monkeypatch, tmp_path):
+    asked = []
+
+    def listened(agent, play, tests, reuse, *others):
+        asked.append([test.name for test in tests])
+        agent.records = exam(dict.fromkeys(asked[-1], 0.5)).records
+
+    monkeypatch.setattr(results, "take", listened)
+    monkeypatch.setattr(results, "draw_tests", lambda groups, path: path)
+    results.post_test(PostTestConfig(random=True, variants=True, out=tmp_path))
+    tests = ("composition", "prose")
+    results.post_test(PostTestConfig(tests=tests, random=True, variants=True, out=tmp_path))
+    rest = [name for name in VARIANT_TESTS if name != "prose"]
+    assert asked == [list(VARIANT_TESTS), ["composition", "prose", *rest]]
 
 
 FLAGS = (

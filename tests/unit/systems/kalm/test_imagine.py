@@ -16,7 +16,7 @@ from envs_jax.metaworld.instructions import NAMES
 from envs_jax.metaworld.labels import ENTITIES, block
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories
-from llmrl_jax.systems.kalm.episodes import ABOUT, EPISODES
+from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES
 from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, starts
 from llmrl_jax.systems.kalm.train import imagined_of
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, clevr, metaworld

@@ -393,7 +393,7 @@ def test_no_episode_is_both_learned_and_held_out(count, share, held, monkeypatch
         return {"explained": 0.5}
 
     for place, name, other in (
-        (ground, "read", lambda folder: (clevr(), "real", data)),
+        (ground, "read_episodes", lambda folder: (clevr(), "real", data)),
         (ground, "make_grounding", learner),
         (ground, "held_out_losses", test),
         (experiment, "run_training", lambda *args, **options: done),

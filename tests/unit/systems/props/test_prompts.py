@@ -11,17 +11,10 @@ import pytest
 
 import envs_jax
 from envs_jax.spaces import Box, Discrete
+from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.describe import ALIASES, DESCRIPTIONS, EnvDescription, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
-from llmrl_jax.systems.props.prompts import (
-    Format,
-    HistoryView,
-    MeanPrompt,
-    ProposalPrompt,
-    Row,
-    improved,
-    optimum_in_prompt,
-)
+from llmrl_jax.systems.props.prompts import Format, HistoryView, MeanPrompt, ProposalPrompt, Row, improved
 from llmrl_jax.systems.props.tasks import TASKS
 
 
@@ -71,12 +64,13 @@ def test_discrete_props_asks_for_actions():
 
 
 def test_the_optimum_is_a_choice():
-    assert optimum_in_prompt("true", 200.0) == 200.0 and optimum_in_prompt("hidden", 200.0) is None
-    assert optimum_in_prompt(-3, 200.0) == -3.0
-    with pytest.raises(ValueError, match="no known optimum; use 'hidden' or a number"):
-        optimum_in_prompt("true", None)
+    def stated(optimum: str, task: str = "swimmer") -> float | None:
+        return PropsConfig(optimum=optimum).arm(TASKS[task]).optimum
+
+    assert stated("true") == 250.0 and stated("hidden") is None and stated("-3") == -3.0
+    assert stated("true", "pendulum") is None and PropsConfig("ars").arm(TASKS["swimmer"]).optimum is None
     with pytest.raises(ValueError, match="optimum is 'None'"):
-        optimum_in_prompt("None", 1.0)
+        stated("None")
 
 
 def test_a_published_template_takes_our_slots(tmp_path):

@@ -14,8 +14,8 @@ from PIL import Image
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.report.video import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
-from llmrl_jax.systems.ellm import film
-from llmrl_jax.systems.ellm.goals import start_goals
+from llmrl_jax.systems.ellm import eval
+from llmrl_jax.systems.ellm.open_goals import start_goals
 from tests.ellm_world import NAMES, Yard
 
 
@@ -44,9 +44,10 @@ def episode():
 def test_what_is_said_about_an_episode():
     yard = Yard()
     played = episode()
+    yard.spec = yard.goal_spec()
     yard.describe = lambda text: {"text": yard.captions["text"].render(text), "goals": "as the agent sees them"}
     params = SimpleNamespace(goals=start_goals(NAMES, (("place table", "build table"),), HashedEncoder(), len(NAMES)))
-    chop, build, end = film.moments(yard, params, played)
+    chop, build, end = eval.frames_of(yard, params, played)
     assert chop.goals == ("chop tree",) and chop.action == chop.reached == "chop tree"
     assert chop.earned == chop.total == 1 and not chop.so_far
     assert build.goals == ("place table", "build table") and build.so_far == ("chop tree",)

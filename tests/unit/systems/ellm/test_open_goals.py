@@ -1,4 +1,5 @@
-"""Prompts and replies, the scripted adviser, and exchanges with a chat model by hand."""
+"""Open-ended goals: prompts and replies, the scripted adviser, exchanges with a chat model by hand, the table of
+suggestions against a dict, strings of goals."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from llmrl_jax.chat import Budget, Budgeted, ChatReply, Choice
 from llmrl_jax.chat.protocol import BudgetExceeded
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.systems.ellm import goals as g, prompts
-from llmrl_jax.systems.ellm.asking import Asker, Collected, exchange
+from llmrl_jax.systems.ellm import open_goals as g, prompts
+from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from tests.ellm_world import CHOP, DRINK, NAMES, Yard
 
 
-FACTS = Yard().goal_facts()
+SPEC = Yard().goal_spec()
 WOOD_HERE, EMPTY_END = 8 | 0, 4
 """Keys: at the tree with wood, at the water without."""
 
@@ -69,8 +70,8 @@ def test_replies(reply, lines, paper):
 
 
 def test_the_scripted_adviser_reads_the_prompt():
-    ask = lambda key: prompts.request(FACTS.describe(key), FACTS.verbs, {})  # noqa: E731
-    replies = ScriptedSuggester(FACTS).complete([ask(WOOD_HERE), ask(EMPTY_END), ask(2)])
+    ask = lambda key: prompts.request(SPEC.describe(key), SPEC.verbs, {})  # noqa: E731
+    replies = ScriptedSuggester(SPEC).complete([ask(WOOD_HERE), ask(EMPTY_END), ask(2)])
     assert [prompts.read_goals(r.text) for r in replies] == [
         ["chop tree", "place table"],
         ["drink water"],
@@ -82,7 +83,7 @@ def test_the_scripted_adviser_reads_the_prompt():
 
 
 def asker(model, per_state=2):
-    return Asker(FACTS, HashedEncoder(), model, {}, per_state)
+    return Asker(SPEC, HashedEncoder(), model, {}, per_state)
 
 
 def asked(*keys, size=4, most=12):
@@ -148,11 +149,11 @@ def learner_state(at_once=4):
     start = g.start_goals(NAMES, (), HashedEncoder(), 12)
     params = SimpleNamespace(goals=start, answers=g.start_answers(8, 2, at_once))
     obs = {"key": jnp.array([5, 6], jnp.uint32), "known": jnp.array([False, True])}
-    return params, Collected(at_once).init(jax.random.key(0), obs)
+    return params, UnansweredKeys(at_once).init(jax.random.key(0), obs)
 
 
 def test_collected_keys():
-    bonus = Collected(4)
+    bonus = UnansweredKeys(4)
     _, state = learner_state()
     assert np.asarray(state.whole["keys"]).tolist() == [5, *[g.NO_KEY] * 3]
     keys = jnp.array([[3, 5], [2, 9], [9, 8]], jnp.uint32)
@@ -171,7 +172,7 @@ def test_the_first_state_of_every_episode_is_collected():
     """The agent acts in it, but not in the state that ends an episode. The second episode begins at 4, with an update;
     the third at 7, within one."""
     seen = lambda *keys: {"key": jnp.array(keys, jnp.uint32)[:, None], "known": jnp.zeros((len(keys), 1), bool)}  # noqa: E731
-    bonus = Collected(8)
+    bonus = UnansweredKeys(8)
     state = bonus.init(jax.random.key(0), jax.tree.map(lambda x: x[0], seen(1)))
     zeros = jnp.zeros((2, 1))
     for obs, reached, ended in ((seen(1, 2), seen(2, 3), (0, 1)), (seen(4, 7), seen(5, 8), (1, 0))):
@@ -219,3 +220,64 @@ def test_exchanges_fill_the_table():
     assert np.all(np.asarray(after.answers.pending) == g.NO_KEY) and len(model.asked) == 1
     state = one(state)
     assert int(state.runner.env_params.answers.counts[0]) == 1 and len(model.asked) == 1
+
+
+# --- the table of suggestions -----------------------------------------------------------------------------------------
+
+
+def keys(*numbers, size):
+    return jnp.asarray(np.array([*numbers, *[g.NO_KEY] * (size - len(numbers))], np.uint32))
+
+
+def test_the_table_is_a_dict():
+    """Random insertions in small groups, looked up after each."""
+    rng = np.random.default_rng(0)
+    table, known = g.start_answers(24, 2, 4), {}
+    insert, find, ask_next = jax.jit(g.insert), jax.jit(g.find), jax.jit(g.ask_next)
+    universe = rng.integers(0, 2**32 - 1, 40, dtype=np.uint32)
+    for _ in range(12):
+        met = rng.choice(universe, 4, replace=False)
+        table = ask_next(table, jnp.sort(jnp.asarray(met)))
+        asked = [int(k) for k in np.asarray(table.pending) if k != g.NO_KEY]
+        room = 24 - len(known)
+        wanted = sorted(int(k) for k in met if int(k) not in known)
+        assert sorted(asked) == wanted[:room]
+        answers = np.array([[int(k) % 7, -1] for k in np.asarray(table.pending)], np.int32)
+        table = insert(table, table.pending, jnp.asarray(answers))
+        known |= {k: k % 7 for k in asked}
+        place, found = find(table, jnp.asarray(universe))
+        np.testing.assert_array_equal(np.asarray(found), [int(k) in known for k in universe])
+        for k, at, there in zip(universe, np.asarray(place), np.asarray(found)):
+            assert not there or int(table.goals[at, 0]) == known[int(k)]
+    assert len(known) == 24  # it is full, and what had no place is counted
+    lost = int(table.counts[g.COUNTS.index("no_place_for_states")])
+    assert lost > 0
+    assert not bool(find(table, jnp.uint32(g.NO_KEY))[1])
+
+
+def test_distinct_keys_by_hand():
+    found, lost = jax.jit(g.distinct, static_argnums=1)(keys(7, 3, 7, 9, 3, 1, size=8), 3)
+    assert np.asarray(found).tolist() == [1, 3, 7] and int(lost) == 1
+    found, lost = jax.jit(g.distinct, static_argnums=1)(keys(5, 5, size=3), 6)
+    assert np.asarray(found).tolist() == [5, *[g.NO_KEY] * 5] and int(lost) == 0
+
+
+def test_goals_begin_with_captions():
+    captions = ("chop tree", "eat cow", "attack cow")
+    made = g.start_goals(captions, (("attack cow", "eat cow"), ("no", "such")), HashedEncoder(), 5)
+    assert g.read_names(made.names, int(made.count)) == list(captions)
+    np.testing.assert_allclose(np.diag(made.similarity[:, :3]), 1.0, atol=1e-6)
+    vectors = HashedEncoder().encode_texts(captions)
+    np.testing.assert_allclose(made.similarity[1, 2], vectors[1] @ vectors[2], atol=1e-6)
+    assert np.asarray(made.twin).tolist() == [-1, 2, 1, -1, -1]
+    assert np.asarray(made.nearest[:3]).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="max_goals is 2.*raise it"):
+        g.start_goals(captions, (), HashedEncoder(), 2)
+
+
+def test_names_survive_as_bytes():
+    names = ["chop tree", "trouver l'épée"]
+    rows = np.stack([g.name_bytes(name) for name in names])
+    assert g.read_names(rows, 2) == names
+    with pytest.raises(ValueError, match="65 bytes; at most 64"):
+        g.name_bytes("x" * 65)

@@ -8,34 +8,32 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmrl_jax.systems.ellm import accuracy, presets, prompts
-from llmrl_jax.systems.ellm.accuracy import Met, of_half, states_met
-from llmrl_jax.systems.ellm.answers import rows_of
-from llmrl_jax.systems.ellm.asking import Asker
-from llmrl_jax.systems.ellm.runs import refuse_other_settings
-from llmrl_jax.systems.ellm.settings import AccuracyRun, AnswersRun
+from llmrl_jax.systems.ellm import accuracy, prompts
+from llmrl_jax.systems.ellm.accuracy import VisitedStates, of_half, rows_of, visited_states
+from llmrl_jax.systems.ellm.config import PIXELS, AccuracyRun, AnswersRun, refuse_other_settings
+from llmrl_jax.systems.ellm.open_goals import Asker
 from tests.ellm_world import CHOP, DRINK, NAMES, PLACE, Yard
 
 
-FACTS = Yard().goal_facts()
+SPEC = Yard().goal_spec()
 WOOD_HERE, MIDDLE, WATER = 8 | 0, 2, 4
 """Keys: at the tree with wood, between, at the water."""
 
 
-def met(*pairs):
+def visited(*pairs):
     feasible = np.zeros((len(pairs), len(NAMES)), bool)
     for row, (_, goals) in zip(feasible, pairs, strict=True):
         row[list(goals)] = True
-    return Met(np.array([key for key, _ in pairs], np.uint32), feasible)
+    return VisitedStates(np.array([key for key, _ in pairs], np.uint32), feasible)
 
 
 def test_the_halves_are_disjoint_and_depend_on_the_key_only():
     keys = np.arange(200, dtype=np.uint32)
-    whole = Met(keys, np.arange(200)[:, None] == np.arange(len(NAMES)))
+    whole = VisitedStates(keys, np.arange(200)[:, None] == np.arange(len(NAMES)))
     training, other = of_half(whole, "training"), of_half(whole, "held-out")
     assert sorted([*training.keys, *other.keys]) == list(keys) and 80 < len(training.keys) < 120
     np.testing.assert_array_equal(training.feasible, whole.feasible[training.keys])
-    assert of_half(Met(keys[::-1], whole.feasible), "training").keys.tolist() == training.keys[::-1].tolist()
+    assert of_half(VisitedStates(keys[::-1], whole.feasible), "training").keys.tolist() == training.keys[::-1].tolist()
     assert 0 in other.keys  # SHA-256 of four zero bytes begins with df, which is odd
     assert of_half(whole, "both") is whole
 
@@ -44,14 +42,14 @@ def test_an_agent_that_sees_pictures_meets_states(monkeypatch, tmp_path):
     """Its world draws them, whether its id says so or not; the key of a state is beside them."""
     worlds = []
 
-    def meet(env, env_params, *rest):
+    def visit(env, env_params, *rest):
         worlds.append(env)
-        return met((MIDDLE, ()))
+        return visited((MIDDLE, ()))
 
-    monkeypatch.setattr(accuracy, "meet", meet)
+    monkeypatch.setattr(accuracy, "visit", visit)
     for env in ("CrafterText-v1", "CrafterText-v1?pixels=36"):
-        ellm = replace(presets.PIXELS, env=env, encoder="hashed")
-        states_met(AnswersRun(ellm=ellm, file=tmp_path / "answers.jsonl", half="both"), 0)
+        ellm = replace(PIXELS, env=env, encoder="hashed")
+        visited_states(AnswersRun(ellm=ellm, file=tmp_path / "answers.jsonl", half="both"), 0)
     seen = [dict(world.observation_space(world.default_params).spaces) for world in worlds]
     assert [parts["image"].shape for parts in seen] == [(84, 84, 4), (36, 36, 4)]
     assert all({"key", "known"} <= set(parts) for parts in seen)
@@ -59,7 +57,7 @@ def test_an_agent_that_sees_pictures_meets_states(monkeypatch, tmp_path):
 
 def test_a_run_that_is_named_has_its_own_settings():
     """Another world or agent beside `--from` is refused; prompts and what the run itself has are not."""
-    usual, run = AccuracyRun().ellm, presets.PIXELS
+    usual, run = AccuracyRun().ellm, PIXELS
     read = ("encoder", "suggester", "goals")
     for given in (usual, run, replace(usual, goals=replace(usual.goals, shots=0), encoder="hashed")):
         refuse_other_settings(given, usual, run, read)
@@ -70,11 +68,11 @@ def test_a_run_that_is_named_has_its_own_settings():
 
 def test_a_row_has_the_request_and_the_oracles_reply():
     shots = prompts.PUBLISHED[:1]
-    rows = rows_of(FACTS, met((WOOD_HERE, (CHOP, PLACE)), (MIDDLE, ()), (WATER, (DRINK,))), shots)
+    rows = rows_of(SPEC, visited((WOOD_HERE, (CHOP, PLACE)), (MIDDLE, ()), (WATER, (DRINK,))), shots)
     assert [(row["key"], row["goals"]) for row in rows] == [(8, ["chop tree", "place table"]), (4, ["drink water"])]
     asked, reply = rows[0]["messages"]
     assert (asked["role"], reply["role"]) == ("user", "assistant")
-    assert asked["content"] == prompts.request(FACTS.describe(WOOD_HERE), FACTS.verbs, {}, shots).messages[0].content
+    assert asked["content"] == prompts.request(SPEC.describe(WOOD_HERE), SPEC.verbs, {}, shots).messages[0].content
     assert reply["content"] == "- Chop tree\n- Place table"
     assert prompts.read_goals(reply["content"]) == rows[0]["goals"]
 
@@ -102,7 +100,7 @@ def test_the_asker_puts_the_examples_into_the_prompt():
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        Asker(FACTS, None, Notes(), {}, 1, "lines", (("you see fog.", ("do nothing",)),)).goals_of([WATER])
+        Asker(SPEC, None, Notes(), {}, 1, "lines", (("you see fog.", ("do nothing",)),)).goals_of([WATER])
     assert "You see fog. What do you do?\n- Do nothing" in asked[0] and "skeleton" not in asked[0]
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.systems.bkrl import episodes
-from llmrl_jax.systems.bkrl.episodes import EpisodeDataset, read_npy, write_npy
+from llmrl_jax.systems.bkrl import collect
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset, read_npy, write_npy
 from llmrl_jax.systems.bkrl.prompts import TEXT, caption, world_of
 from tests.bkrl_world import played, world
 
@@ -60,19 +60,19 @@ def test_episodes_for_tests_are_no_others():
 def test_a_file_gives_back_what_was_written(tmp_path):
     data = played()
     for name, part in (("a", data), ("b", data)):
-        episodes.write(tmp_path / f"{name}.parquet", part)
-    one, both = episodes.read(tmp_path / "a.parquet"), episodes.read(tmp_path)
+        collect.write_episodes(tmp_path / f"{name}.parquet", part)
+    one, both = collect.read_episodes(tmp_path / "a.parquet"), collect.read_episodes(tmp_path)
     for name, x in data.obs.items():
         np.testing.assert_array_equal(one.obs[name], x)
         np.testing.assert_array_equal(both.obs[name], np.concatenate([x, x]))
-    for name in episodes.FLAT:
+    for name in collect.FLAT:
         np.testing.assert_array_equal(getattr(one, name), getattr(data, name))
     assert len(both) == 2 * len(data) and both.digest != one.digest
-    episodes.write(tmp_path / "c.parquet", small())
+    collect.write_episodes(tmp_path / "c.parquet", small())
     with pytest.raises(DataError, match="c.parquet has observations .* read one world"):
-        episodes.read(tmp_path)
+        collect.read_episodes(tmp_path)
     with pytest.raises(FileNotFoundError, match="llmrl bkrl collect"):
-        episodes.read(tmp_path / "..")
+        collect.read_episodes(tmp_path / "..")
 
 
 def test_the_published_layout(tmp_path):
@@ -81,7 +81,7 @@ def test_the_published_layout(tmp_path):
     back = read_npy(tmp_path / "d.npy", env)
     for name in ("image", "direction", TEXT):
         np.testing.assert_array_equal(back.obs[name], data.obs[name])
-    for name in episodes.FLAT:
+    for name in collect.FLAT:
         np.testing.assert_array_equal(getattr(back, name), getattr(data, name))
     first = np.load(tmp_path / "d.npy", allow_pickle=True)[0]
     assert first["image"].shape == (len(first["action"]) + 1, 3, 7, 7) and first["image"].max() <= 1

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from llmrl_jax.options.settings import draft
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.ellm import housekeep, offline, presets, training
+from llmrl_jax.systems.ellm import collect, housekeep, train
 from llmrl_jax.systems.ellm.build import Ellm
-from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
-from llmrl_jax.systems.ellm.facts import ClosedFacts
-from llmrl_jax.systems.ellm.settings import CollectRun, ExploreRun, FinetuneRun
+from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
+from llmrl_jax.systems.ellm.config import HOUSEKEEP_MACRO, ChatGoals, CollectRun, EllmConfig, ExploreRun, FinetuneRun
 from llmrl_jax.workflows.chat_model import ChatConfig
 from tests.ellm_world import Yard
 
 
 CHAT = EllmConfig(env="Yard-v0", encoder="hashed", suggester="chat", goals=ChatGoals(max_states=32))
 PPO = replace(CHAT, learner="ppo")
-FACTS = Yard().goal_facts()
+SPEC = Yard().goal_spec()
 
 
 @pytest.fixture
 def after(monkeypatch):
     """The settings that a run uses beside a pretrained one with the settings `before`."""
 
-    def use(given, before=CHAT, task="table", facts=None, kind=ExploreRun, **options):
-        loaded = draft(Ellm, {"config": before, "facts": facts or FACTS})
-        monkeypatch.setattr(training, "load_run", lambda *_: (None, loaded, "state", 0))
-        return training._after(kind(from_run="runs/a", task=task, ellm=given, **options))[0]
+    def use(given, before=CHAT, task="table", spec=None, kind=ExploreRun, **options):
+        loaded = draft(Ellm, {"config": before, "env": SimpleNamespace(spec=spec or SPEC)})
+        monkeypatch.setattr(train, "load_run", lambda *_: (None, loaded, "state", 0))
+        return train._after(kind(from_run="runs/a", task=task, ellm=given, **options))[0]
 
     return use
 
@@ -64,7 +64,7 @@ def test_settings_that_the_task_decides_are_refused(after, changes, said):
 
 def test_finetuned_weights_keep_their_encoder(after, monkeypatch):
     """Names are compared as they are resolved; a guide brings its own encoder."""
-    monkeypatch.setattr(training, "resolved", lambda name: "hashed" if name == "auto" else name)
+    monkeypatch.setattr(train, "resolved", lambda name: "hashed" if name == "auto" else name)
     other, auto = replace(CHAT, encoder="minilm"), replace(CHAT, encoder="auto")
     with pytest.raises(ValueError, match="encoder is minilm, but the agent of runs/a has hashed: give it the same"):
         after(other, kind=FinetuneRun)
@@ -77,9 +77,9 @@ def test_subgoals_need_several_steps(after):
     assert after(CHAT, subgoals=True).ellm.fixed == ("chop tree", "place table")
     with pytest.raises(ValueError, match="the task 'wood' has one goal, 'chop tree', .*: leave --subgoals out"):
         after(CHAT, task="wood", subgoals=True)
-    facts = replace(FACTS, tasks={"grove": ("chop tree", "chop tree")})
+    spec = replace(SPEC, tasks={"grove": ("chop tree", "chop tree")})
     with pytest.raises(ValueError, match="the task 'grove' has one goal, 'chop tree'"):
-        after(CHAT, task="grove", facts=facts, subgoals=True)
+        after(CHAT, task="grove", spec=spec, subgoals=True)
 
 
 def test_a_chat_model_is_refused(after):
@@ -90,9 +90,9 @@ def test_a_chat_model_is_refused(after):
 
 
 def test_another_task_of_housekeep_is_refused(after):
-    before = replace(presets.HOUSEKEEP_MACRO, goal_conditioned=True)
-    facts = draft(ClosedFacts, {"tasks": {f"task{i}": () for i in range(1, 5)}, "task_id": housekeep.task_id})
-    use = partial(after, before=before, task="task3", facts=facts)
+    before = replace(HOUSEKEEP_MACRO, goal_conditioned=True)
+    spec = draft(ClosedGoalSpec, {"tasks": {f"task{i}": () for i in range(1, 5)}, "task_id": housekeep.task_id})
+    use = partial(after, before=before, task="task3", spec=spec)
     for env in (before.env, "Housekeep-Macro-v0", "Housekeep-Macro-Task3-v0"):
         assert use(replace(before, env=env)).ellm.env == "Housekeep-Macro-Task3-v0"
     with pytest.raises(ValueError, match="env is Housekeep-Macro-Task2-v0, but task is 'task3'"):
@@ -108,8 +108,8 @@ def test_the_learner_is_named(after):
 
 def test_options_of_recording_that_nothing_reads(monkeypatch):
     with pytest.raises(ValueError, match="--epsilon is 0.5, but random play does not read it; .*--from"):
-        offline._player(CollectRun(epsilon=0.5))
+        collect._player(CollectRun(epsilon=0.5))
     loaded = draft(Ellm, {"config": PPO, "policy": None})
-    monkeypatch.setattr(offline, "load_run", lambda *_: (None, loaded, None, 0))
+    monkeypatch.setattr(collect, "load_run", lambda *_: (None, loaded, None, 0))
     with pytest.raises(ValueError, match="--epsilon is 0.5, but the agent of runs/a, which ppo trained"):
-        offline._player(CollectRun(ellm=PPO, from_run="runs/a", epsilon=0.5))
+        collect._player(CollectRun(ellm=PPO, from_run="runs/a", epsilon=0.5))
