@@ -31,7 +31,7 @@ from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs, l2_normalized
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.features import Symbols, plane_sizes
+from llmrl_jax.rl.networks import Symbols, plane_sizes
 from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
