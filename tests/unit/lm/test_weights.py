@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmrl_jax import lm
-from llmrl_jax.lm import saving, tensors, weights
+from llmrl_jax.lm import tensors, weights
 from llmrl_jax.parallel import make_mesh
 from tests.lm_random import random_variables
 
@@ -207,7 +207,7 @@ def test_a_disk_that_fills_leaves_nothing_behind(params, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, *args)
 
-    monkeypatch.setattr(saving, "write_file", full)
+    monkeypatch.setattr(weights, "write_file", full)
     with pytest.raises(OSError, match="No space left"):
         lm.save_hf(tmp_path / "m", CONFIG, params, max_shard_bytes=5000)
     assert list(tmp_path.iterdir()) == []
