@@ -22,7 +22,7 @@ import numpy as np
 from ellm_runs import evaluated
 
 from envs_jax import tracing
-from llmrl_jax.agents.play import begin, policy_actor, watch
+from llmrl_jax.agents.play import begin, policy_actor, rollout
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.options.command import parse
@@ -76,7 +76,7 @@ def played(made: Ellm, env_params: Any, policy: Any, params: Any, frozen: Any, e
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
         actor = policy_actor(policy, params, frozen, jnp.bool_(greedy))
         rows = begin(made.env, env_params, actor, keys[:, 0], keys[:, 1])
-        after, seen = watch(made.env, env_params, actor, rows, see, steps=LENGTH)
+        after, seen = rollout(made.env, env_params, actor, rows, see, steps=LENGTH)
         next_obs = jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), seen["obs"], after.obs)
         return seen | {"next_obs": next_obs}
 

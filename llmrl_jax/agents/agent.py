@@ -67,7 +67,7 @@ def untrained(agent: Agent, key: jax.Array) -> tuple[Any, Any]:
     return agent.policy.init(key, jax.tree.map(lambda x: x[None], obs))
 
 
-See = Callable[[Any], dict[str, jax.Array]]
+Record = Callable[[Any], dict[str, jax.Array]]
 """From the state of the innermost environment, not batched, to its record; safe under `vmap`."""
 
 
@@ -88,14 +88,14 @@ def play_episodes(
     *,
     seed: int,
     episodes: int,
-    see: See = lambda state: {},
+    record: Record = lambda state: {},
     greedy: bool = False,
     batch_size: int = 256,
     chunk: int = CHUNK,
 ) -> Iterator[Episode]:
     """Play episodes `0 .. episodes - 1`, and yield them in that order as they end.
 
-    **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `see`, the record of each state; `greedy`, the most
+    **Arguments:** `agent`; `params`, `frozen`, its weights; `seed`; `record`, of each state; `greedy`, the most
     likely action instead of a sample; `batch_size`, episodes played at once; `chunk`, steps between
     transfers to the host.
 
@@ -110,7 +110,7 @@ def play_episodes(
         agent.env,
         agent.env_params,
         actor_of(agent.policy, greedy),
-        lambda obs, state: see(innermost(state)),
+        lambda obs, state: record(innermost(state)),
         end=False,
         chunk=chunk,
     )

@@ -20,7 +20,7 @@ from envs_jax.babyai.bot.expert import expert_action
 from envs_jax.babyai.env import BabyAI
 from envs_jax.env import Environment, Wrapper, innermost
 from envs_jax.resets import VectorEnv
-from llmrl_jax.agents.agent import See
+from llmrl_jax.agents.agent import Record
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
@@ -185,7 +185,7 @@ def text_id(id: str) -> str:
     return id if id.startswith("BabyAI-Text/") else "BabyAI-Text/" + id.removeprefix("BabyAI-")
 
 
-def babyai_steps(world: BabyAI) -> See:
+def babyai_steps(world: BabyAI) -> Record:
     """The part of a level's states recorded in a file, for `play_episodes`.
 
     **Arguments:** `world`, the level with text, see `text_id`.

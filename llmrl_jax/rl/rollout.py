@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -105,8 +107,20 @@ def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Ru
         return jnp.copy(jax.lax.convert_element_type(x, jnp.result_type(x)))
 
     env_params = jax.tree.map(own, env_params)
-    obs, env_state = jax.jit(env.reset)(key, env_params)
+    obs, env_state = _compiled_reset(env)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
+
+
+_RESETS: WeakKeyDictionary[VectorEnv, Any] = WeakKeyDictionary()
+
+
+def _compiled_reset(env: VectorEnv) -> Any:
+    """`jax.jit(env.reset)`, compiled once for several seeds: JAX forgets the program of a bound method with the
+    method, which is another object each time."""
+    if env not in _RESETS:
+        alive = weakref.ref(env)  # so that the program goes with the environment
+        _RESETS[env] = jax.jit(lambda key, params: alive().reset(key, params))  # type: ignore[union-attr]
+    return _RESETS[env]
 
 
 def step_info(env: Environment, env_params: Any) -> dict[str, Any]:

@@ -126,19 +126,8 @@ def test_runs_from_before_version_1_are_read(tmp_path):
 
 
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
-    args = [
-        "props",
-        "run",
-        "--tasks",
-        "nim",
-        "--iterations",
-        "6",
-        *SMALL,
-        "--run.out",
-        str(tmp_path),
-        "--run.name",
-        "one",
-    ]
+    args = ["props", "run", "--tasks", "nim", "--iterations", "6", *SMALL]
+    args += ["--run.out", str(tmp_path), "--run.name", "one"]
     assert main([*args, "--chat.max-calls", "2"]) == 1
     assert "2 of 2 calls are spent" in capsys.readouterr().out
     again = ["props", "run", "--run.out", str(tmp_path), "--run.name", "one", "--run.resume"]
@@ -170,19 +159,8 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
         raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
 
     monkeypatch.setattr("llmrl_jax.systems.props.study.EpisodeRecorder.play", broken)
-    args = [
-        "props",
-        "run",
-        "--tasks",
-        "nim",
-        "--iterations",
-        "2",
-        *SMALL,
-        "--run.out",
-        str(tmp_path),
-        "--run.name",
-        "one",
-    ]
+    args = ["props", "run", "--tasks", "nim", "--iterations", "2", *SMALL]
+    args += ["--run.out", str(tmp_path), "--run.name", "one"]
     assert main([*args, "--video"]) == 1
     assert "nim has no video: MuJoCo cannot draw here" in capsys.readouterr().out
     assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()

@@ -161,7 +161,7 @@ def demos(
     bot = make_agent(GlamConfig(agent="bot", env=level, num_actions=len(world.action_names), reward_scale=1.0))
     started = time.monotonic()
     see = babyai_steps(world)
-    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, see=see, batch_size=batch)
+    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, record=see, batch_size=batch)
     facts = {"player": "bot", "versions": info.versions()}
     written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
     print(

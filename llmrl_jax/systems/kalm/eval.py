@@ -134,7 +134,7 @@ def make_player(
     tokens, lengths = map(jnp.asarray, rollout_prompts(texts, grounded.tokenizer))
 
     def actor_of(variables: Any) -> Actor:
-        layers = model.each_layer(variables)
+        layers = model.unstacked_weights(variables)
 
         def act(obs: Any, carry: Any, first: Any, keys: Any) -> tuple[Any, Any, Any]:
             cache, to_go = carry
@@ -158,7 +158,7 @@ def make_player(
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             rows, results = carry
-            rows, seen = advance(env, params, actor, rows, hold=False)
+            rows, seen = advance(env, params, actor, rows, freeze_finished=False)
             cache, to_go = rows.carry
             info = seen.info
             latest = Episodes(info["success"], info["episode_return"], info["episode_length"], results.task)

@@ -25,7 +25,7 @@ PLAIN = GlamConfig(agent="random", env=WORLD, num_actions=3, reward_scale=1.0)
 
 def play(config, episodes, batch_size, chunk):
     see = babyai_steps(envs_jax.make(config.env)[0])
-    options = {"seed": 3, "episodes": episodes, "see": see, "batch_size": batch_size, "chunk": chunk}
+    options = {"seed": 3, "episodes": episodes, "record": see, "batch_size": batch_size, "chunk": chunk}
     return list(play_episodes(make_agent(config), (), (), **options))
 
 

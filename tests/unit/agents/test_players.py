@@ -141,7 +141,7 @@ def test_demonstrations_beside_a_plain_loop():
     """Seven episodes on two rows, five steps between two looks of the host."""
     agent = SimpleAgent(None, ENV, None, POLICY, None)
     see = lambda state: {"place": state[1]}  # noqa: E731
-    played = play_episodes(agent, PARAMS, (), seed=4, episodes=7, see=see, batch_size=2, chunk=5)
+    played = play_episodes(agent, PARAMS, (), seed=4, episodes=7, record=see, batch_size=2, chunk=5)
     _, step_key = jax.random.split(jax.random.key(4))
     for i, episode in enumerate(played):
         seen, actions, rewards, info = by_hand(reset_key(4, i), jax.random.fold_in(step_key, i), greedy=False)
@@ -155,7 +155,7 @@ def test_demonstrations_beside_a_plain_loop():
 
 def test_the_player_beside_a_plain_loop(caplog):
     """Seven episodes in two lanes that are refilled, and in seven; other weights run the same program."""
-    play = make_player(ENV, None, actor_of(POLICY), lambda obs, state: obs, lambda step: step.thought[1], chunk=3)
+    play = make_player(ENV, None, actor_of(POLICY), lambda obs, state: obs, lambda step: step.aux[1], chunk=3)
     keys = key_pairs(KEY, 9)
     np.testing.assert_array_equal(jax.random.key_data(keys[2:]), jax.random.key_data(key_pairs(KEY, 7, 2)))
     few = list(play((PARAMS, ()), keys[:7], lanes=2))
@@ -283,6 +283,6 @@ def test_rows_that_are_over_stand_still():
         rows, step = go_on(rows)
         ends.append(step.ended.tolist())
     goal = int(rows.state[0][0])
-    assert np.asarray(rows.t).tolist() == [goal, 10] and rows.over.all()
+    assert np.asarray(rows.t).tolist() == [goal, 10] and rows.done.all()
     assert np.asarray(rows.state[1]).tolist() == [goal, 0] == np.asarray(rows.obs)[:, 1].tolist()
     assert [t for t, end in enumerate(ends, 1) if end[0]] == [goal], "an episode ends once"

@@ -165,7 +165,7 @@ def test_a_result_that_is_no_object_is_judged_again(tmp_path):
         def __init__(self):
             self.folder = tmp_path
 
-    assert searches._judged(Done()) is None
+    assert searches._finished(Done()) is None
 
 
 @pytest.mark.parametrize("content", ["[]", "5", '{"go_to": 5}'])
