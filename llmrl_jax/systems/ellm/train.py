@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.seeds import check_exchange

@@ -15,7 +15,7 @@ import envs_jax
 from envs_jax.housekeep import expert_action
 from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
 from envs_jax.testing import check_contract
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.options.settings import draft
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.systems.ellm import closed_goals, eval, housekeep
