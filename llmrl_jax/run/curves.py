@@ -103,7 +103,7 @@ def learning_curve(
     lines = [line for line in sinks.read(folder / "metrics.jsonl") if "steps" in line]
     train, evals = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
     known = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
-    drawn = [name for name in names if name in known] or sorted(n for n in known if n.endswith("loss"))[:3]
+    drawn = [name for name in names if name in known] or sinks.sorted_names(n for n in known if n.endswith("loss"))[:3]
     if not drawn:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
