@@ -79,14 +79,14 @@ def test_plain_lines_come_after_some_seconds_and_then_now_and_then():
         assert said == ["compiling (0:00:05)"]
         shown._look(work)
         assert len(said) == 1
-        shown.said -= activity.EVERY
+        shown.printed_at -= activity.EVERY
         shown._look(work)
         assert len(said) == 2
 
 
 def test_a_pipe_gets_lines_on_stderr_only(fast, capsys):
     with display(), doing("compiling"):
-        wait_for(lambda: len(activity._displays) == 1 and activity._displays[0].said > 0)
+        wait_for(lambda: len(activity._displays) == 1 and activity._displays[0].printed_at > 0)
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines()[0] == "compiling (0:00:00)" and "\r" not in err
     assert activity._displays == []

@@ -382,7 +382,7 @@ def test_a_frozen_part_whose_files_look_changed_is_read_once(how, tmp_path, monk
     read = frozen.read
     monkeypatch.setattr(frozen, "read", lambda root, like: reads.append(list(like)) or read(root, like))
     monkeypatch.setattr(frozen, "write", lambda *args: pytest.fail("written"))
-    monkeypatch.setattr(frozen, "TOGETHER", 200)  # the target has 256 bytes, the words 10
+    monkeypatch.setattr(frozen, "PORTION_BYTES", 200)  # the target has 256 bytes, the words 10
     for _ in range(2):
         with Checkpoints(tmp_path) as checkpoints:
             assert checkpoints.restore(like, fresh=state.frozen)[0].frozen is state.frozen and not checkpoints.notes

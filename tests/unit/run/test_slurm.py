@@ -163,7 +163,7 @@ def test_a_later_start_resumes_a_run_that_was_said_to_be_new(tmp_path, old):
 
 
 def test_a_flag_without_a_value_takes_no_other_flag_along():
-    assert slurm._without(["--a", "--b", "1", "--a", "2", "--a"], "--a") == ["--b", "1"]
+    assert slurm._remove_flag(["--a", "--b", "1", "--a", "2", "--a"], "--a") == ["--b", "1"]
 
 
 def test_a_later_start_does_not_go_back_again_because_a_file_says_so(tmp_path):
