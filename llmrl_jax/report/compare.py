@@ -202,7 +202,7 @@ def shared_metric(folders: Sequence[Path]) -> str:
         lines = [line for line in sinks.read(path) if line["kind"] == "train"] if path.exists() else []
         metrics.append({name for line in lines for name in line if _has_metric(line, name)})
     shared = set.intersection(*metrics)
-    losses = sorted(name for name in shared if name.endswith("loss"))
+    losses = sinks.sorted_names(name for name in shared if name.endswith("loss"))
     candidates = [name for name in (*METRICS, *losses) if name in shared]
     if not candidates:
         raise ValueError("the runs share no metric to compare them by: name one that all of them have with --metric")

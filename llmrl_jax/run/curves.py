@@ -103,9 +103,8 @@ def learning_curve(
     lines = [line for line in sinks.read(folder / "metrics.jsonl") if "steps" in line]
     train, evals = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
     metric_names = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
-    drawn = [name for name in names if name in metric_names] or sorted(n for n in metric_names if n.endswith("loss"))[
-        :3
-    ]
+    losses = sinks.sorted_names(name for name in metric_names if name.endswith("loss"))
+    drawn = [name for name in names if name in metric_names] or losses[:3]
     if not drawn:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg

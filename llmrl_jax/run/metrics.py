@@ -9,7 +9,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,6 +59,11 @@ def by_run(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if run.isdecimal():
             runs.setdefault(run, {})[metric] = value
     return runs
+
+
+def sorted_names(names: Iterable[str]) -> list[str]:
+    """Names of metrics in their order, those of one of several runs after all others."""
+    return sorted(names, key=lambda name: (name.partition("/")[0].isdecimal(), name))
 
 
 def _window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -69,6 +69,9 @@ def test_seeds_of_one_program_are_runs_of_one_seed_each(tmp_path):
     assert compare.by_seed(replace(both, metric="1/success")) == [replace(both, metric="1/success")]
     other = replace(both, train=run.train)
     assert compare.by_seed(other) == [other], "its seeds are of another kind, as those of a search"
+    line = {"kind": "train", "update": 1, "0/loss": 1.0, "loss": 2.0}
+    (run.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert compare.shared_metric([run.folder]) == "loss", "of all seeds"
 
 
 def test_an_evaluation_is_the_better_final_number(tmp_path):
