@@ -33,9 +33,9 @@ def duration(seconds: float) -> str:
     """Seconds as `h:mm:ss`; `-:--:--` when unknown."""
     if not math.isfinite(seconds):
         return "-:--:--"
-    minutes, rest = divmod(int(round(seconds)), 60)
+    minutes, seconds_left = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}"
 
 
 @dataclass
@@ -75,7 +75,7 @@ def doing(what: str, total: int | None = None, unit: str = "") -> Iterator[Activ
         yield activity
     finally:
         with _lock:
-            _activities[:] = [other for other in _activities if other is not activity]
+            _activities[:] = [a for a in _activities if a is not activity]
             if _displays:
                 _displays[-1].clear()
 
@@ -96,7 +96,7 @@ class _Display(threading.Thread):
     def __init__(self, write: Write, live: bool):
         super().__init__(name="llmrl-display", daemon=True)
         self.write, self.live = write, live
-        self.said = -math.inf
+        self.printed_at = -math.inf
         self.drawn = False
         self.ended = threading.Event()
 
@@ -112,9 +112,9 @@ class _Display(threading.Thread):
         if self.live and age >= FLICKER:
             self._write(status())
             self.drawn = True
-        elif not self.live and age >= FIRST and now - self.said >= EVERY:
+        elif not self.live and age >= FIRST and now - self.printed_at >= EVERY:
             self._write(status())
-            self.said = now
+            self.printed_at = now
 
     def clear(self) -> None:
         """Remove a line that is rewritten."""
@@ -167,20 +167,20 @@ def display(write: Write | None = None, *, live: bool = True) -> Iterator[None]:
         if _displays:
             yield
             return
-    shown = _Display(write, live)
+    shower = _Display(write, live)
     with _lock:
         if _displays:
             _displays[-1].clear()
-        _displays.append(shown)
-    shown.start()
+        _displays.append(shower)
+    shower.start()
     try:
         yield
     finally:
-        shown.ended.set()
+        shower.ended.set()
         with _lock:
-            shown.clear()
-            _displays[:] = [other for other in _displays if other is not shown]
-        shown.join()
+            shower.clear()
+            _displays[:] = [d for d in _displays if d is not shower]
+        shower.join()
 
 
 def quiet(text: str) -> None:

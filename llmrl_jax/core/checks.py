@@ -154,8 +154,8 @@ def _rules(kind: Any) -> tuple[tuple[str, In | None, tuple[Any, ...], bool], ...
     for f in dataclasses.fields(kind):
         parts = list(_parts(hints[f.name]))
         choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
-        others = (None,) if choices and type(None) in parts else ()
-        rules.append((f.name, bound(hints[f.name]), (*choices, *others), str in parts))
+        optional = (None,) if choices and type(None) in parts else ()
+        rules.append((f.name, bound(hints[f.name]), (*choices, *optional), str in parts))
     return tuple(rules)
 
 
@@ -196,8 +196,8 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
     for name, limits, choices, strings in _rules(kind):
         value = getattr(config, name)
         if choices and value not in choices:
-            known = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
-            raise ValueError(f"{spell(name)} is {value!r}; one of {known} is needed")
+            listed = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
+            raise ValueError(f"{spell(name)} is {value!r}; one of {listed} is needed")
         for element in _leaves(value):
             if isinstance(element, float) and math.isnan(element):
                 raise ValueError(f"{spell(name)} is {value}; a number is needed")
@@ -206,8 +206,8 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
     for need, names in _needs(kind).items():
         value = getattr(config, need.field)
         if not need.holds(value):
-            who = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
-            refuse_unread(config, names, who, spell=spell)
+            setting = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
+            refuse_unread(config, names, setting, spell=spell)
 
 
 @lru_cache
@@ -255,18 +255,18 @@ def refuse_unread(
     if changed:
         listed = ", ".join(f"{spell(name)} is {value}" for name, value in changed)
         them = "it" if len(changed) == 1 else "them"
-        more = f" ({remedy})" if remedy else ""
-        raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{more}")
+        hint = f" ({remedy})" if remedy else ""
+        raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{hint}")
 
 
 def _defaults(config: Any, names: Collection[str]) -> SimpleNamespace:
     """The defaults of some fields of a dataclass; not an instance, whose construction may call this check again."""
-    made = {
+    defaults = {
         f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         for f in dataclasses.fields(config)
         if f.name in names
     }
-    return SimpleNamespace(**made)
+    return SimpleNamespace(**defaults)
 
 
 def _changed(value: Any, usual: Any, name: str) -> Iterator[tuple[str, Any]]:

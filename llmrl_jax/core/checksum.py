@@ -33,8 +33,8 @@ def checksum(x: jax.Array) -> UInt32[Array, ""]:
     sums could be exchanged without a change of the checksum.
     """
     bits = words(x)
-    place, stride = jnp.full(bits.shape, np.uint32(0x9E3779B9)), 1
+    position, stride = jnp.full(bits.shape, np.uint32(0x9E3779B9)), 1
     for axis in reversed(range(bits.ndim)):
         iota = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-        place, stride = place + np.uint32(stride % 2**32) * iota, stride * bits.shape[axis]
-    return jnp.sum(bits * (hashed(place) | np.uint32(1)), dtype=jnp.uint32)
+        position, stride = position + np.uint32(stride % 2**32) * iota, stride * bits.shape[axis]
+    return jnp.sum(bits * (hashed(position) | np.uint32(1)), dtype=jnp.uint32)

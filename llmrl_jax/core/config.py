@@ -95,8 +95,8 @@ def from_json(cls: Any, value: Any, where: str = "") -> Any:
         names = [f.name for f in dataclasses.fields(kind) if f.init]
         for name in value:
             if name not in names:
-                place = f" in {where}" if where else ""
-                raise ValueError(f"{kind.__name__} has no field {name!r}{place}{nearest(name, names)}")
+                location = f" in {where}" if where else ""
+                raise ValueError(f"{kind.__name__} has no field {name!r}{location}{nearest(name, names)}")
         inner = {name: from_json(hints[name], v, f"{where}.{name}".lstrip(".")) for name, v in value.items()}
         return kind(**inner)
     if origin in (tuple, list) or kind in (tuple, list):
@@ -154,8 +154,8 @@ def stamped(config: Any) -> dict[str, Any]:
     kind = getattr(config, "KIND", "")
     if not kind:
         return values
-    if taken := [name for name in ("kind", "version") if name in values]:
-        raise TypeError(f"{type(config).__name__} has a field {taken[0]!r}, which its file needs for itself")
+    if reserved := [name for name in ("kind", "version") if name in values]:
+        raise TypeError(f"{type(config).__name__} has a field {reserved[0]!r}, which its file needs for itself")
     return {"kind": kind, "version": VERSION, **values}
 
 
@@ -250,10 +250,10 @@ def completed(saved: Mapping[str, Any], config: Any) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in saved.items():
         *parents, last = name.split(".")
-        place = nested
+        part = nested
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
+            part = part.setdefault(parent, {})
+        part[last] = value
     return _with_defaults(dict(_renamed(nested, config, "")), config, "")
 
 
@@ -261,27 +261,27 @@ def _renamed(values: Mapping[str, Any], config: Any, name: str) -> Iterator[tupl
     """Nested values of a saved identity by their dotted names in the current version; `config` is None for parts that
     it lacks."""
     for key, value in (values if config is None else upgraded(type(config), values)).items():
-        inner, place = getattr(config, key, None), f"{name}.{key}".lstrip(".")
+        inner, path = getattr(config, key, None), f"{name}.{key}".lstrip(".")
         if isinstance(value, Mapping) and (dataclasses.is_dataclass(inner) or not hasattr(config, key)):
-            yield from _renamed(value, inner, place)
+            yield from _renamed(value, inner, path)
         else:
-            yield place, value
+            yield path, value
 
 
 def _with_defaults(saved: Mapping[str, Any], config: Any, name: str) -> dict[str, Any]:
     complete = dict(saved)
     for f in dataclasses.fields(config):
-        place = f"{name}.{f.name}".lstrip(".")
+        path = f"{name}.{f.name}".lstrip(".")
         if f.metadata.get("resume") == "free":
             continue
         value = getattr(config, f.name)
-        if not any(known == place or known.startswith(f"{place}.") for known in saved):
+        if not any(saved_name == path or saved_name.startswith(f"{path}.") for saved_name in saved):
             if f.default is not dataclasses.MISSING:
-                complete |= _flat(f.default, place)
+                complete |= _flat(f.default, path)
             elif f.default_factory is not dataclasses.MISSING:
-                complete |= _flat(f.default_factory(), place)
+                complete |= _flat(f.default_factory(), path)
         elif dataclasses.is_dataclass(value):
-            complete |= _with_defaults(complete, value, place)
+            complete |= _with_defaults(complete, value, path)
     return complete
 
 

@@ -34,8 +34,8 @@ def lack_of_space(error: BaseException) -> str:
     """What an error says about a disk that takes no more, with the remedy; empty for any other error."""
     if not isinstance(error, OSError) or error.errno not in _LACK:
         return ""
-    what = f"{error.filename} could not be written" if error.filename else "a file could not be written"
-    return f"{what} ({error.strerror}): free some space; --run.resume continues a run from what was written"
+    subject = f"{error.filename} could not be written" if error.filename else "a file could not be written"
+    return f"{subject} ({error.strerror}): free some space; --run.resume continues a run from what was written"
 
 
 def expanded(path: str | Path) -> Path:
@@ -46,9 +46,10 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        who = str(path).split(os.sep)[0]
+        home = str(path).split(os.sep)[0]
         raise ValueError(
-            f"the path {str(path)!r} begins with {who}, whose home folder is unknown: write the folder out, or ./{who} "
+            f"the path {str(path)!r} begins with {home}, whose home folder is unknown: write the folder out, or "
+            f"./{home} "
             "for a folder of that name"
         ) from None
 
@@ -72,16 +73,16 @@ def check_writable(path: str | Path, name: str, *, folder: bool = False) -> None
     path = expanded(path)
     if path.is_dir() and not folder:
         raise IsADirectoryError(f"{name} is {path}, which is a folder; the path of a file is needed")
-    there = path if folder else path.parent
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise NotADirectoryError(f"{name} is {path}, but {there} is a file; choose another path")
+    ancestor = path if folder else path.parent
+    while not ancestor.exists() and ancestor != ancestor.parent:
+        ancestor = ancestor.parent
+    if not ancestor.is_dir():
+        raise NotADirectoryError(f"{name} is {path}, but {ancestor} is a file; choose another path")
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=ancestor).close()
     except OSError as error:
         raise PermissionError(
-            f"{name} is {path}, but nothing can be written in {there} ({error.strerror}); choose another path"
+            f"{name} is {path}, but nothing can be written in {ancestor} ({error.strerror}); choose another path"
         ) from None
 
 
@@ -95,7 +96,7 @@ def new_draft(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
-    draft = _beside(path, "draft")
+    draft = _sibling(path, "draft")
     try:
         yield draft
         _sync(draft)
@@ -120,7 +121,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
-    draft, old = _beside(path, "draft"), _beside(path, "old")
+    draft, old = _sibling(path, "draft"), _sibling(path, "old")
     try:
         yield draft
         _sync_tree(draft)
@@ -153,11 +154,11 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def digest_of(*paths: str | Path) -> str:
     """SHA-256 of the contents of files, in this order, as hexadecimal digits."""
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for path in paths:
         with Path(path).open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def append_line(path: str | Path, line: str) -> None:
@@ -184,10 +185,10 @@ def append_line(path: str | Path, line: str) -> None:
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-def _beside(path: Path, what: str) -> Path:
+def _sibling(path: Path, kind: str) -> Path:
     """A hidden path beside `path`, unique to this process and call."""
     machine = re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())
-    return path.with_name(f".{path.name}.{what}-{machine}-{os.getpid()}-{next(_numbers)}")
+    return path.with_name(f".{path.name}.{kind}-{machine}-{os.getpid()}-{next(_numbers)}")
 
 
 def _remove_left_over(path: Path) -> None:
@@ -196,8 +197,8 @@ def _remove_left_over(path: Path) -> None:
     start, machine = f".{path.name}.", re.sub(r"[^A-Za-z0-9]+", "_", socket.gethostname())
     pattern = re.compile(re.escape(start) + rf"(draft|old)-{machine}-(\d+)-\d+")
     left = [(match[1], entry) for entry in path.parent.iterdir() if (match := _left(pattern, entry))]
-    for what, entry in sorted(left, reverse=True):  # replaced folders first
-        if what == "old" and not path.exists():
+    for kind, entry in sorted(left, reverse=True):  # replaced folders first
+        if kind == "old" and not path.exists():
             entry.rename(path)
         elif entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)

@@ -63,15 +63,15 @@ class Packaged:
 
     def check(self, folder: Path) -> None:
         """**Raises** `FileNotFoundError`, `ValueError` if the files in a folder are not those that are pinned."""
-        for name, wanted in self.files.items():
+        for name, expected in self.files.items():
             path = folder / name
             if not path.is_file():
                 raise FileNotFoundError(f"{folder} holds no {name}: install it again ({self.install})")
             with doing(f"verifying {path.name}"), open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != wanted:
+            if digest != expected:
                 raise ValueError(
-                    f"{path} has the SHA-256 {digest[:16]}..., not {wanted[:16]}... of {self.distribution} "
+                    f"{path} has the SHA-256 {digest[:16]}..., not {expected[:16]}... of {self.distribution} "
                     f"{self.version}: it is another file or damaged; install it again ({self.install}), or give its "
                     "path, which is not verified"
                 )

@@ -89,14 +89,14 @@ def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> d
     """
     line: dict[str, Any] = {}
     for name, first in results[0].items():
-        own = [one[name] for one in results]
+        numbers = [run[name] for run in results]
         if isinstance(first, Mapping):
-            line[name] = over_runs(own, values=values)
+            line[name] = over_runs(numbers, values=values)
         elif not _is_bound(name, results[0]):
             rate = not set(RATES).isdisjoint(name.split("/"))
-            mean, low, high, _ = (mean_rate if rate else mean_interval)(own)
+            mean, low, high, _ = (mean_rate if rate else mean_interval)(numbers)
             line |= {name: mean, _bound(name, "low", results[0]): low, _bound(name, "high", results[0]): high}
-            line |= {f"{name}_runs": own} if values else {}
+            line |= {f"{name}_runs": numbers} if values else {}
     return line
 
 
@@ -111,9 +111,9 @@ def _is_bound(name: str, names: Mapping[str, Any]) -> bool:
     """Whether a result is an end of the interval of another."""
     head, slash, tail = name.partition("/")
     return any(
-        part.endswith(f"_{end}") and part.removesuffix(f"_{end}") + rest in names
+        part.endswith(f"_{end}") and part.removesuffix(f"_{end}") + suffix in names
         for end in ("low", "high")
-        for part, rest in ((name, ""), (head, slash + tail))
+        for part, suffix in ((name, ""), (head, slash + tail))
     )
 
 

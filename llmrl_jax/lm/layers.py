@@ -203,7 +203,8 @@ def place_residual(x: jax.Array, few: bool = False) -> jax.Array:
 
 @dataclass(frozen=True)
 class Block:
-    """The function of a layer: attention and a gated MLP, each of the normed residual stream, to which it is added."""
+    """The function of a layer: attention and a gated MLP, each of the normed residual stream, to which it is added. Its
+    scopes name operations in the reports of `lm fit` and in profiles."""
 
     config: LlamaConfig
     scale: float
@@ -211,12 +212,14 @@ class Block:
     matmul_dtype: Any
     attention: Attention
 
+    @jax.named_scope("key_value")
     def key_value(self, x: Float[Array, "B S D"], layer: Layer, angles: Angles) -> tuple[jax.Array, jax.Array]:
         """The keys, rotated, and values `[B, S, K, h]` of a layer's input."""
         x = self._norm(x, layer, "input_layernorm")
         key, value = self._projections(x, ("k_proj", "v_proj"), layer)
         return rotate(self._head_norm(key, layer, "k_norm"), *angles), value
 
+    @jax.named_scope("query_key_value")
     def query_key_value(self, x: Float[Array, "B S D"], layer: Layer, angles: Angles) -> tuple[Any, Any, Any]:
         """The queries, keys and values of a layer whose matrices may be joined (`join_layer`); where they are not,
         queries are None, and `__call__` computes them."""
@@ -230,6 +233,7 @@ class Block:
         query, key = self._head_norm(query, layer, "q_norm"), self._head_norm(key, layer, "k_norm")
         return rotate(query, *angles), rotate(key, *angles), value
 
+    @jax.named_scope("block")
     def __call__(
         self,
         x: Float[Array, "B S D"],
@@ -260,6 +264,7 @@ class Block:
         x = x + self._projections(out, ("o_proj",), layer, fan_in=2)[0]
         return place_residual(x + self._mlp(self._norm(x, layer, "post_attention_layernorm"), layer), few)
 
+    @jax.named_scope("mlp")
     def _mlp(self, x: jax.Array, layer: Layer) -> jax.Array:
         """`W_down (silu(W_gate x) * W_up x)`."""
         if (both := joined_name(WIDE)) in layer.params["mlp"]:

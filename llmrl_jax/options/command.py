@@ -155,28 +155,30 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = inspect.signature(function, eval_str=True).parameters
 
     @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name, value in given.items():
+    def call(*args: Any, **options: Any) -> Any:
+        for name, value in options.items():
             flag = shown(parameters[name].annotation, name)
-            given[name] = checked(value, name if flag else "", flag)
-        return function(*args, **given)
+            options[name] = checked(value, name if flag else "", flag)
+        return function(*args, **options)
 
     return call
 
 
-def parse(function: Callable[..., Any], prog: str | None = None, args: Sequence[str] | None = None, **how: Any) -> Any:
+def parse(
+    function: Callable[..., Any], prog: str | None = None, args: Sequence[str] | None = None, **tyro_options: Any
+) -> Any:
     """`tyro.cli` with the parsing that all our commands share: `--steps 1e6` for integers.
 
     **Arguments:** `function`, or a dataclass; `prog`, the program's name; `args`, the command line (None: of
-    the process); `how`, further arguments of `tyro.cli`.
+    the process); `tyro_options`, further arguments of `tyro.cli`.
     **Returns:** what the function returns, or the dataclass.
     **Raises:** what the function and the checks of its settings raise, with options spelled as flags.
     """
     if isinstance(function, type):
-        result = tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **how)
+        result = tyro.cli(function, prog=prog, args=args, registry=_REGISTRY, **tyro_options)
         return (checked(result[0]), *result[1:]) if isinstance(result, tuple) else checked(result)
     with spelled(lambda: names_of_command(function)):
-        return tyro.cli(_checking(function), prog=prog, args=args, registry=_REGISTRY, **how)
+        return tyro.cli(_checking(function), prog=prog, args=args, registry=_REGISTRY, **tyro_options)
 
 
 def parser_of(function: Callable[..., Any]) -> Any:
@@ -213,9 +215,9 @@ class CommandLine:
 
 def _find(values: Mapping[str, Any], name: str) -> str | None:
     """An option in a file's values: at the top level, or in a part whose options have no prefix."""
-    for place in (values, *(v for v in values.values() if isinstance(v, Mapping))):
-        if name in place and not isinstance(place[name], Mapping):
-            return str(place[name])
+    for part in (values, *(v for v in values.values() if isinstance(v, Mapping))):
+        if name in part and not isinstance(part[name], Mapping):
+            return str(part[name])
     return None
 
 
@@ -236,8 +238,8 @@ def read_command_line(config: type, args: Sequence[str], read: Reader | None) ->
             file = read(file, path)
         if _is_of_a_run(path, values):  # a new run with another's settings
             file = dict(configs.upgraded(config, file))
-            own = ("name", "resume", "resume_from", "accept_gaps")  # what is about that run only
-            file |= {"run": {n: v for n, v in file["run"].items() if n not in own}} if "run" in file else {}
+            of_that_run = ("name", "resume", "resume_from", "accept_gaps")  # what is about that run only
+            file |= {"run": {n: v for n, v in file["run"].items() if n not in of_that_run}} if "run" in file else {}
     try:
         folder, saved = _resumed_folder(args, file), {}
     except ValueError as error:
@@ -257,25 +259,25 @@ def _is_of_a_run(path: Path, values: Mapping[str, Any]) -> bool:
     run = values.get("run", {})
     if path.name != "config.json" or not isinstance(run, Mapping):
         return False
-    beside = any((path.parent / name).exists() for name in ("metrics.jsonl", "status.json", "summary.json"))
-    every = all(f.name in run for f in dataclasses.fields(BaseRunConfig))
-    return beside or every and ("kind" in values or run["name"] in ("", path.resolve().parent.name))
+    has_neighbours = any((path.parent / name).exists() for name in ("metrics.jsonl", "status.json", "summary.json"))
+    is_complete = all(f.name in run for f in dataclasses.fields(BaseRunConfig))
+    return has_neighbours or is_complete and ("kind" in values or run["name"] in ("", path.resolve().parent.name))
 
 
 def _resumed_folder(args: Sequence[str], file: Mapping[str, Any]) -> str:
     """The folder of the run to resume, from the flags or the file; empty: none. **Raises:** `ValueError` for values in
     the file of other types."""
-    said = file.get("run")
-    given = dict(said) if isinstance(said, Mapping) else {}
-    given |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
+    section = file.get("run")
+    run_values = dict(section) if isinstance(section, Mapping) else {}
+    run_values |= {name: value for name in ("name", "out") if (value := flag(args, f"--run.{name}"))}
     if (resume := flag(args, "--run.resume")) is not None:
-        given["resume"] = resume_value(resume) if resume else given.get("resume") or True
-    if not given.get("resume"):
+        run_values["resume"] = resume_value(resume) if resume else run_values.get("resume") or True
+    if not run_values.get("resume"):
         return ""
     for name, kind in (("name", str), ("out", str), ("resume", bool | str)):
-        if name in given:
-            configs.from_json(kind, given[name], f"run.{name}")
-    run = BaseRunConfig(given.get("name", ""), given.get("out", "runs"), resume=given["resume"])
+        if name in run_values:
+            configs.from_json(kind, run_values[name], f"run.{name}")
+    run = BaseRunConfig(run_values.get("name", ""), run_values.get("out", "runs"), resume=run_values["resume"])
     return os.path.join(run.out, run.name)
 
 
@@ -335,8 +337,8 @@ def _check_kind(start: Start | None, line: CommandLine, default: Any) -> None:
     as `--algo dqn` for a run of PPO."""
     if start is None:
         return
-    own = start(dataclasses.replace(line, args=(), file={}).get)
-    if type(own) is not type(default):
+    saved_settings = start(dataclasses.replace(line, args=(), file={}).get)
+    if type(saved_settings) is not type(default):
         changed = [(n, v) for n, v in line.saved.items() if isinstance(v, str) and line.get(n) != v]
         name, value = changed[0]
         raise ValueError(
@@ -373,7 +375,7 @@ def _prepared(
     }
     if preset[0]:
         parameters = {"preset": (Annotated[str, tyro.conf.arg(help=preset[1])], preset[0]), **parameters}
-    return _with_signature(lambda **given: call(given["settings"], given["print_config"]), parameters, work)
+    return _with_signature(lambda **values: call(values["settings"], values["print_config"]), parameters, work)
 
 
 def _with_signature(
@@ -382,10 +384,10 @@ def _with_signature(
     """The function with these parameters (name -> annotation, default), and the name and docstring of `like`."""
     function.__name__, function.__doc__ = like.__name__, like.__doc__
     function.__annotations__ = {name: hint for name, (hint, _) in parameters.items()} | {"return": int}
-    made = [
+    signature = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
         for name, (hint, value) in parameters.items()
     ]
-    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     function.frequent = like.frequent  # type: ignore[attr-defined]
     return function

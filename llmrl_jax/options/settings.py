@@ -37,13 +37,13 @@ def _yaml_1_2(base: str) -> Any:
 
     resolver = yaml.resolver.Resolver
     rules = {
-        first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] not in (*SCALARS, *WITHOUT)]
-        for first, known in resolver.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] not in (*SCALARS, *WITHOUT)]
+        for first, pairs in resolver.yaml_implicit_resolvers.items()
     }
-    made: Any = type(base, (getattr(yaml, base),), {"yaml_implicit_resolvers": rules})
+    loader: Any = type(base, (getattr(yaml, base),), {"yaml_implicit_resolvers": rules})
     for name, (pattern, begins) in SCALARS.items():
-        made.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), list(begins))
-    return made
+        loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), list(begins))
+    return loader
 
 
 def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
@@ -59,8 +59,8 @@ def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
     if (path / "config.json").is_file():
         path /= "config.json"
     if not path.is_file():
-        known = [p.name for pattern in ("*.y*ml", "*.json") for p in path.parent.glob(pattern)]
-        raise FileNotFoundError(f"there is no configuration {path}{nearest(path.name, sorted(known))}")
+        candidates = [p.name for pattern in ("*.y*ml", "*.json") for p in path.parent.glob(pattern)]
+        raise FileNotFoundError(f"there is no configuration {path}{nearest(path.name, sorted(candidates))}")
     if path.suffix == ".json":
         values = configs.read_json(path)
     else:
@@ -91,10 +91,10 @@ def to_yaml(config: Any) -> str:
 
 def draft(kind: type, values: Mapping[str, Any]) -> Any:
     """A dataclass with these values, unchecked, as flags may still change them."""
-    made: Any = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def blank(kind: type) -> Any:
@@ -115,12 +115,12 @@ def _flags_of(kind: type) -> dict[str, tuple[str, bool]]:
     flags = {}
     hints = typing.get_type_hints(kind, include_extras=True)
     for f in dataclasses.fields(kind):
-        shown = [
+        flag_names = [
             meta.name for meta in getattr(hints[f.name], "__metadata__", ()) if getattr(meta, "name", None) is not None
         ]
-        flags[f.name] = (f.name, shown == [""])
-        if shown and shown[0]:
-            flags[shown[0]] = (f.name, False)
+        flags[f.name] = (f.name, flag_names == [""])
+        if flag_names and flag_names[0]:
+            flags[flag_names[0]] = (f.name, False)
     return flags
 
 
@@ -132,22 +132,22 @@ def overlaid(default: Any, values: Mapping[str, Any], where: str = "") -> Any:
     **Raises:** `ValueError` naming an unknown option and the nearest, or a value of another type.
     """
     kind = type(default)
-    known, hints = _flags_of(kind), typing.get_type_hints(kind, include_extras=True)
+    fields_by_name, hints = _flags_of(kind), typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(kind)}
-    inner = {name: fields[name] for name, flat in known.values() if flat}
+    inner = {name: fields[name] for name, flat in fields_by_name.values() if flat}
     for key, value in configs.upgraded(kind, values).items():
         spelled = str(key).replace("-", "_")
-        name = known.get(spelled, ("", False))[0]
-        place = f"{where}.{key}".lstrip(".")
+        name = fields_by_name.get(spelled, ("", False))[0]
+        option_path = f"{where}.{key}".lstrip(".")
         if name and dataclasses.is_dataclass(fields[name]) and isinstance(value, Mapping):
-            fields[name] = overlaid(fields[name], value, place)
+            fields[name] = overlaid(fields[name], value, option_path)
         elif name:
-            fields[name] = configs.from_json(hints[name], value, place)
+            fields[name] = configs.from_json(hints[name], value, option_path)
         elif home := next((n for n in inner if spelled in _flags_of(type(fields[n]))), None):
             fields[home] = overlaid(fields[home], {key: value}, where)
         else:
-            names = [*known, *(option for n in inner for option in _flags_of(type(fields[n])))]
-            raise ValueError(f"there is no option {place!r}{nearest(spelled, names)}")
+            names = [*fields_by_name, *(option for n in inner for option in _flags_of(type(fields[n])))]
+            raise ValueError(f"there is no option {option_path!r}{nearest(spelled, names)}")
     return draft(kind, fields)
 
 
@@ -197,11 +197,11 @@ class Names:
     def spell(self, message: str) -> str:
         """The message with its names as flags."""
         if self.first:
-            known = "|".join(map(re.escape, sorted(self.first, key=len, reverse=True)))
-            message = re.sub(rf"^({known})(?= is | are | has | \d)", lambda m: self.first[m[1]], message)
+            pattern = "|".join(map(re.escape, sorted(self.first, key=len, reverse=True)))
+            message = re.sub(rf"^({pattern})(?= is | are | has | \d)", lambda m: self.first[m[1]], message)
         if self.anywhere:
-            known = "|".join(map(re.escape, sorted(self.anywhere, key=len, reverse=True)))
-            message = re.sub(f"{_BEFORE}({known}){_AFTER}", lambda m: self.anywhere[m[1]], message)
+            pattern = "|".join(map(re.escape, sorted(self.anywhere, key=len, reverse=True)))
+            message = re.sub(f"{_BEFORE}({pattern}){_AFTER}", lambda m: self.anywhere[m[1]], message)
         return message
 
 
@@ -230,12 +230,12 @@ def _options(kind: Any, path: str, flag: str) -> Iterator[tuple[str, str]]:
     """The options of a dataclass: the dotted name of each and its flag, without dashes in front."""
     hints = hints_of(kind)
     for f in dataclasses.fields(kind):
-        place, name = dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name))
+        option_path, name = dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name))
         inner = _bare(hints[f.name])
         if dataclasses.is_dataclass(inner):
-            yield from _options(inner, place, name)
+            yield from _options(inner, option_path, name)
         else:
-            yield place, name
+            yield option_path, name
 
 
 def names_of(kind: type, path: str = "", flag: str = "") -> Names:
@@ -243,7 +243,7 @@ def names_of(kind: type, path: str = "", flag: str = "") -> Names:
 
     **Arguments:** `kind`, a dataclass; `path`, the dotted name of the part; `flag`, its prefix on the command line.
     """
-    return _names(list(_options(kind, path, flag)), own=len(path) + 1 if path else 0)
+    return _names(list(_options(kind, path, flag)), prefix_length=len(path) + 1 if path else 0)
 
 
 def names_of_command(function: Callable[..., Any]) -> Names:
@@ -261,15 +261,15 @@ def names_of_command(function: Callable[..., Any]) -> Names:
     return _names(options)
 
 
-def _names(options: list[tuple[str, str]], own: int | None = None) -> Names:
-    """**Arguments:** `options`, dotted name and flag of each; `own`, the length of the prefix that the checks of a part
+def _names(options: list[tuple[str, str]], prefix_length: int | None = None) -> Names:
+    """**Arguments:** `options`, dotted name and flag of each; `prefix_length`, of the prefix that the checks of a part
     leave out of the names of its fields; None: of a whole command, whose messages may be about anything."""
     anywhere: dict[str, str] = {}
     first: dict[str, str] = {}
     last: dict[str, set[str]] = {}
-    for path, seen in options:
-        flag = option(seen)
-        for name in (path, seen, *([path[own:]] if own else [])):
+    for path, spelled_path in options:
+        flag = option(spelled_path)
+        for name in (path, spelled_path, *([path[prefix_length:]] if prefix_length else [])):
             (anywhere if re.search("[._]", name) else first)[name] = flag
         last.setdefault(path.rpartition(".")[2], set()).add(flag)
     for name, flags in last.items():

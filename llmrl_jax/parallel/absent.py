@@ -122,8 +122,8 @@ class Target:
             options = {"target_config": self._description(), "topology": machines}
             return list(get_topology_desc(platform="cuda", topology_name="", **options).devices)
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"the compiler has no target {self}: {said[0]}") from None
+            message = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"the compiler has no target {self}: {message[0]}") from None
 
     def _description(self) -> str:
         text = Path(__file__).with_name("hopper.txtpb").read_text(encoding="utf-8")
@@ -192,19 +192,19 @@ def _gpu_is_cuda() -> Iterator[None]:
     """Lowering asks what `gpu` means; without a GPU JAX has no answer (its issue 23971)."""
     from jax._src import xla_bridge
 
-    known = xla_bridge.canonicalize_platform
+    original = xla_bridge.canonicalize_platform
 
     def canonicalize(platform: str) -> str:
         try:
-            return known(platform)
+            return original(platform)
         except RuntimeError:
-            return "cuda" if platform == "gpu" else known(platform)
+            return "cuda" if platform == "gpu" else original(platform)
 
     xla_bridge.canonicalize_platform = canonicalize
     try:
         yield
     finally:
-        xla_bridge.canonicalize_platform = known
+        xla_bridge.canonicalize_platform = original
 
 
 @contextlib.contextmanager

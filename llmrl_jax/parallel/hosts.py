@@ -70,12 +70,12 @@ def launched(environ: Mapping[str, str] = os.environ) -> Place | None:
     **Raises:** `ValueError` if a variable of the launcher is missing or not a number.
     """
     if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
-        place = _slurm(environ)
+        process = _slurm(environ)
     elif "OMPI_COMM_WORLD_SIZE" in environ:
-        place = _open_mpi(environ)
+        process = _open_mpi(environ)
     else:
         return None
-    return place if place.num_processes > 1 else None
+    return process if process.num_processes > 1 else None
 
 
 def expected() -> bool:
@@ -134,17 +134,17 @@ def _slurm(environ: Mapping[str, str]) -> Place:
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Place:
-    size, here = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
+    size, local_size = (_number(environ, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "LOCAL_SIZE"))
     # Open MPI 4 gives the launcher's address; 5 does not, but a single node does not need it
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     match = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
-    host = "127.0.0.1" if size == here else next(filter(None, match.groups()), None) if match else None
+    host = "127.0.0.1" if size == local_size else next(filter(None, match.groups()), None) if match else None
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or uri
     return Place(
         launcher="Open MPI",
         num_processes=size,
         process_id=_number(environ, "OMPI_COMM_WORLD_RANK"),
-        local_processes=here,
+        local_processes=local_size,
         local_id=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
         coordinator=f"{host}:{_port(environ, zlib.crc32(job.encode()))}" if host else None,
     )
@@ -170,15 +170,15 @@ def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = 
     listed = next((environ[name] for name in names if environ.get(name)), None)
     if listed is None:
         return [rank]
-    seen = len(listed.split(","))
-    if seen == 1:
+    visible = len(listed.split(","))
+    if visible == 1:
         return [0]
-    share = seen // count
-    if seen % count or mode == "per-gpu" and share > 1:
-        wanted = "one each (--hosts.mode per-gpu)" if mode == "per-gpu" else "equal shares"
+    share = visible // count
+    if visible % count or mode == "per-gpu" and share > 1:
+        requirement = "one each (--hosts.mode per-gpu)" if mode == "per-gpu" else "equal shares"
         raise ValueError(
-            f"{place.launcher} started {count} processes on this node, which sees {seen} GPUs ({listed}); for {wanted} "
-            f"start {seen} (--ntasks-per-node={seen}), or ask for {count} GPUs"
+            f"{place.launcher} started {count} processes on this node, which sees {visible} GPUs ({listed}); for "
+            f"{requirement} start {visible} (--ntasks-per-node={visible}), or ask for {count} GPUs"
         )
     return list(range(rank * share, (rank + 1) * share))
 
@@ -205,12 +205,12 @@ def initialize(
     **Raises:** `ValueError` if only some of the first three are known, or one is out of range; `ConnectionError` if
     the processes cannot connect.
     """
-    place = launched()
-    coordinator, num_processes, process_id = _known(place, coordinator, num_processes, process_id)
+    process = launched()
+    coordinator, num_processes, process_id = _process_arguments(process, coordinator, num_processes, process_id)
     if coordinator is not None:
         assert num_processes is not None and process_id is not None
-        if local_device_ids is None and place is not None:
-            local_device_ids = own_devices(place, mode)
+        if local_device_ids is None and process is not None:
+            local_device_ids = own_devices(process, mode)
         _reach(coordinator, process_id, num_processes, timeout)
         if "cpu" in (getattr(jax.config, "jax_platforms", None) or ""):
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -225,27 +225,27 @@ def initialize(
     return device_table()
 
 
-def _known(
-    place: Place | None, coordinator: str | None, num_processes: int | None, process_id: int | None
+def _process_arguments(
+    process: Place | None, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> tuple[str | None, int | None, int | None]:
     """The three values, from the arguments, the launcher and the environment; all None if there are none."""
     environ = os.environ
     if coordinator is None:
-        coordinator = environ.get("JAX_COORDINATOR_ADDRESS") or (place.coordinator if place else None)
+        coordinator = environ.get("JAX_COORDINATOR_ADDRESS") or (process.coordinator if process else None)
     if num_processes is None:
-        number = place.num_processes if place else _number(environ, "JAX_NUM_PROCESSES", -1)
+        number = process.num_processes if process else _number(environ, "JAX_NUM_PROCESSES", -1)
         num_processes = None if number < 0 else number
     if process_id is None:
-        number = place.process_id if place else _number(environ, "JAX_PROCESS_ID", -1)
+        number = process.process_id if process else _number(environ, "JAX_PROCESS_ID", -1)
         process_id = None if number < 0 else number
-    known = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [option(f"hosts.{name}") for name, value in known.items() if value is None]
-    if len(missing) == len(known):
+    arguments = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [option(f"hosts.{name}") for name, value in arguments.items() if value is None]
+    if len(missing) == len(arguments):
         return None, None, None
     if missing:
-        by = f" ({place.launcher} does not tell)" if place else ""
-        every = ", ".join(option(f"hosts.{name}") for name in known)
-        raise ValueError(f"{', '.join(missing)} missing{by}: give all of {every}, or none")
+        source = f" ({process.launcher} does not tell)" if process else ""
+        flags = ", ".join(option(f"hosts.{name}") for name in arguments)
+        raise ValueError(f"{', '.join(missing)} missing{source}: give all of {flags}, or none")
     assert coordinator is not None and num_processes is not None and process_id is not None
     host, colon, port = coordinator.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
@@ -271,19 +271,19 @@ def gather(tree: Any) -> Any:
         return tree
     from jax.experimental import multihost_utils
 
-    def whole(x: Any) -> Any:
+    def full(x: Any) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(full, tree)
 
 
 def _reach(coordinator: str, process_id: int, num_processes: int, timeout: int) -> None:
     """Wait until the coordinator accepts connections: otherwise jax would abort the process without an exception."""
     if process_id == 0:
-        others = num_processes - 1
-        say(f"process 0 of {num_processes} waits at {coordinator} for {others} more")
+        count = num_processes - 1
+        say(f"process 0 of {num_processes} waits at {coordinator} for {count} more")
         return
     host, _, port = coordinator.rpartition(":")
     limit = time.monotonic() + timeout
@@ -313,8 +313,8 @@ def device_table() -> str:
     rows = [("process", "host", "devices", "kind")]
     for process, raw in enumerate(labels):
         host, _, ids = raw.tobytes().rstrip(b"\0").decode(errors="replace").partition("\t")
-        own = [d for d in jax.devices() if d.process_index == process]
-        kind = f"{len(own)} x {own[0].device_kind} ({own[0].platform})" if own else "none"
+        of_process = [d for d in jax.devices() if d.process_index == process]
+        kind = f"{len(of_process)} x {of_process[0].device_kind} ({of_process[0].platform})" if of_process else "none"
         rows.append((str(process), host, ids, kind))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) for row in rows)

@@ -16,9 +16,9 @@ def available(copies: int = 1) -> int | None:
     A device that reports no limit, as a CPU, has the memory of the machine, which simulated devices share.
     """
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
-    known = [limit for limit in limits if limit]
-    if known and len(known) == len(limits):
-        return min(known) * min(copies, len(known))
+    finite = [limit for limit in limits if limit]
+    if finite and len(finite) == len(limits):
+        return min(finite) * min(copies, len(finite))
     if tracing.platform() != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

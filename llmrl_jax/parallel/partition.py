@@ -43,16 +43,16 @@ def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh | AbstractMes
         if axis not in rules:
             close = nearest(axis, list(rules))
             raise ValueError(f"{path}, dimension {dim}: no rule for the logical axis {axis!r}{close}")
-        over = tuple(a for a in rules[axis] if mesh.shape[a] > 1)
-        ways = math.prod(mesh.shape[a] for a in over)
-        if size % ways:
-            product = " x ".join(f"{a}={mesh.shape[a]}" for a in over)
+        mesh_axes = tuple(a for a in rules[axis] if mesh.shape[a] > 1)
+        num_parts = math.prod(mesh.shape[a] for a in mesh_axes)
+        if size % num_parts:
+            product = " x ".join(f"{a}={mesh.shape[a]}" for a in mesh_axes)
             raise ValueError(
                 f"{path}, dimension {dim} ({axis}) has size {size}, which {product}"
-                f"{f' = {ways}' if len(over) > 1 else ''} does not divide: {size} / {ways} = {size / ways:.2f}; "
-                f"choose a mesh whose {' x '.join(over)} divides {size}"
+                f"{f' = {num_parts}' if len(mesh_axes) > 1 else ''} does not divide: {size} / {num_parts} = {size / num_parts:.2f}; "
+                f"choose a mesh whose {' x '.join(mesh_axes)} divides {size}"
             )
-        parts.append(over if len(over) > 1 else over[0] if over else None)
+        parts.append(mesh_axes if len(mesh_axes) > 1 else mesh_axes[0] if mesh_axes else None)
     return PartitionSpec(*parts)
 
 
@@ -66,7 +66,7 @@ def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = 
     divide, naming the leaf's path, the dimension, the axis and the arithmetic.
     """
 
-    def of(path, leaf):
+    def sharding_of(path, leaf):
         names = logical_axes
         text = jax.tree_util.keystr(path, simple=True, separator="/")
         for entry in path:
@@ -77,7 +77,7 @@ def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = 
                 raise ValueError(f"{text} has no logical axes: every leaf must be matched") from None
         return NamedSharding(mesh, _spec(text, tuple(leaf.shape), names, mesh, rules))
 
-    return jax.tree_util.tree_map_with_path(of, abstract_tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, abstract_tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -92,21 +92,23 @@ def batch_sharding(mesh: Mesh, axis: int = 0, size: int | None = None) -> NamedS
     it now.
     **Raises:** `ValueError`, with the arithmetic, if data x fsdp does not divide `size`.
     """
-    over = RULES["batch"]
-    ways = math.prod(mesh.shape[a] for a in over)
-    if size is not None and size % ways:
-        product = " x ".join(f"{a}={mesh.shape[a]}" for a in over)
-        raise ValueError(f"a batch of {size} is not divided by {product} = {ways}: {size} / {ways} = {size / ways:.2f}")
-    return NamedSharding(mesh, PartitionSpec(*([None] * axis), over))
+    mesh_axes = RULES["batch"]
+    parts = math.prod(mesh.shape[a] for a in mesh_axes)
+    if size is not None and size % parts:
+        product = " x ".join(f"{a}={mesh.shape[a]}" for a in mesh_axes)
+        raise ValueError(
+            f"a batch of {size} is not divided by {product} = {parts}: {size} / {parts} = {size / parts:.2f}"
+        )
+    return NamedSharding(mesh, PartitionSpec(*([None] * axis), mesh_axes))
 
 
 def mesh_of(x: Any) -> Any:
     """The mesh over which the rules split `x`: that of its type, which every array computed from arrays on a mesh has,
     else that of `jax.set_mesh`; None outside of a mesh, and inside `jax.shard_map`, where each device has its own `x`.
     """
-    there = jax.typeof(x).sharding.mesh if isinstance(x, jax.core.Tracer) else None
-    mesh = jax.sharding.get_abstract_mesh() if there is None or there.empty else there
-    ruled = {name for over in RULES.values() for name in over}
+    traced_mesh = jax.typeof(x).sharding.mesh if isinstance(x, jax.core.Tracer) else None
+    mesh = jax.sharding.get_abstract_mesh() if traced_mesh is None or traced_mesh.empty else traced_mesh
+    ruled = {name for entry in RULES.values() for name in entry}
     return None if mesh.empty or mesh.manual_axes or not ruled <= set(mesh.axis_names) else mesh
 
 
@@ -123,9 +125,9 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return x
     parts: list[Any] = []
     for size, axis in zip(x.shape, axes, strict=True):
-        over = tuple(a for a in RULES[axis] if mesh.shape[a] > 1) if axis else ()
-        divides = over and size % math.prod(mesh.shape[a] for a in over) == 0
-        parts.append(over if divides else PartitionSpec.UNCONSTRAINED)
+        mesh_axes = tuple(a for a in RULES[axis] if mesh.shape[a] > 1) if axis else ()
+        divides = mesh_axes and size % math.prod(mesh.shape[a] for a in mesh_axes) == 0
+        parts.append(mesh_axes if divides else PartitionSpec.UNCONSTRAINED)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*parts)))
 
 
@@ -140,8 +142,8 @@ def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], o
     def spec(mesh: Any, shape: tuple[int, ...], names: tuple[str | None, ...]) -> PartitionSpec:
         parts: list[Any] = []
         for size, name in zip(shape, names, strict=False):
-            over = tuple(a for a in RULES[name] if mesh.shape.get(a, 1) > 1) if name else ()
-            parts.append(over if over and size % math.prod(mesh.shape[a] for a in over) == 0 else None)
+            mesh_axes = tuple(a for a in RULES[name] if mesh.shape.get(a, 1) > 1) if name else ()
+            parts.append(mesh_axes if mesh_axes and size % math.prod(mesh.shape[a] for a in mesh_axes) == 0 else None)
         return PartitionSpec(*parts)
 
     def split(*arrays: jax.Array) -> Any:
@@ -149,8 +151,8 @@ def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], o
         if mesh is None:
             return function(*arrays)
         parts = tuple(spec(mesh, x.shape, names) for x, names in zip(arrays, axes, strict=True))
-        whole = spec(mesh, jax.eval_shape(function, *arrays).shape, out)
-        return jax.shard_map(function, mesh=mesh, in_specs=parts, out_specs=whole, check_vma=False)(*arrays)
+        full_spec = spec(mesh, jax.eval_shape(function, *arrays).shape, out)
+        return jax.shard_map(function, mesh=mesh, in_specs=parts, out_specs=full_spec, check_vma=False)(*arrays)
 
     return split
 
@@ -167,30 +169,30 @@ def gathered(tree: Any, logical_axes: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     names = jax.tree.leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple))
-    return jax.tree.unflatten(structure, [_whole(x, axes) for x, axes in zip(leaves, names, strict=True)])
+    return jax.tree.unflatten(structure, [_gathered(x, axes) for x, axes in zip(leaves, names, strict=True)])
 
 
-def _whole(x: Any, axes: tuple[str | None, ...]) -> Any:
+def _gathered(x: Any, axes: tuple[str | None, ...]) -> Any:
     mesh = mesh_of(x)
     if mesh is None or mesh.shape["fsdp"] == 1:
         return x
     split = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, RULES))
-    whole = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, {**RULES, "embed": ()}))
+    replicated = NamedSharding(mesh, _spec("weights", x.shape, axes, mesh, {**RULES, "embed": ()}))
     if not jnp.issubdtype(x.dtype, jnp.inexact):  # codes of quantised weights, which have no gradient
-        return jax.lax.with_sharding_constraint(x, whole)
-    return _gather(whole, split, x)
+        return jax.lax.with_sharding_constraint(x, replicated)
+    return _gather(replicated, split, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gather(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, whole)
+def _gather(replicated: NamedSharding, split: NamedSharding, x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, replicated)
 
 
-def _gather_forward(whole: NamedSharding, split: NamedSharding, x: jax.Array) -> tuple[jax.Array, None]:
-    return _gather(whole, split, x), None
+def _gather_forward(replicated: NamedSharding, split: NamedSharding, x: jax.Array) -> tuple[jax.Array, None]:
+    return _gather(replicated, split, x), None
 
 
-def _gather_backward(whole: NamedSharding, split: NamedSharding, _: None, dx: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(replicated: NamedSharding, split: NamedSharding, _: None, dx: jax.Array) -> tuple[jax.Array]:
     return (jax.lax.with_sharding_constraint(dx, split),)
 
 
@@ -226,7 +228,7 @@ class Placement:
             return tree
 
         def settle(x):
-            there = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
-            return x if there else put(x, replicated(mesh))
+            in_place = isinstance(x.sharding, NamedSharding) and x.sharding.mesh == mesh
+            return x if in_place else put(x, replicated(mesh))
 
         return jax.tree.map(settle, tree)
