@@ -49,8 +49,8 @@ def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh | AbstractMes
             product = " x ".join(f"{a}={mesh.shape[a]}" for a in mesh_axes)
             raise ValueError(
                 f"{path}, dimension {dim} ({axis}) has size {size}, which {product}"
-                f"{f' = {num_parts}' if len(mesh_axes) > 1 else ''} does not divide: {size} / {num_parts} = {size / num_parts:.2f}; "
-                f"choose a mesh whose {' x '.join(mesh_axes)} divides {size}"
+                f"{f' = {num_parts}' if len(mesh_axes) > 1 else ''} does not divide: {size} / {num_parts} = "
+                f"{size / num_parts:.2f}; choose a mesh whose {' x '.join(mesh_axes)} divides {size}"
             )
         parts.append(mesh_axes if len(mesh_axes) > 1 else mesh_axes[0] if mesh_axes else None)
     return PartitionSpec(*parts)

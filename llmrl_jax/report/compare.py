@@ -93,18 +93,18 @@ def _over_seeds(metric: str, values: Any) -> stats.Estimate:
     return stats.mean_rate(values) if metric == "success" else stats.mean_interval(values)
 
 
-OWN = "<run>/"
+OF_A_RUN = "<run>/"
 """Prefix of a path inside the run's own folder."""
 
 
 def settings_of(config: Any, folder: Path) -> dict[str, Any]:
     """Every option that affects a run's results, by its dotted name; a path inside the run's own folder (such as a
-    prior that it made) begins with `OWN`. `config` is a configuration, or the values of its file if its class is
+    prior that it made) begins with `OF_A_RUN`. `config` is a configuration, or the values of its file if its class is
     unknown; then the options that every run may change (such as `run.log_every`) are omitted."""
 
     def shortened(value: Any) -> Any:
         if isinstance(value, str) and f"/{folder.name}/" in f"/{value}":
-            return OWN + f"/{value}".rpartition(f"/{folder.name}/")[2]
+            return OF_A_RUN + f"/{value}".rpartition(f"/{folder.name}/")[2]
         return value
 
     settings = raw_settings(config) if isinstance(config, Mapping) else configs.identity(config)
@@ -115,11 +115,11 @@ def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a configuration file by their dotted names, without those of `run` except its seed."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        place = f"{prefix}{name}"
+        path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            settings |= raw_settings(value, f"{place}.")
-        elif place not in ("kind", "version", "preset") and (not place.startswith("run.") or place == SEED):
-            settings[place] = value
+            settings |= raw_settings(value, f"{path}.")
+        elif path not in ("kind", "version", "preset") and (not path.startswith("run.") or path == SEED):
+            settings[path] = value
     return settings
 
 
@@ -135,13 +135,13 @@ def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
     if isinstance(config, type):
         config = configs.load_config(config, folder / "config.json")
     lines = sinks.read(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    known = [line for line in lines if _has(line, metric)]
-    train, evals = ([line for line in known if line["kind"] == kind] for kind in ("train", "eval"))
+    with_metric = [line for line in lines if _has_metric(line, metric)]
+    train, evals = ([line for line in with_metric if line["kind"] == kind] for kind in ("train", "eval"))
     for line in train:
         _check_line(line, metric, folder / "metrics.jsonl")
     if not train:
-        what = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
-        raise ValueError(f"the run {folder} has no line of metrics with a {metric}{what}")
+        reason = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
+        raise ValueError(f"the run {folder} has no line of metrics with a {metric}{reason}")
     return Run(folder, settings_of(config, folder), train, evals, metric)
 
 
@@ -157,8 +157,8 @@ def by_seed(run: Run) -> list[Run]:
 
     def line_of(line: dict[str, Any], i: int) -> dict[str, Any]:
         bounds = {f"{run.metric}_{end}" for end in ("low", "high")}  # which are over the seeds
-        own = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
-        return {name: x for name, x in line.items() if name not in bounds} | own | sinks.by_run(line).get(str(i), {})
+        of_run = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
+        return {name: x for name, x in line.items() if name not in bounds} | of_run | sinks.by_run(line).get(str(i), {})
 
     if seeds == 1:
         return [replace(run, settings=settings)]
@@ -168,14 +168,14 @@ def by_seed(run: Run) -> list[Run]:
         replace(
             run,
             settings={**settings, SEED: first + i},
-            train=[own for own in (line_of(line, i) for line in run.train) if _has(own, run.metric)],
-            evals=[own for own in (line_of(line, i) for line in run.evals) if _has(own, run.metric)],
+            train=[of_run for of_run in (line_of(line, i) for line in run.train) if _has_metric(of_run, run.metric)],
+            evals=[of_run for of_run in (line_of(line, i) for line in run.evals) if _has_metric(of_run, run.metric)],
         )
         for i in range(seeds)
     ]
 
 
-def _has(line: Mapping[str, Any], name: str) -> bool:
+def _has_metric(line: Mapping[str, Any], name: str) -> bool:
     value = line.get(name, math.nan)
     return isinstance(value, (int, float)) and math.isfinite(value)
 
@@ -186,22 +186,22 @@ def _check_line(line: Mapping[str, Any], metric: str, path: Path) -> None:
     limits |= {sinks.COUNT: math.inf} if sinks.COUNT in line else {}
     limits |= {metric: 1.0} if metric == "success" else {}
     for name, high in limits.items():
-        if not _has(line, name) or not 0 <= line[name] <= high:
-            given = f"{name} is {line[name]!r}" if name in line else f"there is no {name}"
+        if not _has_metric(line, name) or not 0 <= line[name] <= high:
+            actual = f"{name} is {line[name]!r}" if name in line else f"there is no {name}"
             needed = "a number from 0 to 1" if high == 1 else "a number, at least 0,"
-            raise ValueError(f"{path}, the line of update {line.get('update')}: {given}; {needed} is needed")
+            raise ValueError(f"{path}, the line of update {line.get('update')}: {actual}; {needed} is needed")
 
 
 def shared_metric(folders: Sequence[Path]) -> str:
     """The metric for a comparison: the first of `METRICS`, then of their losses, that the training of all runs reports.
 
     **Raises:** `ValueError` if there is none."""
-    each = []
+    metrics = []
     for folder in folders:
         path = folder / "metrics.jsonl"
         lines = [line for line in sinks.read(path) if line["kind"] == "train"] if path.exists() else []
-        each.append({name for line in lines for name in line if _has(line, name)})
-    shared = set.intersection(*each)
+        metrics.append({name for line in lines for name in line if _has_metric(line, name)})
+    shared = set.intersection(*metrics)
     losses = sorted(name for name in shared if name.endswith("loss"))
     candidates = [name for name in (*METRICS, *losses) if name in shared]
     if not candidates:
@@ -230,19 +230,19 @@ def by_settings(runs: Sequence[T]) -> list[list[T]]:
     places = {str(value) for run in runs for value in run.settings.values() if "/" in str(value)}
 
     def shared(run: T, value: Any) -> Any:
-        if not str(value).startswith(OWN):
+        if not str(value).startswith(OF_A_RUN):
             return value
-        tail = f"/{run.name}/{str(value).removeprefix(OWN)}"
-        return next((place for place in sorted(places) if f"/{place}".endswith(tail)), value)
+        tail = f"/{run.name}/{str(value).removeprefix(OF_A_RUN)}"
+        return next((location for location in sorted(places) if f"/{location}".endswith(tail)), value)
 
     groups: dict[tuple[str, int], list[T]] = {}
     repetitions: dict[str, int] = {}
     for run in runs:
         decides = {name: shared(run, value) for name, value in run.settings.items() if name != SEED}
-        same = json.dumps(decides, sort_keys=True)
-        with_seed = json.dumps([same, run.settings.get(SEED)])
+        decisive = json.dumps(decides, sort_keys=True)
+        with_seed = json.dumps([decisive, run.settings.get(SEED)])
         repetition = repetitions[with_seed] = repetitions.get(with_seed, -1) + 1
-        groups.setdefault((same, repetition), []).append(run)
+        groups.setdefault((decisive, repetition), []).append(run)
     return list(groups.values())
 
 
@@ -272,8 +272,8 @@ class Line:
         """The mean of `steps_to_bar`, and how many runs it has if not all."""
         if not self.steps_to_bar:
             return "not reached"
-        n, of = len(self.steps_to_bar), len(self.runs)
-        return f"{np.mean(self.steps_to_bar):.0f}" + (f" ({n} of {of})" if n < of else "")
+        n, total = len(self.steps_to_bar), len(self.runs)
+        return f"{np.mean(self.steps_to_bar):.0f}" + (f" ({n} of {total})" if n < total else "")
 
 
 def horizon_of(groups: Sequence[Sequence[Run]]) -> int:
@@ -284,11 +284,11 @@ def horizon_of(groups: Sequence[Sequence[Run]]) -> int:
 def lines(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> list[Line]:
     """The numbers of each group. `bar`: None leaves `steps_to_bar` empty."""
     metric, horizon = groups[0][0].metric, horizon_of(groups)
-    each = []
+    results = []
     for group in groups:
         finals = [run.final() for run in group]
         to_bar = [] if bar is None else [run.steps_to(bar) for run in group]
-        each.append(
+        results.append(
             Line(
                 label=label(group),
                 runs=tuple(run.folder for run in group),
@@ -299,7 +299,7 @@ def lines(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> list[Line
                 steps_per_second=float(np.mean([run.steps_per_second for run in group])),
             )
         )
-    return each
+    return results
 
 
 def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
@@ -308,8 +308,8 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
     rows = [["run", "steps", f"final {groups[0][0].metric}", *to_bar, f"SE to {horizon_of(groups)}", "steps/s"]]
     for line in lines(groups, bar):
         reached = [] if bar is None else [line.reached()]
-        own = [line.label, str(line.steps), str(line.final), *reached, str(line.efficiency)]
-        rows.append([*own, f"{line.steps_per_second:.0f}"])
+        cells = [line.label, str(line.steps), str(line.final), *reached, str(line.efficiency)]
+        rows.append([*cells, f"{line.steps_per_second:.0f}"])
     return figures.text_table(rows)
 
 
@@ -342,10 +342,10 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]
     else:
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
-        means = [np.interp(steps, at, [estimate.mean for estimate in estimates]) for at, estimates in smooth]
+        means = [np.interp(steps, xs, [estimate.mean for estimate in estimates]) for xs, estimates in smooth]
         estimates = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
-    least = min(curves.floor(metric, run.curve()[1]) for run in group)
-    return steps, [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
+    bottom = min(curves.floor(metric, run.curve()[1]) for run in group)
+    return steps, [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
 
 
 def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str] = ()) -> Path:
@@ -376,7 +376,7 @@ def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str
 def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path, json: bool = False) -> str:
     """The table of runs, the settings that differ, and the path of their learning curves. Runs that differ only in
     their seed are one line. `json`: the same as JSON."""
-    groups = by_settings([one for run in runs for one in by_seed(run)])
+    groups = by_settings([single for run in runs for single in by_seed(run)])
     if json:
         facts: dict[str, Any] = {"metric": groups[0][0].metric, "bar": bar, "efficiency_to": horizon_of(groups)}
         facts |= {"groups": lines(groups, bar), "differing_settings": differing(groups), "figure": draw(groups, out)}

@@ -64,12 +64,12 @@ class RunFacts:
 
     def headline(self) -> str:
         """The main metric, of the last evaluation if it has one."""
-        for line, when in ((self.eval, "eval "), (self.train, "")):
+        for line, prefix in ((self.eval, "eval "), (self.train, "")):
             losses = [name for name in line if name.endswith("loss")]
             for name in (*HEADLINE, *losses):
                 value = line.get(name)
                 if _is_finite(value):
-                    return f"{when}{name} {value:.4g}"
+                    return f"{prefix}{name} {value:.4g}"
         return ""
 
     def progress(self) -> str:
@@ -88,33 +88,33 @@ def read_values(folder: Path) -> dict[str, Any] | None:
 
 def find_folders(root: str | Path) -> Iterator[Path]:
     """The folders of all runs in `root`, including `root`, and in their subfolders, by name."""
-    for here, names, files in os.walk(root):
+    for folder, names, files in os.walk(root):
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in PRUNED)
-        if "config.json" in files and read_values(Path(here)) is not None:
-            yield Path(here)
+        if "config.json" in files and read_values(Path(folder)) is not None:
+            yield Path(folder)
 
 
 def the_run(folder: str | Path) -> Path:
     """The folder of a run. **Raises:** `FileNotFoundError` if it holds no run, naming the nearest."""
     folder = expanded(folder)
     if not folder.is_dir() or read_values(folder) is None:
-        near = folder.parent
-        known = [path.name for path in near.iterdir() if read_values(path) is not None] if near.is_dir() else []
-        raise FileNotFoundError(f"there is no run in {folder}{nearest(folder.name, known)}")
+        root = folder.parent
+        names = [path.name for path in root.iterdir() if read_values(path) is not None] if root.is_dir() else []
+        raise FileNotFoundError(f"there is no run in {folder}{nearest(folder.name, names)}")
     return folder
 
 
 def distinct(folders: Sequence[Path]) -> None:
     """Check that no two paths lead to the same folder. **Raises:** `ValueError`, naming both."""
-    known: dict[Path, Path] = {}
+    folders_by_path: dict[Path, Path] = {}
     for folder in folders:
-        place = expanded(folder).resolve()
-        if place in known:
+        path = expanded(folder).resolve()
+        if path in folders_by_path:
             pair = f"{folder} is given twice"
-            if known[place] != folder:
-                pair = f"{known[place]} and {folder} are the same run"
+            if folders_by_path[path] != folder:
+                pair = f"{folders_by_path[path]} and {folder} are the same run"
             raise ValueError(f"{pair}: name each run once, since every run counts as one seed")
-        known[place] = folder
+        folders_by_path[path] = folder
 
 
 def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") -> RunFacts:
@@ -135,9 +135,9 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
         name=name,
         folder=str(folder),
         kind=kind if isinstance(kind, str) else kind_of(values),
-        world=_said(values, WORLDS),
-        learner=_said(values, LEARNERS),
-        model=_said(values, MODELS),
+        world=_first_value(values, WORLDS),
+        learner=_first_value(values, LEARNERS),
+        model=_first_value(values, MODELS),
         state=state,
         why=why,
         update=max(reached, status.update if status else 0),
@@ -192,12 +192,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary if isinstance(summary, dict) else {}
 
 
-def _said(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
+def _first_value(values: Mapping[str, Any], names: tuple[str, ...]) -> str:
     """The first given option of `names`, at the top level or in a part of a configuration."""
     places = [values, *(v for name, v in values.items() if isinstance(v, Mapping) and name != "run")]
     for name in names:
-        for place in places:
-            value = place.get(name)
+        for part in places:
+            value = part.get(name)
             if isinstance(value, list) and value:
                 value = value[0] if len(value) == 1 else f"{value[0]} and {len(value) - 1} more"
             if isinstance(value, str) and value:
@@ -225,8 +225,8 @@ def runs_table(runs: list[RunFacts]) -> str:
     """A table with a line for each run."""
     rows = [["run", "kind", "world", "learner", "model", "state", "update", "steps", "last metric", "date"]]
     for run in runs:
-        what = [run.name, run.kind or "?", *map(_short, (run.world, run.learner, run.model))]
-        rows.append([*what, run.state, run.progress(), str(run.steps or ""), run.headline(), run.date])
+        cells = [run.name, run.kind or "?", *map(_short, (run.world, run.learner, run.model))]
+        rows.append([*cells, run.state, run.progress(), str(run.steps or ""), run.headline(), run.date])
     return text_table(rows)
 
 
@@ -250,7 +250,7 @@ def to_json(run: RunFacts) -> dict[str, Any]:
 
 def size_of(folder: Path) -> int:
     """Bytes of the files in a folder and its subfolders."""
-    return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(folder) for name in names)
+    return sum(os.lstat(os.path.join(root, name)).st_size for root, _, names in os.walk(folder) for name in names)
 
 
 def checkpoints_of(folder: Path) -> dict[str, int]:
@@ -267,10 +267,12 @@ def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dic
     """The options of a configuration that differ from those of another, by dotted name: this one's value, and the
     other's (`ABSENT` if it has no such option). Options of the run's identity (name, folder,
     resume, kind, version, preset) are omitted."""
-    kept = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
-    own, other = _flat(values), _flat(usual)
-    names = [name for name in own if name not in kept and (name not in other or own[name] != other[name])]
-    return {name: (own[name], other.get(name, ABSENT)) for name in names}
+    ignored = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
+    current, defaults = _flat(values), _flat(usual)
+    names = [
+        name for name in current if name not in ignored and (name not in defaults or current[name] != defaults[name])
+    ]
+    return {name: (current[name], defaults.get(name, ABSENT)) for name in names}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -39,9 +39,9 @@ def write_gif(path: str | Path, frames: Sequence[np.ndarray], *, fps: float = 4.
     pause = round(1000 / fps)
     times = [pause] * (len(images) - 1) + [max(pause, round(1000 * hold))]
     path = Path(path)
-    how = {"save_all": True, "append_images": images[1:], "duration": times, "loop": 0, "optimize": True}
+    options = {"save_all": True, "append_images": images[1:], "duration": times, "loop": 0, "optimize": True}
     with new_draft(path) as draft:
-        images[0].save(draft, format="GIF", **how)
+        images[0].save(draft, format="GIF", **options)
     return path
 
 
@@ -96,8 +96,8 @@ def fitted(section: Section, width: float) -> list[str]:
     `most`."""
     entries = [wrapped(text, width - font(TEXT).getlength(INDENT)) for text in section.lines]
     drawn: list[str] = []
-    for i, (first, *rest) in enumerate(entries):
-        lines, left = [first, *(f"{INDENT}{line}" for line in rest)], len(entries) - i
+    for i, (first, *others_) in enumerate(entries):
+        lines, left = [first, *(f"{INDENT}{line}" for line in others_)], len(entries) - i
         room = section.most - len(drawn) - (left > 1)  # the last line is for those that are left
         if len(lines) > room:
             return (
@@ -155,7 +155,7 @@ def draw_panel(
 # --- an episode -----------------------------------------------------------------------------------------------------
 
 
-INK, FAINT, CHOSEN, OTHER = "#222222", "#777777", "#cc6677", "#4477aa"
+INK, FAINT, CHOSEN, REST_COLOR = "#222222", "#777777", "#cc6677", "#4477aa"
 
 
 def text_lines(env: Environment, text: Mapping[str, str], width: int = 46, height: int = 13) -> list[str]:
@@ -196,7 +196,7 @@ def draw_frame(env: Environment, frame: Any, step: int, verdict: str) -> np.ndar
     bars.set_title(f"step {step}", fontsize=8.5, color=FAINT, loc="right")
     if len(frame.probabilities):
         actions = env.action_names
-        colors = [CHOSEN if i == frame.action else OTHER for i in range(len(actions))]
+        colors = [CHOSEN if i == frame.action else REST_COLOR for i in range(len(actions))]
         bars.barh(range(len(actions)), frame.probabilities, color=colors, height=0.7)
         bars.set_yticks(range(len(actions)), actions, fontsize=8.5, color=INK)
         bars.invert_yaxis()
@@ -205,7 +205,7 @@ def draw_frame(env: Environment, frame: Any, step: int, verdict: str) -> np.ndar
         bars.spines[["top", "right"]].set_visible(False)
     else:
         bars.axis("off")
-        bars.text(0, 0.6, verdict, fontsize=15, color=CHOSEN if "fail" in verdict else OTHER)
+        bars.text(0, 0.6, verdict, fontsize=15, color=CHOSEN if "fail" in verdict else REST_COLOR)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 

@@ -202,35 +202,35 @@ class Checkpoints:
         options), its state differs (naming the leaves), the data in the `fresh` frozen part differ (leaves of int32
         and bool, such as tokens and masks, and all of `given`), or it is damaged (naming the last good one).
         """
-        known = self.updates()
-        if not known:
+        complete = self.updates()
+        if not complete:
             raise FileNotFoundError(f"there is no checkpoint in {self.root}")
-        wanted = known[-1] if update is None else update
-        if wanted not in known:
-            has = ", ".join(map(str, known))
-            raise FileNotFoundError(f"there is no checkpoint of update {wanted} in {self.root}; it has {has}")
+        chosen = complete[-1] if update is None else update
+        if chosen not in complete:
+            listed = ", ".join(map(str, complete))
+            raise FileNotFoundError(f"there is no checkpoint of update {chosen} in {self.root}; it has {listed}")
         try:
-            meta = self.describe(wanted)
-            self._check_identity(meta, wanted)
-            same = self._is_same(fresh, meta, wanted)
-            if not same and jax.tree.leaves(getattr(fresh, "given", ())):
+            meta = self.describe(chosen)
+            self._check_identity(meta, chosen)
+            is_same = self._is_same(fresh, meta, chosen)
+            if not is_same and jax.tree.leaves(getattr(fresh, "given", ())):
                 like = like.replace(frozen=like.frozen.replace(given=fresh.given))
-            state = self._read(like, wanted, meta, fresh if same else None)
-            if same:
+            state = self._read(like, chosen, meta, fresh if is_same else None)
+            if is_same:
                 self._repair_frozen(fresh, meta)
-            self.notes += moved(meta, wanted)
-            return state, wanted
+            self.notes += moved(meta, chosen)
+            return state, chosen
         except DamagedFrozen as error:
             raise CheckpointError(
                 f"the frozen part of {self.folder} is damaged ({error}): delete {self.frozen_root}, and --run.resume "
                 "writes it again, if the model and the data are where they were"
             ) from error
         except Damaged as error:
-            self._offer(like, wanted, error)
+            self._offer(like, chosen, error)
         except CheckpointError as error:
             if error.__cause__ is None:
                 raise
-            self._offer(like, wanted, error)
+            self._offer(like, chosen, error)
 
     def _check_identity(self, meta: Mapping[str, Any], update: int) -> None:
         if meta.get("format") not in (1, FORMAT):
@@ -284,23 +284,23 @@ class Checkpoints:
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
         frozen_like, like, version = like.frozen, like.replace(frozen=()), meta["format"]
-        wanted = trees.named_leaves(like)
-        check_leaves(meta["leaves"], describe(wanted), f"checkpoint {update} in {self.root}")
+        targets = trees.named_leaves(like)
+        check_leaves(meta["leaves"], describe(targets), f"checkpoint {update} in {self.root}")
         sums = {name: leaf["checksum"] for name, leaf in meta["leaves"].items()}
 
         def restore(target):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
             return self._manager.restore(update, args=args).state
 
-        leaves = restore_leaves(wanted, sums, restore, version)
+        leaves = restore_leaves(targets, sums, restore, version)
         state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
         if frozen is not None:
             self._keep_sums(meta)
             return state.replace(frozen=frozen)
         frozen_leaves = trees.named_leaves(frozen_like)
         if set(frozen_leaves) != set(meta["frozen"]):
-            odd = sorted(set(frozen_leaves) ^ set(meta["frozen"]))
-            raise CheckpointError(f"the frozen part of {self.folder} has other leaves: {', '.join(odd[:5])}")
+            differing = sorted(set(frozen_leaves) ^ set(meta["frozen"]))
+            raise CheckpointError(f"the frozen part of {self.folder} has other leaves: {', '.join(differing[:5])}")
         if not frozen_leaves:
             return state.replace(frozen=frozen_like)
 
@@ -319,7 +319,7 @@ class Checkpoints:
         if meta["format"] == FORMAT:
             self._frozen_sums = meta["frozen"]
 
-    def _offer(self, like: Any, update: int, why: Exception) -> NoReturn:
+    def _offer(self, like: Any, update: int, cause: Exception) -> NoReturn:
         """Refuse a damaged checkpoint, and name the newest older one that is intact."""
         for older in reversed([u for u in self.updates() if u < update]):
             try:
@@ -331,7 +331,7 @@ class Checkpoints:
             break
         else:
             offer = "no older one is whole"
-        raise CheckpointError(f"checkpoint {update} in {self.root} is damaged ({why}); {offer}") from why
+        raise CheckpointError(f"checkpoint {update} in {self.root} is damaged ({cause}); {offer}") from cause
 
 
 def _silence_orbax() -> None:
@@ -441,18 +441,18 @@ def _is_not_late(record: logging.LogRecord) -> bool:
     return not ("orbax" in text or "tensorstore" in text or any("orbax" in frame.filename for frame in frames))
 
 
-def check_leaves(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
+def check_leaves(saved: Mapping[str, Any], expected: Mapping[str, Any], subject: str) -> None:
     """**Raises** `CheckpointError` naming the leaves that are missing, extra, or of another shape or dtype."""
-    lines = [f"{name} is not in it" for name in wanted if name not in saved]
-    lines += [f"{name} is only in it" for name in saved if name not in wanted]
-    for name in wanted:
+    lines = [f"{name} is not in it" for name in expected if name not in saved]
+    lines += [f"{name} is only in it" for name in saved if name not in expected]
+    for name in expected:
         if name in saved:
-            a, b = saved[name], wanted[name]
+            a, b = saved[name], expected[name]
             if (a["shape"], a["dtype"]) != (b["shape"], b["dtype"]):
                 lines.append(f"{name} is {a['dtype']}{a['shape']}, not {b['dtype']}{b['shape']}")
     if lines:
-        more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
-        raise CheckpointError(f"{what} is of another state: {'; '.join(lines[:5])}{more}")
+        suffix = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+        raise CheckpointError(f"{subject} is of another state: {'; '.join(lines[:5])}{suffix}")
 
 
 def _key_impl(x: Any) -> Any:
@@ -470,28 +470,28 @@ def _target(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def restore_leaves(
-    wanted: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
+    targets: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
 ) -> dict[str, Any]:
-    """Read the leaves `wanted`, by name and in their order, verify their checksums of that version, and rewrap PRNG
+    """Read the leaves `targets`, by name and in their order, verify their checksums of that version, and rewrap PRNG
     keys.
 
     **Arguments:** `restore`, `(targets by name) -> arrays by name`; `prefix`, of names in messages.
     **Raises:** `Damaged` if they cannot be read, or differ from those saved.
     """
-    target = {name: _target(x) for name, x in wanted.items()}
+    arrays = {name: _target(x) for name, x in targets.items()}
     mute_late_errors()
     try:
-        read = dict(restore({name: x for name, x in target.items() if x.size}))
+        read = dict(restore({name: x for name, x in arrays.items() if x.size}))
     except Exception as error:
         raise Damaged(line_of(error)) from error
-    for name, x in target.items():
+    for name, x in arrays.items():
         if not x.size:
             read[name] = jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding)
-    actual = trees.checksums({name: read[name] for name in wanted}, version)
-    wrong = [prefix + name for name in wanted if actual[name] != sums[name]]
+    actual = trees.checksums({name: read[name] for name in targets}, version)
+    wrong = [prefix + name for name in targets if actual[name] != sums[name]]
     if wrong:
         raise Damaged(f"the contents of {', '.join(wrong[:5])} changed since they were saved")
     return {
         name: jax.random.wrap_key_data(read[name], impl=_key_impl(x)) if trees.is_key(x) else read[name]
-        for name, x in wanted.items()
+        for name, x in targets.items()
     }

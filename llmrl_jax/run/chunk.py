@@ -24,12 +24,12 @@ def make_chunk(learner: Any, capacity: int) -> Callable:
     """
 
     def chunk(state, frozen, n):
-        def one(state, frozen):
+        def update_once(state, frozen):
             state, metrics = learner.update(state.replace(frozen=frozen))
             return state.replace(frozen=()), {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
-        one = jax.jit(one, inline=True)  # traced once, for its shapes and for the loop
-        shapes = jax.eval_shape(one, state, frozen)[1]
+        update_once = jax.jit(update_once, inline=True)  # traced once, for its shapes and for the loop
+        shapes = jax.eval_shape(update_once, state, frozen)[1]
         for name, x in shapes.items():
             if x.shape:
                 raise ValueError(f"the metric {name!r} has shape {x.shape}; a learner's metrics are scalars")
@@ -37,7 +37,7 @@ def make_chunk(learner: Any, capacity: int) -> Callable:
 
         def body(i, carry):
             state, rows = carry
-            state, metrics = one(state, frozen)
+            state, metrics = update_once(state, frozen)
             return state, {name: row.at[i].set(metrics[name]) for name, row in rows.items()}
 
         return jax.lax.fori_loop(0, n, body, (state, rows))
@@ -60,10 +60,10 @@ def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
     """Compile `make_chunk` for a state, whose shardings are kept. **Returns:** the program, and the compile time in
     seconds."""
     started = time.monotonic()
-    rest, frozen = state.replace(frozen=()), state.frozen
-    jitted = jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), capacity)
+    trained, frozen = state.replace(frozen=()), state.frozen
+    jitted = jit_chunk(learner, jax.tree.map(lambda x: x.sharding, trained), capacity)
     # Restored arrays are committed to their devices, new ones are not, and XLA's cache would have a program for each.
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (rest, frozen))
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (trained, frozen))
     with doing("compiling the update"):
         compiled = jitted.lower(*placed, np.int32(1)).compile()
     return compiled, time.monotonic() - started

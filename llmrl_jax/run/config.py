@@ -25,8 +25,8 @@ def flag(args: Sequence[str], name: str) -> str | None:
     if the flag is absent. The last occurrence counts."""
     last = None
     for i, arg in enumerate(args):
-        given, equals, value = arg.partition("=")
-        if given.replace("_", "-") == name.replace("_", "-"):
+        argument, equals, value = arg.partition("=")
+        if argument.replace("_", "-") == name.replace("_", "-"):
             following = args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else ""
             last = value if equals else following
     return last
@@ -53,8 +53,8 @@ Resume = Annotated[
 
 def _split(folder: str) -> tuple[str, str]:
     """The folder that holds a run (empty if only the name is given), and the run's name."""
-    out, name = os.path.split(folder.rstrip(os.sep))
-    return os.path.split(os.path.abspath(folder)) if name in (".", "..") else (out, name)
+    parent, name = os.path.split(folder.rstrip(os.sep))
+    return os.path.split(os.path.abspath(folder)) if name in (".", "..") else (parent, name)
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class BaseRunConfig(Checked):
         """Set `name` and `out` from the folder of the run to continue; `resume` is False without one."""
         out, name = _split(folder)
         default_out = next(f.default for f in fields(self) if f.name == "out")
-        for which, given, needed in (("name", self.name, name), ("out", self.out, out)):
-            if needed and given not in ("", needed, default_out if which == "out" else ""):
-                raise ValueError(f"--run.{which} is {given}, but --run.resume is {folder}: leave --run.{which} out")
+        for part, value, needed in (("name", self.name, name), ("out", self.out, out)):
+            if needed and value not in ("", needed, default_out if part == "out" else ""):
+                raise ValueError(f"--run.{part} is {value}, but --run.resume is {folder}: leave --run.{part} out")
         object.__setattr__(self, "name", name or self.name)
         object.__setattr__(self, "out", out or self.out)
         object.__setattr__(self, "resume", bool(folder))
@@ -152,9 +152,9 @@ def find_run(folder: str | Path) -> Path:
     none."""
     folder = expanded(folder)
     if not (folder / "config.json").is_file():
-        known = [path.parent.name for path in folder.parent.glob("*/config.json")]
-        near = nearest(folder.name, known) or f": `llmrl runs list {folder.parent}` lists those that are there"
-        raise FileNotFoundError(f"there is no run {folder.name!r} in {folder.parent} to resume{near}")
+        names = [path.parent.name for path in folder.parent.glob("*/config.json")]
+        hint = nearest(folder.name, names) or f": `llmrl runs list {folder.parent}` lists those that are there"
+        raise FileNotFoundError(f"there is no run {folder.name!r} in {folder.parent} to resume{hint}")
     return folder / "config.json"
 
 
@@ -169,10 +169,10 @@ def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Setting
     resumed run does not allow.
     """
     saved: Any = configs.load_config(kind, find_run(folder))
-    own = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
+    reset = {"resume_from": -1, "max_seconds": 0.0} if isinstance(saved.run, RunConfig) else {}
     out, name = _split(str(folder))
     # the folder may have been moved or renamed since config.json was written
-    run = replace(saved.run, **own, name=name, out=out or ".", resume=True)
+    run = replace(saved.run, **reset, name=name, out=out or ".", resume=True)
     settings = replace(saved, run=run, **changes)
     refuse_changes(folder, saved, settings)
     return settings

@@ -15,13 +15,13 @@ from llmrl_jax.run import metrics as sinks
 INK, TRAIN, EVAL = "#333333", "#4477aa", "#cc6677"
 
 
-FEW = 20
+FEWEST = 20
 """Curves of fewer lines are not smoothed."""
 
 
 def reach(lines: int) -> int:
     """The number of neighbours on each side that a point of a curve is averaged with, for a curve of so many lines."""
-    return 0 if lines < FEW else max(2, lines // 40)
+    return 0 if lines < FEWEST else max(2, lines // 40)
 
 
 def line_interval(values: np.ndarray, counts: np.ndarray, success: bool) -> stats.Estimate:
@@ -60,18 +60,18 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
         steps = np.array([line["steps"] for line in points])
         values = np.array([line[name] for line in points], float)
         counts = np.array([line.get(sinks.COUNT, 1.0) for line in points], float)
-        counted, half, least = success and sinks.COUNT in points[0], reach(len(points)), floor(name, values)
+        counted, half, bottom = success and sinks.COUNT in points[0], reach(len(points)), floor(name, values)
         estimates = line_intervals(values, counts, counted, half)
-        estimates = [estimate._replace(low=max(estimate.low, least)) for estimate in estimates]
+        estimates = [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
         axis.plot(steps, values, ".", ms=3 if half else 7, color=TRAIN, alpha=0.5 if half else 1.0, mew=0)
-        said = f"training, mean of {2 * half + 1} points" if half else "training"
-        draw_band(axis, steps, estimates, TRAIN, label=f"{said}, 95% interval" if half or counted else said)
-    shown = [line for line in evals if np.isfinite(line.get(name, np.nan))]
-    if shown:
-        steps = np.array([line["steps"] for line in shown])
-        values = np.array([line[name] for line in shown], float)
-        low = np.array([line.get(f"{name}_low", line[name]) for line in shown], float)
-        high = np.array([line.get(f"{name}_high", line[name]) for line in shown], float)
+        caption = f"training, mean of {2 * half + 1} points" if half else "training"
+        draw_band(axis, steps, estimates, TRAIN, label=f"{caption}, 95% interval" if half or counted else caption)
+    with_value = [line for line in evals if np.isfinite(line.get(name, np.nan))]
+    if with_value:
+        steps = np.array([line["steps"] for line in with_value])
+        values = np.array([line[name] for line in with_value], float)
+        low = np.array([line.get(f"{name}_low", line[name]) for line in with_value], float)
+        high = np.array([line.get(f"{name}_high", line[name]) for line in with_value], float)
         bars = [np.maximum(values - low, 0), np.maximum(high - values, 0)]
         axis.errorbar(steps, values, bars, fmt="o-", ms=4, lw=1.2, capsize=2.5, color=EVAL, label="evaluation")
     axis.set_ylabel(name.replace("_", " "), color=INK)
@@ -92,7 +92,7 @@ def learning_curve(
 ) -> Path | None:
     """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
 
-    Training lines are averaged with their neighbours if there are at least `FEW` (Wilson's interval for success if
+    Training lines are averaged with their neighbours if there are at least `FEWEST` (Wilson's interval for success if
     episodes are counted, else Student's); evaluations have their interval in `<name>_low` and `<name>_high`.
 
     **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are omitted, and if it lacks
@@ -102,8 +102,10 @@ def learning_curve(
     folder = Path(folder)
     lines = [line for line in sinks.read(folder / "metrics.jsonl") if "steps" in line]
     train, evals = ([x for x in lines if x["kind"] == kind] for kind in ("train", "eval"))
-    known = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
-    drawn = [name for name in names if name in known] or sorted(n for n in known if n.endswith("loss"))[:3]
+    metric_names = {name for x in lines for name, value in x.items() if isinstance(value, float) and np.isfinite(value)}
+    drawn = [name for name in names if name in metric_names] or sorted(n for n in metric_names if n.endswith("loss"))[
+        :3
+    ]
     if not drawn:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg

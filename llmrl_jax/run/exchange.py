@@ -44,11 +44,11 @@ class Exchanges:
         self.seconds = 0.0
         """Time spent waiting for answers."""
         mesh = trees.mesh_of(state)
-        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        self._request = jax.jit(exchange.request, out_shardings=self._whole)
+        self._replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._request = jax.jit(exchange.request, out_shardings=self._replicated)
         places = jax.tree.map(lambda x: x.sharding, state.replace(frozen=()))
-        self._take = jax.jit(self._taken, donate_argnums=0, out_shardings=places)
-        self._asked: _Asked | None = None
+        self._take = jax.jit(self._apply, donate_argnums=0, out_shardings=places)
+        self._pending: _Request | None = None
 
     def due(self, update: int) -> bool:
         """Whether an exchange is due after `update` updates."""
@@ -78,8 +78,8 @@ class Exchanges:
         if answer is None:
             return None
         if isinstance(answer, str):
-            raise NoAnswer(answer) from (self._asked.error if self._asked else None)
-        state = self._with(state, answer)
+            raise NoAnswer(answer) from (self._pending.error if self._pending else None)
+        state = self._with_answer(state, answer)
         self._ask_ahead(state, update)
         return state
 
@@ -92,47 +92,47 @@ class Exchanges:
         return dict(request)
 
     def _ask_ahead(self, state: Any, update: int) -> None:
-        self._asked = None
+        self._pending = None
         upcoming = (update // self.every + 1) * self.every
         if self._exchange.ahead and self.due(upcoming):
             request = self._read(state)
             if jax.process_index() == 0:
-                self._asked = _Asked(self._exchange.answer, request)
+                self._pending = _Request(self._exchange.answer, request)
 
     def _answered(self, request: Arrays, stop: Callable[[], bool]) -> Arrays | str | None:
         """The answer to a request; an error message if there is none; or None if the run must stop."""
-        if self._asked is None:
-            self._asked = _Asked(self._exchange.answer, request)
-        elif not _same(self._asked.request, request):
+        if self._pending is None:
+            self._pending = _Request(self._exchange.answer, request)
+        elif not _equal(self._pending.request, request):
             return (
                 "the request changed since the exchange before it: with ahead=True it must be read from a part of the "
                 "state that only take writes"
             )
-        while not self._asked.done.wait(POLL_SECONDS):
+        while not self._pending.done.wait(POLL_SECONDS):
             if stop():
                 return None
-        if self._asked.error is not None:
-            return f"{type(self._asked.error).__name__}: {' '.join(str(self._asked.error).split())}"
+        if self._pending.error is not None:
+            return f"{type(self._pending.error).__name__}: {' '.join(str(self._pending.error).split())}"
         try:
-            return _checked(self._asked.answer)
+            return _checked(self._pending.answer)
         except ValueError as error:
             return str(error)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    def _taken(self, rest: Any, frozen: Any, answer: dict[str, jax.Array]) -> Any:
-        after = self._exchange.take(rest.replace(frozen=frozen), answer).replace(frozen=())
-        return _like(rest, after)
+    def _apply(self, trained: Any, frozen: Any, answer: dict[str, jax.Array]) -> Any:
+        after = self._exchange.take(trained.replace(frozen=frozen), answer).replace(frozen=())
+        return _like(trained, after)
 
-    def _with(self, state: Any, answer: Arrays) -> Any:
+    def _with_answer(self, state: Any, answer: Arrays) -> Any:
         frozen = state.frozen
         placed: Any = answer
-        if self._whole is not None:
-            placed = {name: put(x, self._whole) for name, x in answer.items()}
+        if self._replicated is not None:
+            placed = {name: put(x, self._replicated) for name, x in answer.items()}
         return self._take(state.replace(frozen=()), frozen, placed).replace(frozen=frozen)
 
 
-class _Asked:
+class _Request:
     """A call of `answer` in a daemon thread: neither a stopping run nor the end of the process waits for it."""
 
     def __init__(self, function: Callable[[Arrays], Any], request: Arrays):
@@ -140,8 +140,8 @@ class _Asked:
         self.answer: Any = None
         self.error: BaseException | None = None
         self.done = threading.Event()
-        own = {name: x.copy() for name, x in request.items()}
-        threading.Thread(target=self._run, args=(function, own), name="exchange", daemon=True).start()
+        copied = {name: x.copy() for name, x in request.items()}
+        threading.Thread(target=self._run, args=(function, copied), name="exchange", daemon=True).start()
 
     def _run(self, function: Callable[[Arrays], Any], request: Arrays) -> None:
         try:
@@ -152,7 +152,7 @@ class _Asked:
             self.done.set()
 
 
-def _same(a: Arrays, b: Arrays) -> bool:
+def _equal(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
@@ -187,14 +187,14 @@ def _checked(answer: Any) -> Arrays:
 # --- over processes ---------------------------------------------------------------------------------------------------
 
 
-def from_first(found: Arrays | str | None) -> Arrays | str | None:
+def from_first(answer: Arrays | str | None) -> Arrays | str | None:
     """Broadcast the result of process 0 to every process. A collective operation; other processes' values are
     ignored."""
     if jax.process_count() == 1:
-        return found
+        return answer
     from jax.experimental import multihost_utils
 
-    content = _packed(found) if jax.process_index() == 0 else b""
+    content = _packed(answer) if jax.process_index() == 0 else b""
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
     sent = np.frombuffer(content.ljust(size, b"\0"), np.uint8)
     return _unpacked(np.asarray(multihost_utils.broadcast_one_to_all(sent), np.uint8).tobytes())

@@ -29,7 +29,7 @@ except ImportError:  # Windows
 
 LOCK = ".lock"
 """The file whose lock protects a run's folder; the system releases the lock when the process exits."""
-_HELD: set[tuple[str, int]] = set()
+_LOCKED: set[tuple[str, int]] = set()
 """Folders that this process has locked, by the thread that did: a second lock would conflict with the first."""
 
 
@@ -49,23 +49,23 @@ def check_folder(config: BaseRunConfig) -> None:
     if not config.resume:
         config.check_new()
     try:
-        there = _existing(folder)
+        existing = _existing(folder)
         if config.name and config.resume:
             find_run(folder)
         elif config.name and (folder / "config.json").exists():
             raise FileExistsError(
                 f"the run {folder} exists; continue it with --run.resume {folder}, or choose another name"
             )
-        if not there.is_dir():
-            raise _unwritable(folder, NotADirectoryError(errno.ENOTDIR, f"{there} is a file"))
-        _check_names(folder, there)
+        if not existing.is_dir():
+            raise _unwritable(folder, NotADirectoryError(errno.ENOTDIR, f"{existing} is a file"))
+        _check_names(folder, existing)
         if config.name:
             _check_kinds(folder)
         if config.name and not config.resume:
             _refuse_remains(folder)
         if config.resume and isinstance(config, RunConfig):
             start_of(folder, config)
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         if error.errno is None:  # ours
             raise
@@ -79,9 +79,9 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _check_names(folder: Path, there: Path) -> None:
-    """**Raises** `OSError` for a new folder's name that is longer than the file system of `there` allows."""
-    longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+def _check_names(folder: Path, existing: Path) -> None:
+    """**Raises** `OSError` for a new folder's name that is longer than the file system of `existing` allows."""
+    longest = os.pathconf(existing, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     if any(len(os.fsencode(part)) > longest for part in folder.parts):
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
@@ -91,9 +91,9 @@ def _check_kinds(folder: Path) -> None:
     for names, wrong, needed in ((FILES, Path.is_dir, "a folder"), (FOLDERS, Path.is_file, "a file")):
         for name in names:
             if wrong(folder / name):
-                other = "a file" if needed == "a folder" else "a folder"
+                actual = "a file" if needed == "a folder" else "a folder"
                 raise FileExistsError(
-                    f"{folder / name} is {needed}, where a run has {other}: move it away, or choose another --run.name"
+                    f"{folder / name} is {needed}, where a run has {actual}: move it away, or choose another --run.name"
                 )
 
 
@@ -111,9 +111,9 @@ def _refuse_remains(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> OSError:
-    why = error.strerror or str(error)
-    other = "--run.name or --run.out" if error.errno == errno.ENAMETOOLONG else "--run.out"
-    return PermissionError(f"no run can be kept in {folder} ({why}): choose another {other}")
+    reason = error.strerror or str(error)
+    flags = "--run.name or --run.out" if error.errno == errno.ENAMETOOLONG else "--run.out"
+    return PermissionError(f"no run can be kept in {folder} ({reason}): choose another {flags}")
 
 
 def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
@@ -138,16 +138,16 @@ def open_folder(config: BaseRunConfig, command: str = "run") -> Path:
     return config.folder
 
 
-def _new_folder(out: Path, name: str) -> Path:
+def _new_folder(parent: Path, name: str) -> Path:
     """A new folder, also if several runs start in the same second."""
-    folder, n = out / name, 1
+    folder, n = parent / name, 1
     while True:
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             n += 1
-            folder = out / f"{name}-{n}"
+            folder = parent / f"{name}-{n}"
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def held(folder: str | Path) -> Iterator[None]:
     `PermissionError` if the lock cannot be written.
     """
     key = (str(Path(folder).resolve()), threading.get_ident())
-    if key in _HELD:
+    if key in _LOCKED:
         yield
         return
     if (Path(folder) / LOCK).is_dir():
@@ -226,11 +226,11 @@ def held(folder: str | Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        _HELD.add(key)
+        _LOCKED.add(key)
         try:
             yield
         finally:
-            _HELD.discard(key)
+            _LOCKED.discard(key)
 
 
 def holder(folder: str | Path) -> str:
@@ -295,18 +295,18 @@ def start_of(folder: str | Path, config: RunConfig) -> tuple[int, str]:
         return 0, ""
     saved = saved_updates(folder)
     if config.resume_from >= 0 and config.resume_from not in saved:
-        has = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
+        listed = f"it has {', '.join(map(str, saved))}" if saved else "it has none"
         raise FileNotFoundError(
             f"--run.resume-from is {config.resume_from}, but there is no checkpoint of that update in "
-            f"{folder / 'checkpoints'}: {has}"
+            f"{folder / 'checkpoints'}: {listed}"
         )
     if not saved:
         _refuse_lost_checkpoints(folder)
         return 0, f"{folder} was never saved: it begins again at update 0"
     start = config.resume_from if config.resume_from >= 0 else saved[-1]
-    wrong, whole = metrics.fault(folder / "metrics.jsonl", start) if start else ("", 0)
+    wrong, complete = metrics.fault(folder / "metrics.jsonl", start) if start else ("", 0)
     if wrong and not config.accept_gaps:
-        earlier = max((update for update in saved if update <= whole), default=None)
+        earlier = max((update for update in saved if update <= complete), default=None)
         back = "" if earlier is None else f", continue from an earlier checkpoint with --run.resume-from {earlier}"
         raise ValueError(
             f"{wrong}, but the run continues from update {start}: put the lines back{back}, or give them up with "
@@ -320,8 +320,8 @@ def _refuse_lost_checkpoints(folder: Path) -> None:
     status = read_status(folder)
     reached = max((line["update"] for line in metrics.newest(folder / "metrics.jsonl").values()), default=0)
     reached = max(reached, status.update if status is not None else 0)
-    had = status is not None and status.saved >= 0
-    if had or (reached and not (folder / "checkpoints").is_dir()):
+    was_saved = status is not None and status.saved >= 0
+    if was_saved or (reached and not (folder / "checkpoints").is_dir()):
         raise FileNotFoundError(
             f"there is no checkpoint in {folder / 'checkpoints'}, although the run reached update {reached}: put them "
             "back, or start a run of another --run.name"

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from llmrl_jax.core.files import write_whole
 
 
-TOGETHER = 1 << 30
+PORTION_BYTES = 1 << 30
 """Bytes of the arrays that are read at a time to compare them."""
 
 
@@ -55,22 +55,24 @@ def read(root: Path, like: Mapping[str, Any]) -> Any:
     """The arrays, or some of them, with the shapes, dtypes and shardings of `like`."""
     if not like:
         return {}
-    how = ocp.checkpoint_utils.construct_restore_args(like)
+    arguments = ocp.checkpoint_utils.construct_restore_args(like)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.restore(root, args=ocp.args.PyTreeRestore(dict(like), restore_args=how, partial_restore=True))
+        return reader.restore(
+            root, args=ocp.args.PyTreeRestore(dict(like), restore_args=arguments, partial_restore=True)
+        )
 
 
 def portions(like: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The arrays in portions of at most `TOGETHER` bytes, or of one array, so that few are in memory twice."""
+    """The arrays in portions of at most `PORTION_BYTES` bytes, or of one array, so that few are in memory twice."""
     portion: dict[str, Any] = {}
     size = 0
     for name, x in like.items():
-        own = x.size * x.dtype.itemsize
-        if portion and size + own > TOGETHER:
+        nbytes = x.size * x.dtype.itemsize
+        if portion and size + nbytes > PORTION_BYTES:
             yield portion
             portion, size = {}, 0
         portion[name] = x
-        size += own
+        size += nbytes
     if portion:
         yield portion
 

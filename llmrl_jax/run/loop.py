@@ -156,7 +156,7 @@ def train(
         )
         try:
             run.note()
-            result = run.go(state)
+            result = run.run_updates(state)
             run.close()
             run.note(STOPPED if result.stopped else FINISHED, result.stopped)
             return result
@@ -208,7 +208,7 @@ class _Run:
         self.exchanges: Exchanges | None = None
         self.waited = float(before.get("train", {}).get("exchange_seconds") or 0.0)
 
-    def go(self, state: Any) -> RunResult:
+    def run_updates(self, state: Any) -> RunResult:
         """Run to the last update, or until the run is stopped."""
         boundaries = _Boundaries(self.config, self.num_updates, self.evaluate is not None, self.learner.exchange)
         stopped = ""
@@ -236,12 +236,12 @@ class _Run:
                 self._keep(state, boundaries, bool(stopped))
             self._finish_saving()
         if stopped:
-            where = f"update {self.saved} of {self.num_updates}"
-            self.bar.say(f"stopped by {stopped}: saved at {where} in {self.folder}; {self.again}")
+            position = f"update {self.saved} of {self.num_updates}"
+            self.bar.say(f"stopped by {stopped}: saved at {position} in {self.folder}; {self.again}")
         if jax.process_index() == 0:
             plots.learning_curve(self.folder, unit=self.learner.unit)
-        done = self.update * self.learner.steps_per_update
-        return RunResult(state, self.update, done, self.seconds, compile_seconds, stopped, self.folder)
+        steps = self.update * self.learner.steps_per_update
+        return RunResult(state, self.update, steps, self.seconds, compile_seconds, stopped, self.folder)
 
     def _keep(self, state: Any, boundaries: _Boundaries, stopped: bool) -> None:
         """Log, evaluate and save as due."""
@@ -268,7 +268,7 @@ class _Run:
         except NoAnswer as error:
             with contextlib.suppress(Exception):  # the reported reason is the failed exchange
                 self._keep_before_exchange(state)
-            self._stop(f"the exchange after update {self.update} failed ({error})", error, then=f"; {self.again}")
+            self._stop(f"the exchange after update {self.update} failed ({error})", error, remedy=f"; {self.again}")
         if after is not None:
             return after, ""
         self._keep_before_exchange(state)
@@ -286,39 +286,41 @@ class _Run:
             n = max(1, min(n, int(CHUNK_SECONDS / rate)))
         started = time.monotonic()
         frozen = state.frozen
-        rest, rows = chunk(state.replace(frozen=()), frozen, np.int32(n))
+        trained, rows = chunk(state.replace(frozen=()), frozen, np.int32(n))
         rows = {name: row[:n] for name, row in jax.device_get(rows).items()}
         spent = time.monotonic() - started
         self.seconds += spent
         self.speed = n * self.learner.steps_per_update / max(spent, 1e-9)
         self.update += n
-        return rest.replace(frozen=frozen), rows
+        return trained.replace(frozen=frozen), rows
 
     def _check(self, rows: dict[str, np.ndarray]) -> None:
         if not self.pending and self.update == self.first + len(next(iter(rows.values()), ())):
             check_bounds(self.learner, list(rows))
         self.pending.append(rows)
         n = len(next(iter(rows.values()), ()))
-        why = verdict(self.learner, rows, self.update - n + 1)
-        if why:
-            self._stop(why)
+        reason = verdict(self.learner, rows, self.update - n + 1)
+        if reason:
+            self._stop(reason)
 
-    def _stop(self, why: str, cause: Exception | None = None, then: str = "") -> NoReturn:
+    def _stop(self, reason: str, cause: Exception | None = None, remedy: str = "") -> NoReturn:
         """End the run with an error that names its last complete checkpoint."""
         try:
             self.checkpoints.wait()
         except Exception as error:  # the reason is known; a failed write leaves older checkpoints intact
-            why += f" (and: {line_of(error)})" if cause is None else ""
+            reason += f" (and: {line_of(error)})" if cause is None else ""
         with contextlib.suppress(Exception):  # else use the list in memory
             self.checkpoints.reload()
         last = self.checkpoints.latest()
-        kept = f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
-        raise RunStopped(f"{why}. The run {self.folder} has stopped; {kept}{then}") from cause
+        last_good = (
+            f"its last good checkpoint is that of update {last}" if last is not None else "it has no checkpoint yet"
+        )
+        raise RunStopped(f"{reason}. The run {self.folder} has stopped; {last_good}{remedy}") from cause
 
-    def _unwritten(self, what: str, error: Exception) -> NoReturn:
+    def _unwritten(self, subject: str, error: Exception) -> NoReturn:
         """End the run, since something could not be written: the disk may be full."""
-        why = str(error) if isinstance(error, OSError) else line_of(error)
-        self._stop(f"{what} could not be written ({why})", error, then=f"; {self.again}")
+        reason = str(error) if isinstance(error, OSError) else line_of(error)
+        self._stop(f"{subject} could not be written ({reason})", error, remedy=f"; {self.again}")
 
     def _why_stop(self, request: StopRequest) -> str:
         if _any_process(bool(request.name)):
@@ -364,8 +366,8 @@ class _Run:
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}
         self._write(line)
-        shown = {f"eval/{name}": value for name, value in results.items()}
-        self.bar.report({**shown, "kind": "eval", "update": self.update}, self.speed)
+        values = {f"eval/{name}": value for name, value in results.items()}
+        self.bar.report({**values, "kind": "eval", "update": self.update}, self.speed)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         try:
@@ -373,10 +375,10 @@ class _Run:
         except OSError as error:
             self._unwritten(f"the metrics of update {self.update}", error)
 
-    def note(self, ended: str = "", why: str = "") -> None:
+    def note(self, ended: str = "", reason: str = "") -> None:
         """Write the progress of the run, and how it ended."""
         if jax.process_index() == 0:
-            write_status(self.folder, Status(self.update, self.num_updates, ended, why, self.complete))
+            write_status(self.folder, Status(self.update, self.num_updates, ended, reason, self.complete))
 
     def close(self) -> None:
         """Close the sinks of a run that ended without error."""
@@ -442,8 +444,10 @@ def _checked_start(learner: Any, config: RunConfig, folder: Path, num_updates: i
         config.check_new()
     start, note = start_of(folder, config)
     if start > num_updates:
-        done, asked = (f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates))
-        raise ValueError(f"{folder} has {done} already, and {asked} are asked for: ask for more to continue it")
+        reached, requested = (
+            f"{n} updates ({n * learner.steps_per_update} {learner.unit})" for n in (start, num_updates)
+        )
+        raise ValueError(f"{folder} has {reached} already, and {requested} are asked for: ask for more to continue it")
     return start, note
 
 
@@ -504,10 +508,10 @@ def _check_best_of_training(
 
 def check_best(config: RunConfig, names: Iterable[str]) -> None:
     """**Raises** `ValueError` if the metric is not among `names`, naming the nearest, or all."""
-    known = sorted(set(names))
-    if config.best not in known:
-        near = nearest(config.best, known) or f" (it has {', '.join(known)})"
-        raise ValueError(f"--run.best is {config.best}, which is no metric of this run{near}")
+    metric_names = sorted(set(names))
+    if config.best not in metric_names:
+        hint = nearest(config.best, metric_names) or f" (it has {', '.join(metric_names)})"
+        raise ValueError(f"--run.best is {config.best}, which is no metric of this run{hint}")
 
 
 # --- intervals ------------------------------------------------------------------------------------------------------
@@ -525,9 +529,9 @@ class _Boundaries:
 
     def next(self, update: int) -> int:
         """The first boundary after `update`, at which a chunk of updates ends at the latest."""
-        every = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
-        return min([self.last, *((update // n + 1) * n for n in every)])
+        intervals = [n for n in (self.log, self.save, self.eval, self.exchange) if n]
+        return min([self.last, *((update // n + 1) * n for n in intervals)])
 
-    def due(self, every: int, update: int) -> bool:
-        """Whether work that is due every `every` updates and at the end is due after `update`."""
-        return bool(every) and (update % every == 0 or update == self.last)
+    def due(self, intervals: int, update: int) -> bool:
+        """Whether work that is due every `intervals` updates and at the end is due after `update`."""
+        return bool(intervals) and (update % intervals == 0 or update == self.last)

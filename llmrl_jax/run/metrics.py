@@ -45,9 +45,9 @@ def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     """
     if not (runs := by_run(rows)):
         return _window(rows)
-    lines = {run: _window(own) for run, own in runs.items()}
-    each = {f"{run}/{name}": x for run, line in lines.items() for name, x in line.items()}
-    return over_runs(list(lines.values()), values=False) | each
+    lines = {run: _window(rows_of_run) for run, rows_of_run in runs.items()}
+    by_prefix = {f"{run}/{name}": x for run, line in lines.items() for name, x in line.items()}
+    return over_runs(list(lines.values()), values=False) | by_prefix
 
 
 def by_run(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -193,30 +193,30 @@ def fault(path: str | Path, update: int) -> tuple[str, int]:
 
     **Returns:** what is wrong, naming the file and the line (empty: nothing), and the update up to which nothing is.
     """
-    path, done = Path(path), 0
+    path, reached = Path(path), 0
     if not path.is_file():
         return f"{path} is missing", 0
     for number, text, complete in _texts(path):
-        if done == update:
+        if reached == update:
             break
         try:
             line = _parsed(text)
         except ValueError:
             if not complete:
                 break
-            return f"{path}:{number} is damaged ({_short(text)})", done
+            return f"{path}:{number} is damaged ({_short(text)})", reached
         if line["update"] > update:
             break
         if line["kind"] != "train":
             continue
         count = line.get("updates")
         begin = line["update"] - count if type(count) is int else -1
-        if begin > done:
-            return f"{path} lacks the lines of updates {done + 1} to {begin}, before line {number}", done
-        if begin < done:
-            return f"{path}:{number} does not continue from update {done} ({_short(text)})", done
-        done = line["update"]
-    return ("" if done == update else f"{path} ends at update {done}"), done
+        if begin > reached:
+            return f"{path} lacks the lines of updates {reached + 1} to {begin}, before line {number}", reached
+        if begin < reached:
+            return f"{path}:{number} does not continue from update {reached} ({_short(text)})", reached
+        reached = line["update"]
+    return ("" if reached == update else f"{path} ends at update {reached}"), reached
 
 
 def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -284,19 +284,19 @@ class WeightsAndBiases:
         import wandb
 
         folder = Path(folder)
-        kept = folder / "wandb_id"
-        own = kept.read_text() if kept.exists() else uuid.uuid4().hex[:12]
-        options: dict[str, Any] = {"name": folder.name, "id": own, "dir": str(folder), "config": config}
+        id_file = folder / "wandb_id"
+        run_id = id_file.read_text() if id_file.exists() else uuid.uuid4().hex[:12]
+        options: dict[str, Any] = {"name": folder.name, "id": run_id, "dir": str(folder), "config": config}
         try:
             self._run = wandb.init(project=project, resume="allow", **options)
         except Exception as error:  # no login, no network
-            why = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise ValueError(
-                f"--run.wandb is {project!r}, but Weights & Biases refuses ({type(error).__name__}: {why}): "
+                f"--run.wandb is {project!r}, but Weights & Biases refuses ({type(error).__name__}: {reason}): "
                 "`wandb login` may help; or leave it out"
             ) from error
-        if not kept.exists():
-            write_whole(kept, own)
+        if not id_file.exists():
+            write_whole(id_file, run_id)
 
     def write(self, line):
         numbers = {f"{line['kind']}/{n}": v for n, v in line.items() if isinstance(v, (int, float)) and n != "update"}
@@ -339,11 +339,11 @@ class Sinks:
 
 def check_packages(config: RunConfig) -> None:
     """**Raises** `ModuleNotFoundError`, with the remedy, if a package that `config` requires is not installed."""
-    for given, flag, package in (
+    for enabled, flag, package in (
         (config.tensorboard, "--run.tensorboard", "tensorboardX"),
         (config.wandb, "--run.wandb", "wandb"),
     ):
-        if given and importlib.util.find_spec(package) is None:
+        if enabled and importlib.util.find_spec(package) is None:
             raise missing(flag, "track", package, otherwise="leave it out")
 
 

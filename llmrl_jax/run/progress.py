@@ -60,15 +60,21 @@ class Progress:
     run continues without a display."""
 
     def __init__(
-        self, mode: str, title: str, total: int, done: int = 0, shown: Mapping[str, str] = SHOWN, unit: str = "steps"
+        self,
+        mode: str,
+        title: str,
+        total: int,
+        begun: int = 0,
+        shown: Mapping[str, str] = SHOWN,
+        unit: str = "steps",
     ):
-        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `done`, updates; `shown`, labels; `unit`
-        of the speed."""
+        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `begun`, updates; `shown`, labels;
+        `unit`, of the speed."""
         if mode == "auto":
             mode = "bar" if _on_terminal() else "lines"
         self.mode, self.title, self.total, self.shown, self.unit = mode, title, total, shown, unit
         self._latest: dict[str, float] = {}
-        self._start, self._first = time.monotonic(), done
+        self._start, self._first = time.monotonic(), begun
         self._bar: Any = None
         self._display = contextlib.ExitStack()
         if mode == "bar":
@@ -80,11 +86,11 @@ class Progress:
             # rich's handler ends the process; the thread that redraws the bar may call it
             console.on_broken_pipe = lambda: self._switch_off("Broken pipe")  # type: ignore[method-assign]
             self._bar = Bar(*columns, console=console, transient=False)
-            self._task = self._bar.add_task(title, total=total, completed=done, text="compiling")
+            self._task = self._bar.add_task(title, total=total, completed=begun, text="compiling")
             self._try(self._bar.start)
             self._display.enter_context(activity.display(self._show_activity, live=True))
         elif mode == "lines":
-            self._print(f"{title}: {total} updates, {done} done; compiling")
+            self._print(f"{title}: {total} updates, {begun} done; compiling")
             self._display.enter_context(activity.display())
         else:
             self._display.enter_context(activity.display(activity.quiet))
@@ -104,7 +110,7 @@ class Progress:
     def _print(self, text: str) -> None:
         self._try(lambda: print(text, flush=True))
 
-    def _switch_off(self, why: str) -> None:
+    def _switch_off(self, reason: str) -> None:
         if self.mode == "off":
             return
         self.mode = "off"
@@ -113,24 +119,24 @@ class Progress:
         mute_stdout()
         stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a live bar replaces it
         with contextlib.suppress(OSError, ValueError):
-            print(f"{self.title}: stdout cannot be written ({why}); the run continues without it", file=stderr)
+            print(f"{self.title}: stdout cannot be written ({reason}); the run continues without it", file=stderr)
 
-    def restart_clock(self, done: int) -> None:
+    def restart_clock(self, update: int) -> None:
         """Measure the remaining time from now on (compilation is over)."""
-        self._start, self._first = time.monotonic(), done
+        self._start, self._first = time.monotonic(), update
 
-    def _text(self, done: int, steps_per_second: float) -> str:
-        spent, made = time.monotonic() - self._start, done - self._first
-        left = (self.total - done) * spent / made if made else math.inf
-        parts = [f"{done}/{self.total}", f"{count(steps_per_second)} {self.unit}/s"]
+    def _text(self, update: int, steps_per_second: float) -> str:
+        spent, updates = time.monotonic() - self._start, update - self._first
+        left = (self.total - update) * spent / updates if updates else math.inf
+        parts = [f"{update}/{self.total}", f"{count(steps_per_second)} {self.unit}/s"]
         parts += [f"{label} {self._latest[name]:.3f}" for name, label in self.shown.items() if name in self._latest]
         return "  ".join([*parts, f"left {duration(left)}"])
 
-    def advance(self, done: int, steps_per_second: float) -> None:
+    def advance(self, reached: int, steps_per_second: float) -> None:
         """Move the bar."""
         if self._bar is not None:
-            text = self._text(done, steps_per_second)
-            self._try(lambda: self._bar.update(self._task, completed=done, text=text))
+            text = self._text(reached, steps_per_second)
+            self._try(lambda: self._bar.update(self._task, completed=reached, text=text))
 
     def report(self, line: Mapping[str, Any], steps_per_second: float) -> None:
         """Show a line of metrics that was written."""

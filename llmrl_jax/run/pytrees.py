@@ -68,8 +68,8 @@ def _affine_checksum(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _checksums(leaves: list[jax.Array], version: int) -> list[jax.Array]:
-    one = _affine_checksum if version == 1 else checksum
-    return [one(x) for x in leaves]
+    checksum_of = _affine_checksum if version == 1 else checksum
+    return [checksum_of(x) for x in leaves]
 
 
 CHECKSUMS = 2

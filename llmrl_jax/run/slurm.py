@@ -89,12 +89,12 @@ class SlurmConfig(Checked):
         match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
         if not match:
             raise ValueError(f"--slurm.time is {self.time!r}; MINUTES, H:MM:SS or D-HH:MM:SS is needed")
-        days, *rest = match.groups()
-        a, b, c = (int(x) if x is not None else 0 for x in rest)
+        days, *parts = match.groups()
+        a, b, c = (int(x) if x is not None else 0 for x in parts)
         if days is not None:  # D-HH[:MM[:SS]]
             total = ((int(days) * 24 + a) * 60 + b) * 60 + c
         else:  # MM, MM:SS or HH:MM:SS
-            total = (a * 60 + b) * 60 + c if rest[2] is not None else a * 60 + b
+            total = (a * 60 + b) * 60 + c if parts[2] is not None else a * 60 + b
         if not total:
             raise ValueError(f"--slurm.time is {self.time!r}; a job needs some time")
         return total
@@ -122,11 +122,11 @@ class Job:
         """The command line of the job's first start (0) or a later one, which resumes from the newest checkpoint."""
         if not (restarts and self.run and (Path(self.run) / "config.json").exists()):
             return [*self.program, *self.args]
-        args, resume = _without(self.args, "--run.resume-from"), flag(self.args, "--run.resume")
+        args, resume = _remove_flag(self.args, "--run.resume-from"), flag(self.args, "--run.resume")
         if resume is None:
             args.append("--run.resume")
         elif resume_value(resume) is False:  # which said that the first start is a new run, whatever a file names
-            args = [*_without(args, "--run.resume"), "--run.resume", Path(self.run).name]
+            args = [*_remove_flag(args, "--run.resume"), "--run.resume", Path(self.run).name]
         return [*self.program, *args, *self.again]
 
     def __call__(self) -> None:
@@ -167,15 +167,15 @@ class Job:
         sys.exit(128 + signal.SIGTERM)
 
 
-def _without(args: Iterable[str], name: str) -> list[str]:
+def _remove_flag(args: Iterable[str], name: str) -> list[str]:
     """The arguments without a flag and its value, `--name value` or `--name=value`. tyro treats `_` as `-`."""
     args = [*args]
     left, value_follows = [], False
     for arg, following in zip(args, [*args[1:], ""], strict=True):
-        given, equals, _ = arg.partition("=")
+        argument, equals, _ = arg.partition("=")
         if value_follows:
             value_follows = False
-        elif given.replace("_", "-") == name:
+        elif argument.replace("_", "-") == name:
             value_follows = not equals and not following.startswith("--")
         else:
             left.append(arg)
@@ -201,8 +201,8 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     try:
         submitted = executor.submit(job)
     except submitit.core.utils.FailedJobError as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"sbatch refused the job: {said[:500]}") from None
+        message = " ".join(str(error).split())
+        raise ValueError(f"sbatch refused the job: {message[:500]}") from None
     processes = config.nodes * config.tasks_per_node
     print(
         f"job {submitted.job_id} ({name}): {config.nodes} nodes x {config.tasks_per_node} = {processes} processes "
@@ -241,7 +241,7 @@ def _named_run(values: Iterable[Any]) -> BaseRunConfig | None:
 
 def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
     """The parameters for submitit."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "job_name": name,
         "nodes": config.nodes,
         "ntasks_per_node": config.tasks_per_node,
@@ -251,8 +251,8 @@ def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
     }
     if config.cpus_per_task:
         # srun no longer inherits this from sbatch
-        asked |= {"cpus_per_task": config.cpus_per_task, "srun_args": [f"--cpus-per-task={config.cpus_per_task}"]}
-    asked |= {field: value for field in _SAME if (value := getattr(config, field))}
+        options |= {"cpus_per_task": config.cpus_per_task, "srun_args": [f"--cpus-per-task={config.cpus_per_task}"]}
+    options |= {field: value for field in _SAME_NAMES if (value := getattr(config, field))}
     further: dict[str, Any] = {
         "time": config.time,
         "signal": f"{SAVE_SIGNAL}@{config.grace}",
@@ -263,7 +263,7 @@ def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
         if not re.fullmatch(r"[a-z][a-z-]*", key):
             raise ValueError(f"--slurm.extra {option!r} is not NAME=VALUE, or NAME, of an option of sbatch")
         further[key] = value if equals else True
-    return {key: value for key, value in asked.items() if value is not None} | {"additional_parameters": further}
+    return {key: value for key, value in options.items() if value is not None} | {"additional_parameters": further}
 
 
-_SAME = ("partition", "gpus_per_node", "mem", "account", "qos", "constraint", "exclude", "nodelist")
+_SAME_NAMES = ("partition", "gpus_per_node", "mem", "account", "qos", "constraint", "exclude", "nodelist")
