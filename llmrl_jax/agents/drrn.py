@@ -20,7 +20,7 @@ from envs_jax.actions import mask_of
 from envs_jax.text import TokenTable
 from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.dqn import DQNConfig
-from llmrl_jax.rl.layers import GRU, linear
+from llmrl_jax.rl.networks import GRU, linear
 from llmrl_jax.rl.policy import Policy
 
 

@@ -16,9 +16,8 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.kernels.chunked import chunked_map, num_chunks
-from llmrl_jax.rl.actors import Critics, Fixed
+from llmrl_jax.rl.actors import Critics, Fixed, beside, init_mlp
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.mlp import beside, init_mlp
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm

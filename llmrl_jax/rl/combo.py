@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Width, between
+from llmrl_jax.rl.actors import init_ensemble, mlp
 from llmrl_jax.rl.cql import proposed, soft_gap
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.mlp import init_ensemble, mlp
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
 from llmrl_jax.rl.registry import OfflineAlgorithm

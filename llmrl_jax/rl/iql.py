@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
+from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor, init_mlp, mlp
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.mlp import init_mlp, mlp
 from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm

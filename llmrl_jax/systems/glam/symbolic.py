@@ -30,7 +30,7 @@ from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
+from llmrl_jax.rl.networks import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import Policy, masked_categorical
 
 

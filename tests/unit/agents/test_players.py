@@ -172,7 +172,7 @@ def test_the_player_beside_a_plain_loop(caplog):
         for one, other in zip(few, play((PARAMS, ()), keys[:7]), strict=True):
             jax.tree.map(np.testing.assert_array_equal, one.transitions(), other.transitions())
         list(play((2 * PARAMS, ()), keys[2:]))
-    assert sum(record.getMessage().startswith("Compiling jit(go_on) ") for record in caplog.records) == 1
+    assert sum(record.getMessage().startswith("Compiling jit(continue_) ") for record in caplog.records) == 1
 
 
 class Paid(Walk):

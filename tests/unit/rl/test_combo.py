@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.actors import mlp
 from llmrl_jax.rl.combo import COMBO, HIGH, LOW, COMBOConfig, Dynamics, held_out, learned
-from llmrl_jax.rl.mlp import mlp
 from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
 

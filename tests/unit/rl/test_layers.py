@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.kernels.products import convolution_reference
-from llmrl_jax.rl.layers import GRU, Conv
+from llmrl_jax.rl.networks import GRU, Conv
 from tests.gru import gru_by_hand
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import prdc
+from llmrl_jax.rl.actors import beside, init_mlp, mlp
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig, cloning_loss
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
@@ -21,7 +22,6 @@ from llmrl_jax.rl.discrete_cql import DiscreteCQL, DiscreteCQLConfig
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.gradient import traced_floats
 from llmrl_jax.rl.iql import IQL, IQLConfig
-from llmrl_jax.rl.mlp import beside, init_mlp, mlp
 from llmrl_jax.rl.offline import Context, Frozen
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.prdc import PRDC, PRDCConfig

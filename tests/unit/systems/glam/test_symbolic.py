@@ -14,7 +14,7 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai.text.english import MISSIONS
-from llmrl_jax.rl.layers import LSTM, Conv
+from llmrl_jax.rl.networks import LSTM, Conv
 from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import SYMBOLIC
