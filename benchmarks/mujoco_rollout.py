@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import rates, seconds
-from llmrl_jax.agents.play import begin, watch
+from llmrl_jax.agents.play import begin, rollout
 from llmrl_jax.agents.population import vector_actor
 from llmrl_jax.systems.props.policies import make_policy
 
@@ -35,7 +35,7 @@ def record(env: Any, env_params: Any, params: np.ndarray, keys: jax.Array, steps
     def play(keys: jax.Array) -> Any:
         pairs = jax.vmap(jax.random.split)(keys.reshape(-1))
         rows = begin(env, env_params, actor, pairs[:, 0], pairs[:, 1])
-        last, seen = watch(
+        last, seen = rollout(
             env, env_params, actor, rows, lambda _, step: {"action": step.action}, steps=steps, max_steps=steps
         )
         return rows.state.physics, last.state.physics, seen["action"], seen["live"]

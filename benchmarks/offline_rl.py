@@ -33,7 +33,7 @@ from benchmarks.harness import (
 )
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import parts
-from llmrl_jax.rl.offline import Context, Offline, OfflineLearner, Trained, make_offline
+from llmrl_jax.rl.offline import Context, Offline, OfflineLearner, TrainState, make_offline
 from llmrl_jax.rl.offline_data import ActionKind
 from llmrl_jax.rl.registry import algorithm
 
@@ -90,7 +90,7 @@ def operations(learner: OfflineLearner, offline: Offline, state: Any) -> float:
     """Floating-point operations of the gradient steps on which every network learns, as XLA counts them.
 
     XLA counts the body of a loop once, so all batches are one part here."""
-    trained = Trained(state.params, state.target, state.opt_state, state.extra)
+    trained = TrainState(state.params, state.target, state.opt_state, state.extra)
     batch = jax.jit(offline.batch)(learner.frozen, jax.random.key(0))
     every = getattr(offline.config, "actor_every", 1)
     counted = []
@@ -179,10 +179,10 @@ def measure(name: str, count: int, peer: Peer, seconds: float) -> tuple[list[Row
 
 def seeds(count: int, repeats: int) -> Row:
     """IQL on four seeds in one program: gradient steps per second in all."""
-    from llmrl_jax.rl.offline import several
+    from llmrl_jax.rl.seeds import vmap_learners
 
     learner, _ = learner_of("iql", count, False, 20)
-    four = several([learner], seeds=4)
+    four = vmap_learners(learner, 4)
     state = four.init(jax.random.key(0))
     update, took = updating(four, state)
     times = timings(update, repeats=repeats)

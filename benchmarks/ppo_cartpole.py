@@ -12,8 +12,7 @@ import envs_jax
 from benchmarks.harness import OURS, REPEATS, Figure, Result, Row, aim, compiled, rates, run_peer, seconds, speedup
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
 
 TITLE = "PPO: CartPole-v1, 500,000 steps in 4 environments, compared with rejax"

@@ -15,7 +15,7 @@ import envs_jax
 from benchmarks.harness import OURS, Result, Row, compiled as compiled_program, rates, seconds
 from envs_jax.history import PromptHistory
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
-from llmrl_jax.systems.glam.prompt import GlamPrompt, glam_prompt
+from llmrl_jax.systems.glam.prompts import GlamPrompt, glam_prompt
 
 
 def observations(env: Any, params: Any, n: int, steps: int = 6) -> Any:

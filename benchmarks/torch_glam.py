@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl_jax import lm
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig
 
 
 Tokens = list[int]

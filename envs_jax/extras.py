@@ -99,7 +99,18 @@ def requirements() -> dict[str, list[Requirement]]:
             part = listed.setdefault(extra, [])
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                 part.append(needed)
-    return listed
+    return {extra: _expanded(part, listed) for extra, part in listed.items()}
+
+
+def _expanded(part: list[Requirement], listed: dict[str, list[Requirement]]) -> list[Requirement]:
+    """The requirements of an extra, with those of the extras that it is made of, as `all` is."""
+    whole = []
+    for needed in part:
+        inner = (
+            [listed.get(extra, []) for extra in sorted(needed.extras)] if needed.name == DISTRIBUTION else [[needed]]
+        )
+        whole += [x for each in inner for x in each if x not in whole]
+    return whole
 
 
 def _checkout() -> tuple[Path, bool] | None:

@@ -93,6 +93,22 @@ def _in_32_bits(x: Any) -> Any:
     return x
 
 
+RUNS = "runs"
+"""The axis of several runs of a learner in one program (`llmrl_jax.rl.seeds`)."""
+
+
+def largest_of_runs(x: Any) -> Any:
+    """The largest value of `x` over the runs that one program computes; `x` itself in the program of a single run.
+
+    `jax.vmap` computes all branches of a choice that differs between runs. A choice whose larger values serve the
+    smaller ones too, such as a padded length, is made once for all of them by this.
+    """
+    try:
+        return jax.lax.pmax(x, RUNS)
+    except NameError:  # there is no such axis
+        return x
+
+
 def _varying(x: Any) -> frozenset[str]:
     """The axes of a `shard_map` over which a value differs between devices."""
     aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)

@@ -29,7 +29,7 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.ppo import PPO
 from llmrl_jax.run import info
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.bkrl import presets
-from llmrl_jax.systems.bkrl.collecting import collect
-from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, TrainRun, WindowConfig
+from llmrl_jax.systems.bkrl.collect import collect
+from llmrl_jax.systems.bkrl.config import COLLECT_ENVS, CodeRun, CollectRun, TrainRun, WindowConfig, preset
 from llmrl_jax.systems.bkrl.programs import write_programs
-from llmrl_jax.systems.bkrl.training import train
+from llmrl_jax.systems.bkrl.train import train
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def episodes(x: Experiment) -> Path:
     if not finished(folder, x.collected):
         run = RunConfig(out=x.out, name=folder.name, log_every=5, checkpoint_every=50, eval_every=12)
         run = replace(run, resume=(folder / "config.json").exists())
-        if collect(CollectRun(agent=presets.collect("crafter"), steps=x.collected, run=run)).stopped:
+        if collect(CollectRun(agent=preset("crafter", collects=True), steps=x.collected, run=run)).stopped:
             raise SystemExit(f"{folder} was stopped: the same command continues it")
     return folder
 
@@ -73,7 +72,7 @@ def program(x: Experiment) -> Path:
     """The folder of the program, which is written if it is not there."""
     folder = Path(x.out) / f"bk-code-{who(x)}"
     if not (folder / "potential.json").exists():
-        windows = WindowConfig(data=str(episodes(x)), env=presets.WORLDS["crafter"])
+        windows = WindowConfig(data=str(episodes(x)), env=COLLECT_ENVS["crafter"])
         run = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
         config = CodeRun(windows=windows, rounds=x.rounds, run=run)
         write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
@@ -89,7 +88,7 @@ def learned(x: Experiment, alg: Literal["bk-code", "none", "random"], seed: int)
         options = {given[alg]: str(source[alg](x))} if alg in source else {}
         run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
         run = replace(run, resume=(folder / "config.json").exists())
-        agent = presets.train("crafter")
+        agent = preset("crafter")
         config = TrainRun(agent=agent, alg=alg, steps=x.steps, run=run, **options)  # type: ignore[arg-type]
         if train(replace(config, eval_episodes=x.episodes)).stopped:
             raise SystemExit(f"{folder} was stopped: the same command continues it")

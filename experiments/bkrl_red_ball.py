@@ -25,13 +25,12 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.bkrl import presets
-from llmrl_jax.systems.bkrl.collecting import collect
-from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig
+from llmrl_jax.systems.bkrl.collect import collect
+from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, WindowConfig, preset
 from llmrl_jax.systems.bkrl.goals import propose
 from llmrl_jax.systems.bkrl.preferences import prefer
 from llmrl_jax.systems.bkrl.programs import write_programs
-from llmrl_jax.systems.bkrl.training import train
+from llmrl_jax.systems.bkrl.train import train
 from llmrl_jax.workflows.chat_model import ChatConfig
 
 
@@ -98,7 +97,7 @@ def asked(x: Experiment, alg: str) -> Path:
     if not finished(episodes, x.collected):
         run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
         run = replace(run, resume=(episodes / "config.json").exists())
-        collect(CollectRun(agent=presets.collect("babyai"), steps=x.collected, run=run))
+        collect(CollectRun(agent=preset("babyai", collects=True), steps=x.collected, run=run))
     if alg == "random":
         return episodes
     folder = out / f"{alg}-{who(x)}"
@@ -127,7 +126,7 @@ def learned(x: Experiment, alg: str, seed: int) -> dict[str, Any]:
     """One run: its curve, its held-out episodes, and the steps until it was good."""
     made = alg.startswith("bk-")
     folder = Path(x.out) / (f"learn-{alg}-{who(x)}-{seed}" if made else f"learn-{alg}-{seed}")
-    config = TrainRun(agent=presets.train("babyai"), steps=x.steps)
+    config = TrainRun(agent=preset("babyai"), steps=x.steps)
     if alg == "heavy":
         config = replace(config, shaping=replace(config.shaping, extrinsic_coef=10.0))
     else:

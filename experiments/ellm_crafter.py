@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ellm_runs import Agents, Runs, compare
 
 from llmrl_jax.options.command import parse
-from llmrl_jax.systems.ellm.presets import PRESETS
+from llmrl_jax.systems.ellm.config import PRESETS
 
 
 NAMES = {

@@ -19,8 +19,7 @@ from typing import Literal
 from ellm_runs import Agents, Runs, compare
 
 from llmrl_jax.options.command import parse
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.presets import preset
+from llmrl_jax.systems.ellm.config import EllmConfig, preset
 
 
 NAMES = {

@@ -22,18 +22,16 @@ import numpy as np
 from ellm_runs import evaluated
 
 from envs_jax import tracing
-from llmrl_jax.agents.play import begin, policy_actor, watch
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.play import begin, policy_actor, rollout
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.options.command import parse
 from llmrl_jax.rl.bonus import Bonus, BonusState
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.ellm.build import Ellm
-from llmrl_jax.systems.ellm.presets import preset
-from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run
-from llmrl_jax.systems.ellm.settings import PretrainRun
+from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, load_run
+from llmrl_jax.systems.ellm.config import PretrainRun, preset
 
 
 LENGTH, CHUNK = 400, 4
@@ -78,7 +76,7 @@ def played(made: Ellm, env_params: Any, policy: Any, params: Any, frozen: Any, e
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(episodes))
         actor = policy_actor(policy, params, frozen, jnp.bool_(greedy))
         rows = begin(made.env, env_params, actor, keys[:, 0], keys[:, 1])
-        after, seen = watch(made.env, env_params, actor, rows, see, steps=LENGTH)
+        after, seen = rollout(made.env, env_params, actor, rows, see, steps=LENGTH)
         next_obs = jax.tree.map(lambda x, last: jnp.concatenate([x[1:], last[None]]), seen["obs"], after.obs)
         return seen | {"next_obs": next_obs}
 
@@ -103,7 +101,7 @@ def summary(made: Ellm, seen: Any, bonus: np.ndarray) -> dict[str, Any]:
     live = seen["live"]
     steps, episodes = live.sum(axis=0), range(live.shape[1])
     unlocked = seen["unlocked"][steps - 1, episodes]
-    share = np.bincount(seen["action"][live], minlength=made.facts.actions) / live.sum()
+    share = np.bincount(seen["action"][live], minlength=made.spec.actions) / live.sum()
     top = np.argsort(-share)[:3]
     return {
         "novelty_per_step": float(bonus[live].mean()),
@@ -112,10 +110,10 @@ def summary(made: Ellm, seen: Any, bonus: np.ndarray) -> dict[str, Any]:
         "cells": float(np.mean([len(np.unique(seen["cell"][: steps[i], i], axis=0)) for i in episodes])),
         "steps_with_effect": float(seen["effect"][live].mean()),
         "steps_asleep": float(seen["asleep"][live].mean()),
-        "actions": {made.facts.captions[i]: float(share[i]) for i in top},
+        "actions": {made.spec.captions[i]: float(share[i]) for i in top},
         "achievements": float(unlocked.sum(axis=1).mean()),
         "unlocked": {
-            name: float(rate) for name, rate in zip(made.facts.achievements, unlocked.mean(axis=0)) if rate > 0
+            name: float(rate) for name, rate in zip(made.spec.achievements, unlocked.mean(axis=0)) if rate > 0
         },
     }
 
@@ -129,7 +127,7 @@ def examined(folder: Path, episodes: int) -> dict[str, Any]:
     kinds = {
         "agent": (*agent, False),
         "greedy": (*agent, True),
-        "random": (RandomPolicy(made.facts.actions), (), (), False),
+        "random": (RandomPolicy(made.spec.actions), (), (), False),
     }
     found = {}
     for name, (policy, params, frozen, greedy) in kinds.items():

@@ -16,10 +16,9 @@ from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.evaluating import evaluate
-from llmrl_jax.systems.ellm.settings import PretrainRun
-from llmrl_jax.systems.ellm.training import pretrain
+from llmrl_jax.systems.ellm.config import EllmConfig, PretrainRun
+from llmrl_jax.systems.ellm.eval import evaluate
+from llmrl_jax.systems.ellm.train import pretrain
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,8 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.ellm.accuracy import accuracy, states_met
-from llmrl_jax.systems.ellm.answers import write_answers
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.presets import preset
-from llmrl_jax.systems.ellm.settings import CHAT, AccuracyRun, AnswersRun, PretrainRun
+from llmrl_jax.systems.ellm.accuracy import accuracy, visited_states, write_answers
+from llmrl_jax.systems.ellm.config import CHAT, AccuracyRun, AnswersRun, EllmConfig, PretrainRun, preset
 from llmrl_jax.tuning import SFTConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
 from llmrl_jax.workflows.tuning import TuneConfig, sft
@@ -139,7 +136,7 @@ def main() -> None:
         if not (folder / "accuracy.json").exists():
             run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed)
             config = AccuracyRun(**asked(x, name, answers), **met, run=run)
-            states = states_met(config, x.seed) if states is None else states
+            states = visited_states(config, x.seed) if states is None else states
             started = time.monotonic()
             accuracy(config, states)
         note("table", name, json.loads((folder / "accuracy.json").read_text()), time.monotonic() - started)

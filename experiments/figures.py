@@ -21,9 +21,8 @@ from llmrl_jax.options.command import parse
 from llmrl_jax.report import figures as reports
 from llmrl_jax.report.compare import Run, draw, read_run
 from llmrl_jax.run.curves import INK, learning_curve
-from llmrl_jax.systems.glam.posttest_run import ZERO_SHOT
-from llmrl_jax.systems.glam.results import Tested, draw_tests
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.config import TrainConfig
+from llmrl_jax.systems.glam.results import ZERO_SHOT, Tested, draw_tests
 
 
 ROOT = Path(__file__).resolve().parent

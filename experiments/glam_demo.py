@@ -24,7 +24,8 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.systems.glam.presets import DEMO_PRIOR, DEMO_STEPS, demo
+from llmrl_jax.systems.glam.config import DEMO_STEPS
+from llmrl_jax.systems.glam.demo import DEMO_PRIOR, demo_config
 
 
 RATES = ("random", "before", "after", "after_greedy")
@@ -43,7 +44,7 @@ class Experiment:
 
 def settings() -> dict[str, Any]:
     """The settings that decide the demo's figures."""
-    return {"steps": DEMO_STEPS, "glam": configs.to_json(demo(DEMO_STEPS)), "prior": configs.to_json(DEMO_PRIOR)}
+    return {"steps": DEMO_STEPS, "glam": configs.to_json(demo_config(DEMO_STEPS)), "prior": configs.to_json(DEMO_PRIOR)}
 
 
 def play(seed: int, out: Path) -> dict[str, Any]:

@@ -20,12 +20,12 @@ import jax
 import numpy as np
 from commands import command
 
-from llmrl_jax.agents.expert import NoisyExpert
+from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.systems.glam.build import make_world
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO
 
 
 ROWS = ((0.0, True), (0.25, True), (0.25, False), (1.0, True))

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from llmrl_jax.options.command import parse
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam.config import DEMO, GlamConfig
 from llmrl_jax.systems.glam.demo import prior_then_ppo
-from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.prior import PriorConfig
-from llmrl_jax.systems.glam.reading import ReadingConfig
+from llmrl_jax.workflows.curriculum import PriorConfig, ReadingConfig
 
 
 @dataclass(frozen=True)

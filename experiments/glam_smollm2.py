@@ -29,24 +29,22 @@ import numpy as np
 from commands import command
 from finished import finished
 
-from llmrl_jax.agents.babyai_demonstrations import read_demos
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
+from llmrl_jax.agents.babyai import read_demos
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.core.statistics import wilson
 from llmrl_jax.lm.narrow import Computed
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam import cloning, training
-from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.cloning import demonstrated
-from llmrl_jax.systems.glam.cloning_run import clone, demonstrations
-from llmrl_jax.systems.glam.config import GlamConfig
+from llmrl_jax.systems.glam import eval as evaluations, train as training
+from llmrl_jax.systems.glam.build import make_agent
+from llmrl_jax.systems.glam.clone import clone, demonstrated_steps, demonstrations
+from llmrl_jax.systems.glam.config import CLONE_PRESETS, DEMO, CloneRun, GlamConfig, PostTestConfig, TrainConfig
+from llmrl_jax.systems.glam.eval import evaluation
 from llmrl_jax.systems.glam.posttest import parse_test, prepare
-from llmrl_jax.systems.glam.posttest_run import give_tests, outcomes
-from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.glam.runs import HELD_OUT, evaluation
-from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
+from llmrl_jax.systems.glam.results import outcomes, post_test
+from llmrl_jax.workflows.experiment import HELD_OUT
 
 
 Init = Literal["pretrained", "embeddings", "random"]
@@ -131,7 +129,7 @@ def bot_steps(x: Experiment, name: str, steps: int, seed: int) -> Path:
     folder = Path(x.out) / f"{name}-{steps}-{seed}"
     file = folder / "demos.parquet"
     if not file.exists():
-        glam, how = cloning.PRESETS["bc-demo"]
+        glam, how = CLONE_PRESETS["bc-demo"]
         folder.mkdir(parents=True, exist_ok=True)
         run = RunConfig(out=x.out, name=folder.name, seed=seed)
         config = CloneRun(glam=settings(x, glam), clone=replace(how, pairs=steps, held_out=0.0), run=run)
@@ -144,15 +142,15 @@ def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> 
     of the bot's action and its standard error, in nats: in `asked` steps that no model was taught, in the words of each
     test. The interval takes steps as independent, though some are of one episode."""
     file = bot_steps(x, "asked", x.asked, ASKED + x.seed)
-    agent = make_agent(replace(settings(x, cloning.PRESETS["bc-demo"][0]), model=model, init=init))
+    agent = make_agent(replace(settings(x, CLONE_PRESETS["bc-demo"][0]), model=model, init=init))
     obs, done = (
-        jax.tree.map(lambda a: a[: x.asked], part) for part in demonstrated(agent, [*read_demos(file)[1]], file)
+        jax.tree.map(lambda a: a[: x.asked], part) for part in demonstrated_steps(agent, [*read_demos(file)[1]], file)
     )
     params, frozen = untrained(agent, jax.random.key(x.seed))
     found: dict[str, dict[str, Any]] = {}
     for test in tests:
         policy = prepare(agent, parse_test(test)).policy
-        logits = jax.jit(lambda p, f, o, policy=policy: policy.consider(p, f, o)[0].logits)
+        logits = jax.jit(lambda p, f, o, policy=policy: policy.distribution_and_hidden(p, f, o)[0].logits)
         parts = ({name: a[i : i + ROWS] for name, a in obs.items()} for i in range(0, len(done), ROWS))
         rows = [np.asarray(logits(params, frozen, part)) for part in parts]
         log_probs = np.asarray(jax.nn.log_softmax(np.concatenate(rows), axis=-1))
@@ -168,7 +166,7 @@ def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> 
 
 def success(x: Experiment, model: str, init: Init, episodes: int) -> dict[str, dict[str, float]]:
     """Success in held-out episodes, for sampled and for greedy actions."""
-    agent = make_agent(replace(settings(x, cloning.PRESETS["bc-demo"][0]), model=model, init=init))
+    agent = make_agent(replace(settings(x, CLONE_PRESETS["bc-demo"][0]), model=model, init=init))
     params, frozen = untrained(agent, jax.random.key(x.seed))
     play, key = evaluation(agent, episodes), jax.random.fold_in(jax.random.key(x.seed), HELD_OUT)
     state = SimpleNamespace(params=params, frozen=frozen)
@@ -178,7 +176,7 @@ def success(x: Experiment, model: str, init: Init, episodes: int) -> dict[str, d
 def imitated(x: Experiment, init: Init, pairs: int) -> Path:
     """The folder of a model that imitates the bot."""
     folder = Path(x.out) / f"clone-{init}-{pairs}-{x.seed}"
-    glam, how = cloning.PRESETS["bc-demo"]
+    glam, how = CLONE_PRESETS["bc-demo"]
     sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
     how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
     glam = replace(settings(x, glam), init=init)
@@ -209,7 +207,7 @@ def judged(folder: Path, x: Experiment) -> dict[str, Any]:
     written = sorted(folder.glob("eval-*.json"), key=lambda file: int(file.stem.split("-")[1]))
     found = json.loads(written[-1].read_text()) if written else {}
     if not found or found["sampled"]["episodes"] != x.episodes:
-        training.evaluate(folder, episodes=x.episodes, seed=x.seed)
+        evaluations.evaluate(folder, episodes=x.episodes, seed=x.seed)
         found = json.loads(max(folder.glob("eval-*.json"), key=lambda file: file.stat().st_mtime).read_text())
     return {way: found[way] for way in ("sampled", "greedy")}
 
@@ -264,8 +262,8 @@ def main() -> None:
         if x.tests:
 
             def tested(init: Init = init) -> Any:
-                folders = [improved(x, init)]
-                return [outcomes([one]) for one in give_tests(folders, x.tests, episodes=x.test_episodes, reuse=True)]
+                asked = PostTestConfig((improved(x, init),), tests=x.tests, episodes=x.test_episodes, reuse=True)
+                return [outcomes([one]) for one in post_test(asked)]
 
             note(f"{init}, {ppo}, tests, seed {x.seed}" if x.start else f"{init}, tests, seed {x.seed}", tested)
     # the models as they are come last: they do not end their episodes, which takes the longest

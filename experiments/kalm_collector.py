@@ -23,10 +23,10 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.core.statistics import wilson
 from llmrl_jax.options.command import parse
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.collecting import collect
+from llmrl_jax.systems.kalm.collect import collect
 from llmrl_jax.systems.kalm.config import CollectRun
 from llmrl_jax.workflows.rl_training import settings_class, train
 

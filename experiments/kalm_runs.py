@@ -28,14 +28,13 @@ from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_names import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.collecting import ABOUT, EPISODES, collect, read
+from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES, collect, read_episodes
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
+from llmrl_jax.systems.kalm.eval import key_of, play_random, rates, test_run
 from llmrl_jax.systems.kalm.ground import ground
-from llmrl_jax.systems.kalm.imagination import Imagined
-from llmrl_jax.systems.kalm.imagining import as_episodes, chosen_goals, imagine_run, starts
-from llmrl_jax.systems.kalm.patterns import PATTERNS
-from llmrl_jax.systems.kalm.testing import play_random, rates, test_run
-from llmrl_jax.systems.kalm.training import train
+from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, imagine_run, starts
+from llmrl_jax.systems.kalm.prompts import PATTERNS
+from llmrl_jax.systems.kalm.train import train
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of, world_of
 
 
@@ -169,7 +168,7 @@ def random_actions(folder: Path, data: str, level: str, count: int) -> None:
     """Write episodes of one uniformly random action each, in the form of imagined ones. **Arguments:** `data`, the
     folder of recorded episodes, from whose first states they start. Next states equal first ones: neither the level's
     rules nor behaviour cloning reads them."""
-    world, _, episodes = read(data)
+    world, _, episodes = read_episodes(data)
     rng = np.random.default_rng(0)
     numbers = chosen_goals(world, level, count, rng)
     goals, first = world.instructions.goals[numbers], starts(world, level, numbers, episodes, rng)
@@ -246,7 +245,7 @@ def run(x: Experiment) -> None:
 
     for level in x.levels:
         imaginations[level] = json.loads((Path(imagined(x, level)) / "summary.json").read_text())
-    found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, 0))]
+    found["random actions"] = [rates(play_random(world_of(x.WORLD), LEVELS, x.tests, key_of(0)))]
     if by_model:
         found["language model as policy"] = [tested(grounded(x), x)]
     write()

@@ -18,7 +18,7 @@ from offline_policies import HIDDEN, SAC, World, learn, looks, read_actor, write
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.agents.play import Actor, Episode, key_pairs, make_player, policy_actor
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.data.arrays import write_arrays
+from llmrl_jax.data.reading import write_arrays
 from llmrl_jax.data.transitions import Transitions
 
 

@@ -39,8 +39,9 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.options.command import parse
 from llmrl_jax.rl.bc import BC, BCConfig
-from llmrl_jax.rl.offline import Frozen, OfflinePolicy, make_offline, member, several
+from llmrl_jax.rl.offline import Frozen, OfflinePolicy, make_offline
 from llmrl_jax.rl.registry import algorithm
+from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
@@ -196,13 +197,17 @@ def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[
     options = RunConfig(
         name=run, out=x.out, log_every=10, checkpoint_every=50, keep=1, resume=(folder / "config.json").exists()
     )
-    result = train(several([learner], seeds), options, num_updates=steps_of(x, name) // config.gradient_steps)
+    result = train(
+        vmap_learners(learner, seeds, jax.random.split),
+        options,
+        num_updates=steps_of(x, name) // config.gradient_steps,
+    )
     if result.stopped:
         raise SystemExit(f"{folder} was stopped: the same command goes on with it")
     play = returns(world_id, learner.policy, x.episodes)
     found = []
     for seed in range(seeds):
-        state = member(result.state, seed)
+        state = select_run(result.state, seed)
         found.append(round(play(state.params, state.frozen.replace(given=())), 1))
     losses = [last_losses(folder / "metrics.jsonl", seed) for seed in range(seeds)]
     return {"returns": found, "losses": losses, "steps": result.steps, "seconds": round(result.seconds, 1)}

@@ -32,8 +32,7 @@ from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult, train

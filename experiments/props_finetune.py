@@ -50,21 +50,21 @@ from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.options.command import parse
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
-from llmrl_jax.systems.props.adviser import PolicyAdviser
+from llmrl_jax.systems.props.config import FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.finetune import (
-    FinetuneConfig,
+    DATA,
     Question,
     Setting,
     encode_question,
+    finetune,
     make_questions,
     make_settings,
     read_answer,
 )
-from llmrl_jax.systems.props.finetune_run import DATA, finetune
-from llmrl_jax.systems.props.history import Format
-from llmrl_jax.systems.props.parser import Grammar, parse as parse_reply
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.settings import FinetuneRun
+from llmrl_jax.systems.props.prompts import Format
+from llmrl_jax.systems.props.proposals import Grammar, parse as parse_reply
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.tuning import GRPOConfig, SFTConfig, encode_row, make_sft, pack, pad_prompts
 
 

@@ -34,13 +34,11 @@ from llmrl_jax.core.files import replacing, write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.props.adviser import PolicyAdviser
-from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig
-from llmrl_jax.systems.props.finetune import FinetuneConfig, make_questions, make_settings
-from llmrl_jax.systems.props.finetune_run import finetune
-from llmrl_jax.systems.props.history import HistoryView
-from llmrl_jax.systems.props.search_run import run_searches
-from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun
+from llmrl_jax.systems.props.config import FinetuneConfig, FinetuneRun, PropsConfig, PropsRun, ReplyConfig
+from llmrl_jax.systems.props.finetune import finetune, make_questions, make_settings
+from llmrl_jax.systems.props.prompts import HistoryView
+from llmrl_jax.systems.props.scripted import PolicyAdviser
+from llmrl_jax.systems.props.train import run_searches
 from llmrl_jax.tuning import ChatTemplate, GRPOConfig, SFTConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
 from llmrl_jax.workflows.tuning import TuneConfig, sft

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from llmrl_jax.systems.bkrl.collected import Collected
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset
 
 
 ID = "BabyAI-Text-GoToLocal-RedBall-S20?room_size=6&num_dists=2"
@@ -21,7 +21,7 @@ def world():
 
 
 @functools.cache
-def played(episodes: int = 12, steps: int = 14) -> Collected:
+def played(episodes: int = 12, steps: int = 14) -> EpisodeDataset:
     """Episodes of random play, each cut after `steps` steps if it does not end before."""
     env = world()
     params = env.default_params.replace(max_steps=np.int32(steps))
@@ -50,7 +50,7 @@ def played(episodes: int = 12, steps: int = 14) -> Collected:
         return np.concatenate([np.append(before[i, :n], last[i, n - 1 : n], 0) for i, n in enumerate(lengths)])
 
     flat = lambda x: np.concatenate([x[i, :n] for i, n in enumerate(lengths)])  # noqa: E731
-    return Collected(
+    return EpisodeDataset(
         obs=jax.tree.map(joined, obs, after),
         action=flat(action).astype(np.int32),
         reward=flat(reward),
@@ -63,7 +63,7 @@ def played(episodes: int = 12, steps: int = 14) -> Collected:
 CRAFTER = "Crafter-Text-Reward?view=true&image=none"
 
 
-def crafter_played(episodes: int = 10, steps: int = 12) -> Collected:
+def crafter_played(episodes: int = 10, steps: int = 12) -> EpisodeDataset:
     """Episodes of observations and actions that Crafter could have, drawn at random: no world is compiled. Texts say
     what the inventory has; some steps earn a reward, and every second episode ends by death."""
     env = envs_jax.make(CRAFTER)[0]
@@ -95,7 +95,7 @@ def crafter_played(episodes: int = 10, steps: int = 12) -> Collected:
         row[: len(said)] = [number[phrase] for phrase in said]
     ends = (np.arange(episodes * steps) + 1) % steps == 0
     died = ends & (np.arange(episodes * steps) // steps % 2 == 0)
-    return Collected(
+    return EpisodeDataset(
         obs=obs | {"text": text},
         action=rng.integers(0, len(env.action_names), episodes * steps).astype(np.int32),
         reward=(rng.random(episodes * steps) < 0.3).astype(np.float32),

@@ -16,7 +16,7 @@ from flax import struct
 from envs_jax import spaces
 from envs_jax.env import Environment, Stack
 from envs_jax.text import Phrasebook
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec
 
 
 CELLS = 5
@@ -131,13 +131,13 @@ class Yard(Environment[State, Params]):
     def captions(self):
         return {"text": WORDS}
 
-    def goal_facts(self):
+    def goal_spec(self):
         def feasible(obs):
             can = {CHOP: obs["view"][0, 0, 0] > 0, DRINK: obs["view"][-1, 0, 0] > 0}
             can |= {PLACE: obs["inventory"][0] > 0, BUILD: obs["inventory"][0] > 0}
             return jnp.stack([jnp.bool_(can.get(i, False)) for i in range(len(NAMES))])
 
-        return Facts(
+        return OpenGoalSpec(
             captions=NAMES,
             valid=np.arange(len(NAMES)) < EAT,
             feasible=feasible,

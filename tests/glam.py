@@ -10,8 +10,7 @@ import jax
 
 import envs_jax
 from llmrl_jax.systems.glam.build import Glam, build, make_world
-from llmrl_jax.systems.glam.config import EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig, GlamConfig
 
 
 WORLD = "BabyAI-Text/GoToObjS4-v0"

@@ -24,10 +24,10 @@ from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.ppo import PPO
 from llmrl_jax.rl.rollout import collect, with_pool
-from llmrl_jax.systems.glam import presets
+from llmrl_jax.systems.glam import config as presets
 from llmrl_jax.systems.glam.build import build, candidates_of, make_world
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.prompts import glam_prompt
 
 
 ROLLOUT = (

@@ -63,7 +63,7 @@ class Competence:
 
     def consider(self, params: Any, frozen: Any, obs: Any):
         """The distribution over actions, the value and the log-odds of success of each row, in one forward pass."""
-        distribution, hidden = self.policy.consider(params, frozen, obs)
+        distribution, hidden = self.policy.distribution_and_hidden(params, frozen, obs)
         return distribution, self.policy.value(params, hidden), self.policy.competence(params, hidden)
 
     def step(self, params, frozen, obs, carry, first):

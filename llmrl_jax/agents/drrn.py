@@ -14,15 +14,14 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from envs_jax.actions import mask_of
 from envs_jax.text import TokenTable
 from llmrl_jax.core.checks import Checked, Width
-from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.layers import GRU, linear
-from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ DRRN_DQN = DQNConfig(
     acting="softmax",
 )
 """The published hyper-parameters (glam reference, section 4.1): one network without a separate target network. The
-replay memory takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
+replay buffer takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
 steps never fill it."""
 
 
@@ -82,11 +81,9 @@ class DRRNNetwork(nn.Module):
         return linear(self.hidden_dim, 1, "q")(x)[..., 0]
 
 
-class DRRNPolicy:
-    """DRRN's agent, a `llmrl_jax.rl.policy.QPolicy`: a softmax over the Q-values of the actions, or, with an epsilon,
+class DRRNPolicy(Policy):
+    """DRRN's agent, a `llmrl_jax.rl.policy.Policy`: a softmax over the Q-values of the actions, or, with an epsilon,
     the best one but for a share of random actions."""
-
-    recurrent = False
 
     def __init__(
         self,
@@ -111,21 +108,8 @@ class DRRNPolicy:
         """Draw parameters for a batched observation; nothing is frozen."""
         return jax.jit(self.network.init)(key, *self._inputs(obs))["params"], ()
 
-    def initial_carry(self, batch_size: int) -> tuple[()]:
-        return ()
-
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
         """The value of every action; minus infinity for masked actions."""
         values: Any = self.network.apply({"params": params}, *self._inputs(obs))
         mask = mask_of(obs)
         return values if mask is None else jnp.where(mask, values, -jnp.inf)
-
-    def step(
-        self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
-    ) -> tuple[Categorical, Float[Array, " B"], Any]:
-        q = self.q(params, frozen, obs)
-        if self.epsilon is None:
-            distribution = over_offered(q / self.temperature, obs)
-        else:
-            distribution = epsilon_greedy(q, obs, self.epsilon)
-        return distribution, jnp.max(q, axis=-1), carry

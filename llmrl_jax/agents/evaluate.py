@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
-from llmrl_jax.agents.play import Rows, Step, advance, begin, key_pairs, policy_actor
-from llmrl_jax.agents.random import RandomPolicy, random_policy
+from llmrl_jax.agents.play import EpisodeBatch, Step, advance, begin, key_pairs, policy_actor
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
+from llmrl_jax.rl.policy import Policy, RandomPolicy, random_policy
 
 
 CHUNK_SECONDS = 1.0
@@ -53,7 +53,7 @@ class _Loop:
     """int32 `[lanes]`, the number of each lane's episode."""
     begun: Any
     """int32 `[]`, the number of the next episode to begin, also beyond the last."""
-    rows: Rows
+    rows: EpisodeBatch
     results: Any
     """Of the episodes that ended."""
 
@@ -71,7 +71,7 @@ def outcomes_of(step: Step) -> Episodes:
 def make_evaluator(
     env: Environment,
     env_params: Any,
-    policy: Any,
+    policy: Policy,
     *,
     episodes: int,
     lanes: int = 128,
@@ -81,7 +81,7 @@ def make_evaluator(
     """Build `evaluate(policy_params, frozen, key, *, greedy, env_params=None) -> Episodes` of NumPy arrays.
 
     **Arguments:** `env`, wrapped as for training (with `EpisodeStatistics`), not batched, and its `env_params`;
-    `policy`, see `llmrl_jax.agents.contract.Player`; `episodes`, their number; `lanes`, how many are played at once:
+    `policy`, see `llmrl_jax.rl.policy.Policy`; `episodes`, their number; `lanes`, how many are played at once:
     when one ends, the next starts in its lane, so that lanes wait for the longest episode only at the end. `greedy`:
     the mode of the distribution instead of a sample; one compiled program plays either way. It runs in chunks of about
     `CHUNK_SECONDS`, between which the activity (`llmrl_jax.core.activity`) counts the episodes. `max_steps`: steps
@@ -95,13 +95,15 @@ def make_evaluator(
     at_least("episodes", episodes, 1)
     at_least("lanes", lanes, 1)
     lanes = min(lanes, episodes)
-    estimate = getattr(policy, "estimate", None) if outcomes is outcomes_of else None
+    estimate = policy.estimate if outcomes is outcomes_of else None
 
     def params_of(given: Any) -> Any:
         return env_params if given is None else given
 
     @tracing.default_types
-    def start(policy_params: Any, frozen: Any, given: Any, key: jax.Array, greedy: jax.Array) -> tuple[Rows, _Loop]:
+    def start(
+        policy_params: Any, frozen: Any, given: Any, key: jax.Array, greedy: jax.Array
+    ) -> tuple[EpisodeBatch, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = key_pairs(key, episodes)
         starts = begin(env, params_of(given), actor, keys[:, 0], keys[:, 1])
@@ -113,14 +115,20 @@ def make_evaluator(
 
     @tracing.default_types
     def play(
-        policy_params: Any, frozen: Any, given: Any, greedy: jax.Array, starts: Rows, loop: _Loop, steps: jax.Array
+        policy_params: Any,
+        frozen: Any,
+        given: Any,
+        greedy: jax.Array,
+        starts: EpisodeBatch,
+        loop: _Loop,
+        steps: jax.Array,
     ) -> tuple[_Loop, jax.Array]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
 
         def step(taken: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
             t, loop = taken
             # rows that are over are refilled, or not read
-            rows, step = advance(env, params_of(given), actor, loop.rows, max_steps, hold=False)
+            rows, step = advance(env, params_of(given), actor, loop.rows, max_steps, freeze_finished=False)
             place = jnp.where(
                 step.ended, loop.episode, episodes
             )  # the index of other rows is out of range, and dropped
@@ -131,7 +139,7 @@ def make_evaluator(
             return t + 1, _Loop(episode, loop.begun + jnp.sum(step.ended), rows, results)
 
         def unfinished(taken: tuple[jax.Array, _Loop]) -> jax.Array:
-            return (taken[0] < steps) & ~jnp.all(taken[1].rows.over)
+            return (taken[0] < steps) & ~jnp.all(taken[1].rows.done)
 
         loop = tracing.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
         return loop, loop.begun - lanes
@@ -143,7 +151,7 @@ def make_evaluator(
 
     @jax.jit
     @tracing.default_types
-    def estimates(policy_params: Any, frozen: Any, starts: Rows) -> jax.Array:
+    def estimates(policy_params: Any, frozen: Any, starts: EpisodeBatch) -> jax.Array:
         assert estimate is not None
         groups = jnp.arange(-(-episodes // lanes) * lanes).reshape(-1, lanes)
         values = jax.lax.map(lambda group: estimate(policy_params, frozen, _rows_of(starts.obs, group)), groups)

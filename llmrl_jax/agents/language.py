@@ -17,7 +17,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
 from llmrl_jax.parallel import Placement, shardings
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 Scoring = Literal["sum", "mean", "per_word", "raw_logits", "max_normalised"]
@@ -49,7 +49,7 @@ def action_logits(scores: Scores, scoring: Scoring) -> Float[Array, "B A"]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguagePolicy:
+class LanguagePolicy(Policy):
     """Base class of GLAM's agents: a model that reads prompts, and a critic on its hidden state.
 
     The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}` if
@@ -78,11 +78,10 @@ class LanguagePolicy:
     With `widths` on a mesh, a multiple of the devices over which rows are split."""
     widths: tuple[int, ...] = ()
     """Padded lengths; each group of `rows` uses the shortest that fits it, see `llmrl_jax.lm.score`."""
-    longest: int | None = None
-    """The tokens of the longest prompt that is read; None: all that `prompts` gives. See `forms`."""
+    max_prompt_length: int | None = None
+    """Maximum number of tokens of a prompt that are read; None: all that `prompts` gives. See `buckets`."""
     mesh: jax.sharding.Mesh | None = None
     """Mesh of the weights; None: one device."""
-    recurrent: bool = False
 
     @property
     def dtype(self) -> Any:
@@ -116,10 +115,7 @@ class LanguagePolicy:
         whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
         return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=whole)(key)
 
-    def initial_carry(self, batch_size: int) -> tuple[()]:
-        return ()
-
-    def read(
+    def score_prompts(
         self, params: Any, frozen: Any, obs: Any, candidates: Candidates, mask: Bool[Array, "B A"] | None = None
     ) -> Scores:
         """The scores of candidates after the prompts of a batch of observations, and the prompts' hidden states;
@@ -127,7 +123,7 @@ class LanguagePolicy:
         variables = {**frozen, **{name: params[name] for name in ("lora", "params") if name in params}}
         tokens, lengths = self.prompts(obs)
         shared = len(self.prefix)
-        tokens, lengths = tokens[:, shared : self.longest], lengths - shared
+        tokens, lengths = tokens[:, shared : self.max_prompt_length], lengths - shared
         widths = [width - shared for width in self.widths if width > shared]
         rows, shards = min(self.rows, len(tokens)) or None, Placement(self.mesh).row_devices
         if rows and (len(tokens) % rows or widths and rows % shards):
@@ -135,17 +131,17 @@ class LanguagePolicy:
         grouped: Any = {"rows": rows, "widths": widths, "shards": shards}
         return score(self.model, variables, tokens, lengths, candidates, self.prefix, mask=mask, **grouped)
 
-    def sizes(self, obs: Any) -> Int[Array, " B"]:
-        """The length of each prompt, see `llmrl_jax.rl.policy.SizedPolicy`."""
+    def lengths(self, obs: Any) -> Int[Array, " B"]:
+        """The length of each prompt, see `llmrl_jax.rl.policy.Policy.lengths`."""
         return self.prompts(obs)[1]
 
-    def forms(self, rows: int) -> Mapping[int, LanguagePolicy]:
+    def buckets(self, rows: int) -> Mapping[int, LanguagePolicy]:
         """A policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves."""
         if not self.widths or rows > self.rows:
             return {}
         plain = replace(self, widths=(), rows=0)
         widths = [width for width in sorted(self.widths) if width > len(self.prefix)]
-        return {width: replace(plain, longest=width) for width in widths} | {np.iinfo(np.int32).max: plain}
+        return {width: replace(plain, max_prompt_length=width) for width in widths} | {np.iinfo(np.int32).max: plain}
 
     def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
         """The critic's estimate, from the prompts' hidden states."""
@@ -163,34 +159,34 @@ class LanguagePolicy:
 
     def success_probability(self, params: Any, frozen: Any, obs: Any) -> Float[Array, " B"]:
         """The estimated probability of success in each state. **Raises** `ValueError` without a competence head."""
-        return jax.nn.sigmoid(self.competence(params, self.consider(params, frozen, obs)[1]))
+        return jax.nn.sigmoid(self.competence(params, self.distribution_and_hidden(params, frozen, obs)[1]))
 
     @property
     def estimate(self) -> Callable[[Any, Any, Any], Float[Array, " B"]] | None:
         """`success_probability`; None without a competence head."""
         return None if self.competence_head is None else self.success_probability
 
-    def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
+    def distribution_and_hidden(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
         """The distribution over the available actions, and the prompt's hidden state, of each row."""
         raise NotImplementedError
 
-    def decide(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
+    def act(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
         """The distribution over the available actions, and the value, of each row."""
-        distribution, hidden = self.consider(params, frozen, obs)
+        distribution, hidden = self.distribution_and_hidden(params, frozen, obs)
         return distribution, self.value(params, hidden)
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
-        return *self.decide(params, frozen, obs), carry
+        return *self.act(params, frozen, obs), carry
 
     def unroll(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, "T B"]):
-        return over_steps(lambda flat: self.decide(params, frozen, flat), obs, first)
+        return over_steps(lambda flat: self.act(params, frozen, flat), obs, first)
 
 
-def over_steps(decide: Callable[[Any], Any], obs: Any, first: Bool[Array, "T B"]) -> Any:
-    """`decide` on the rows of all steps at once; leaves `[T, B, ...]`."""
+def over_steps(act: Callable[[Any], Any], obs: Any, first: Bool[Array, "T B"]) -> Any:
+    """`act` on the rows of all steps at once; leaves `[T, B, ...]`."""
     steps, batch = first.shape
     flat = jax.tree.map(lambda x: x.reshape(steps * batch, *x.shape[2:]), obs)
-    return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), decide(flat))
+    return jax.tree.map(lambda x: x.reshape(steps, batch, *x.shape[1:]), act(flat))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +199,48 @@ class ScoringPolicy(LanguagePolicy):
 
     def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
         """The candidates' scores for a batch of observations, including masked actions."""
-        return self.read(params, frozen, obs, self.candidates)
+        return self.score_prompts(params, frozen, obs, self.candidates)
 
-    def consider(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
+    def distribution_and_hidden(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
         # the scores are masked too, since `max_normalised` divides by the best available one
-        scores = self.read(params, frozen, obs, self.candidates, mask_of(obs))
-        return over_offered(action_logits(scores, self.scoring), obs), scores.hidden
+        scores = self.score_prompts(params, frozen, obs, self.candidates, mask_of(obs))
+        return masked_categorical(action_logits(scores, self.scoring), obs), scores.hidden
+
+
+# --- action heads -----------------------------------------------------------------------------------------------------
+
+
+class ActionHead(nn.Module):
+    """Like `llmrl_jax.lm.ValueHead`, with one logit per action instead of one number; float32."""
+
+    actions: int
+    """Number of logits."""
+    width: int = 1024
+    """Width of the two hidden layers."""
+    activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
+    """Activation function."""
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b A"]:
+        """The logits of each state."""
+        x = hidden.astype(jnp.float32)
+        for name in ("hidden_1", "hidden_2"):
+            x = getattr(nn, self.activation)(nn.Dense(self.width, name=name)(x))
+        return nn.Dense(self.actions, name="logits")(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsPolicy(LanguagePolicy):
+    """An agent that reads the prompt as `ScoringPolicy` does, and chooses actions by an MLP on the last token's hidden
+    state: it does not read the names of the actions. `params` has `"action"` besides `"value"`."""
+
+    action_head: ActionHead
+
+    def init_heads(self, key: jax.Array) -> dict[str, Any]:
+        return super().init_heads(key) | {"action": self.init_head(self.action_head, jax.random.fold_in(key, 1))}
+
+    def distribution_and_hidden(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
+        # one candidate of one token adds no cost to the pass over the prompt: its score is dead code
+        hidden = self.score_prompts(params, frozen, obs, Candidates([[0]])).hidden
+        logits: Any = self.action_head.apply({"params": params["action"]}, hidden.astype(jnp.float32))
+        return masked_categorical(logits, obs), hidden

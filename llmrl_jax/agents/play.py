@@ -26,9 +26,9 @@ from jaxtyping import Array, Bool, Int, Key
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import select
-from llmrl_jax.agents.contract import Player
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.rl.policy import Policy
 
 
 CHUNK = 16
@@ -38,7 +38,7 @@ IDLE = -1
 
 
 @struct.dataclass
-class Rows:
+class EpisodeBatch:
     """`B` episodes in progress."""
 
     key: Key[Array, " B"]
@@ -51,8 +51,8 @@ class Rows:
     """The environment's states, leaves `[B, ...]`."""
     carry: Any
     """The actor's memory, leaves `[B, ...]`."""
-    over: Bool[Array, " B"]
-    """Episodes that have ended. If `advance` holds them, `t`, `obs` and `state` stay at their final values."""
+    done: Bool[Array, " B"]
+    """Episodes that have ended. If `advance` freezes them, `t`, `obs` and `state` stay at their final values."""
 
 
 @struct.dataclass
@@ -60,7 +60,7 @@ class Step:
     """The results of one step of every row; undefined for rows that were over."""
 
     action: Any
-    thought: Any
+    aux: Any
     """The actor's additional output, leaves `[B, ...]`."""
     reward: jax.Array
     """float32 `[B]`."""
@@ -77,7 +77,7 @@ class Actor:
     """A function that acts in all rows at once."""
 
     act: Callable[[Any, Any, Bool[Array, " B"], Any], tuple[Any, Any, Any]]
-    """`(obs, carry, first, keys) -> (action, carry, thought)`; `first`, rows at the start of an episode."""
+    """`(obs, carry, first, keys) -> (action, carry, aux)`; `first`, rows at the start of an episode."""
     initial_carry: Callable[[int], Any] = lambda rows: ()
     """The memory before an episode, for a number of rows."""
     draws: bool = True
@@ -85,8 +85,8 @@ class Actor:
     if not, `keys` is None and the environment uses the key unsplit."""
 
 
-def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor:
-    """The actor of a policy; its `thought` is `(distribution, value)`.
+def policy_actor(policy: Policy, params: Any, frozen: Any, greedy: Any) -> Actor:
+    """The actor of a policy; its `aux` is `(distribution, value)`.
 
     **Arguments:** `policy`, `params`, `frozen`, see `llmrl_jax.rl.policy.Policy`; `greedy`, bool `[]`, possibly traced:
     the mode of the distribution instead of a sample.
@@ -101,7 +101,7 @@ def policy_actor(policy: Player, params: Any, frozen: Any, greedy: Any) -> Actor
     return Actor(act, policy.initial_carry)
 
 
-def actor_of(policy: Player, greedy: Any = False) -> Callable[[Any], Actor]:
+def actor_of(policy: Policy, greedy: Any = False) -> Callable[[Any], Actor]:
     """From a policy's weights, `(params, frozen)`, to its actor; see `policy_actor`."""
 
     def actor(weights: Any) -> Actor:
@@ -114,59 +114,65 @@ def actor_of(policy: Player, greedy: Any = False) -> Callable[[Any], Actor]:
 @tracing.default_types
 def begin(
     env: Environment, env_params: Any, actor: Actor, reset_keys: Key[Array, " B"], step_keys: Key[Array, " B"]
-) -> Rows:
+) -> EpisodeBatch:
     """Start `B` episodes. **Arguments:** `env`, not batched; the two keys of each episode."""
     count = reset_keys.shape[0]
     obs, state = jax.vmap(env.reset, in_axes=(0, None))(reset_keys, env_params)
     blank = jnp.zeros(count, jnp.int32)
-    return Rows(step_keys, blank, obs, state, actor.initial_carry(count), jnp.zeros(count, bool))
+    return EpisodeBatch(step_keys, blank, obs, state, actor.initial_carry(count), jnp.zeros(count, bool))
 
 
 @tracing.default_types
 def advance(
-    env: Environment, env_params: Any, actor: Actor, rows: Rows, max_steps: int | None = None, *, hold: bool = True
-) -> tuple[Rows, Step]:
+    env: Environment,
+    env_params: Any,
+    actor: Actor,
+    rows: EpisodeBatch,
+    max_steps: int | None = None,
+    *,
+    freeze_finished: bool = True,
+) -> tuple[EpisodeBatch, Step]:
     """Take one step in every row.
 
-    **Arguments:** `max_steps`, steps after which an episode always ends; None: only the environment ends it; `hold`,
-    whether finished rows keep their state. If nothing reads them, False saves copying every state.
+    **Arguments:** `max_steps`, steps after which an episode always ends; None: only the environment ends it;
+    `freeze_finished`, whether finished rows keep their state. If nothing reads them, False saves copying every state.
     """
     keys = jax.vmap(jax.random.fold_in)(rows.key, rows.t)
     act_keys, step_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0) if actor.draws else (None, keys)
-    action, carry, thought = actor.act(rows.obs, rows.carry, rows.t == 0, act_keys)
+    action, carry, aux = actor.act(rows.obs, rows.carry, rows.t == 0, act_keys)
     step_all = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     obs, state, reward, terminated, truncated, info = step_all(step_keys, rows.state, action, env_params)
     t = rows.t + 1
     ended = terminated | truncated
     if max_steps is not None:
         ended = ended | (t >= max_steps)
-    step = Step(action, thought, reward, terminated, truncated, info, ended & ~rows.over)
-    if hold:  # also because physics simulated after a fall gives huge numbers, which are slow to compute
-        t, obs, state, carry = select(rows.over, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
-    return Rows(rows.key, t, obs, state, carry, rows.over | ended), step
+    step = Step(action, aux, reward, terminated, truncated, info, ended & ~rows.done)
+    if freeze_finished:  # also because physics simulated after a fall gives huge numbers, which are slow to compute
+        t, obs, state, carry = select(rows.done, (rows.t, rows.obs, rows.state, rows.carry), (t, obs, state, carry))
+    return EpisodeBatch(rows.key, t, obs, state, carry, rows.done | ended), step
 
 
 @tracing.default_types
-def watch(
+def rollout(
     env: Environment,
     env_params: Any,
     actor: Actor,
-    rows: Rows,
-    see: Callable[[Rows, Step], dict[str, Any]],
+    rows: EpisodeBatch,
+    record: Callable[[EpisodeBatch, Step], dict[str, Any]],
     *,
     steps: int,
     max_steps: int | None = None,
-    hold: bool = True,
-) -> tuple[Rows, dict[str, Any]]:
-    """Take `steps` steps and record the result of `see` for each, given the rows before it and the step; see `advance`.
+    freeze_finished: bool = True,
+) -> tuple[EpisodeBatch, dict[str, Any]]:
+    """Take `steps` steps and keep what `record` gives for each, from the rows before it and the step; see `advance`.
 
     **Returns:** the rows after the last step, and the recorded leaves `[steps, B, ...]`; `live`, bool `[steps, B]`,
     marks the rows that were not over before a step.
     """
 
     def one(rows, _):
-        after, step = advance(env, env_params, actor, rows, max_steps, hold=hold)
-        return after, {"live": ~rows.over, **see(rows, step)}
+        after, step = advance(env, env_params, actor, rows, max_steps, freeze_finished=freeze_finished)
+        return after, {"live": ~rows.done, **record(rows, step)}
 
     return tracing.scan(one, rows, None, steps)
 
@@ -245,7 +251,7 @@ def make_player(
     rarely taken for lanes that have ended.
     """
 
-    def record(rows: Rows, step: Step) -> dict[str, Any]:
+    def record(rows: EpisodeBatch, step: Step) -> dict[str, Any]:
         return {
             "seen": jax.vmap(view)(rows.obs, rows.state),
             "action": step.action,
@@ -257,17 +263,19 @@ def make_player(
         }
 
     @jax.jit
-    def start(variables: Any, keys: jax.Array) -> Rows:
+    def start(variables: Any, keys: jax.Array) -> EpisodeBatch:
         return begin(env, env_params, actor(variables), keys[:, 0], keys[:, 1])
 
     @jax.jit
-    def go_on(variables: Any, rows: Rows) -> tuple[Rows, dict[str, Any], Any]:
+    def continue_(variables: Any, rows: EpisodeBatch) -> tuple[EpisodeBatch, dict[str, Any], Any]:
         acting = actor(variables)
-        rows, steps = watch(env, env_params, acting, rows, record, steps=chunk, max_steps=max_steps, hold=end)
+        rows, steps = rollout(
+            env, env_params, acting, rows, record, steps=chunk, max_steps=max_steps, freeze_finished=end
+        )
         return rows, steps, jax.vmap(view)(rows.obs, rows.state) if end else ()
 
     @jax.jit
-    def renew(variables: Any, rows: Rows, keys: jax.Array, chosen: jax.Array) -> Rows:
+    def renew(variables: Any, rows: EpisodeBatch, keys: jax.Array, chosen: jax.Array) -> EpisodeBatch:
         return select(chosen, start(variables, keys), rows)
 
     def play(variables: Any, keys: Key[Array, "E 2"], *, lanes: int | None = None) -> Iterator[Episode]:
@@ -279,8 +287,8 @@ def make_player(
         rows = start(variables, keys[:lanes])
         with doing("playing", episodes, "episodes") as activity:
             while done < episodes:
-                rows, steps, last = go_on(variables, rows)
-                steps, last, over = jax.device_get((steps, last, rows.over))
+                rows, steps, last = continue_(variables, rows)
+                steps, last, over = jax.device_get((steps, last, rows.done))
                 lengths = steps.pop("live").sum(axis=0)
                 for lane in np.flatnonzero(numbers != IDLE):
                     taken = np.s_[: lengths[lane], lane]
@@ -310,3 +318,82 @@ def make_player(
 def _concatenated(*parts: Any) -> Any:
     """On the host; PRNG keys, which NumPy does not have, stay on the device."""
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else jnp.concatenate(parts)
+
+
+# --- recording of one episode -----------------------------------------------------------------------------------------
+
+
+def make_recorder(
+    env: Environment,
+    env_params: Any,
+    actor: Callable[[Any], Actor],
+    *,
+    max_steps: int | None = None,
+    chunk: int = CHUNK,
+) -> Callable[[Any, jax.Array], Episode]:
+    """Build `record(variables, key)`, compiled once for any number of episodes. Their views have `obs` and `state`, and
+    `extra` is the actor's `aux`.
+
+    It plays the same episode as an evaluator with the same key: `key` is split into the keys of the reset and of the
+    steps. **Arguments:** see `make_player`.
+    """
+
+    def view(obs: Any, state: Any) -> dict[str, Any]:
+        return {"obs": obs, "state": state}
+
+    play = make_player(env, env_params, actor, view, lambda step: step.aux, chunk=chunk, max_steps=max_steps)
+    return lambda variables, key: next(play(variables, jax.random.split(key)[None]))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The observation and the policy's outputs at one step."""
+
+    picture: np.ndarray
+    """uint8 `[H, W, 3]`."""
+    text: dict[str, str]
+    """The observation's strings, from `env.describe`."""
+    probabilities: np.ndarray
+    """float32 `[A]`, of the actions; empty on the last frame."""
+    action: int
+    """The action taken; -1 on the last frame."""
+    value: float
+    """The critic's estimate of the (scaled, discounted) return."""
+    reward: float
+    """The reward of the preceding step, as seen by the learner."""
+
+
+def record_episode(
+    env: Environment, params: Any, policy: Any, policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool = False
+) -> tuple[list[Frame], bool]:
+    """Play one episode of a policy over numbered actions and draw every step.
+
+    **Arguments:** `env`, wrapped as for training, not batched; `policy`, `policy_params`, `frozen`, see
+    `llmrl_jax.rl.policy`; `key`, a typed PRNG key; `greedy`, the mode instead of a sample.
+    **Returns:** the frames, one more than steps, and the environment's success flag.
+    """
+
+    def actor(variables: Any) -> Actor:
+        policy_params, frozen = variables
+        inner = policy_actor(policy, policy_params, frozen, greedy)
+
+        def act(obs, carry, first, keys):
+            action, carry, (distribution, value) = inner.act(obs, carry, first, keys)
+            return action, carry, {"probabilities": distribution.probs, "value": value}
+
+        return Actor(act, inner.initial_carry)
+
+    episode = make_recorder(env, params, actor)((policy_params, frozen), key)
+    length = len(episode)
+    frames = [
+        Frame(
+            picture=env.render(episode.at(t)["state"]),
+            text=env.describe(episode.at(t)["obs"]),
+            probabilities=np.zeros(0, np.float32) if t == length else episode.extra["probabilities"][t],
+            action=-1 if t == length else int(episode.action[t]),
+            value=0.0 if t == length else float(episode.extra["value"][t]),
+            reward=float(episode.reward[t - 1]) if t else 0.0,
+        )
+        for t in range(length + 1)
+    ]
+    return frames, episode.success

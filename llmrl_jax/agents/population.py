@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,25 @@ from jaxtyping import Array, Float, Int, Key
 
 from envs_jax import tracing
 from envs_jax.env import Environment
-from llmrl_jax.agents.contract import VectorPolicy
-from llmrl_jax.agents.play import Actor, Rows, advance, begin
+from llmrl_jax.agents.play import Actor, EpisodeBatch, advance, begin
 from llmrl_jax.core.checks import at_least
+
+
+class VectorPolicy(Protocol):
+    """A policy whose parameters are one vector; it is deterministic and has no memory."""
+
+    @property
+    def kind(self) -> str:
+        """Name in messages."""
+        ...
+
+    @property
+    def num_params(self) -> int:
+        """`n`, the length of the vector."""
+        ...
+
+    def act(self, params: Float[Array, " n"], obs: Any) -> Any:
+        """The action for one observation."""
 
 
 @struct.dataclass
@@ -93,7 +109,7 @@ def make_population_evaluator(
         gathers = 2 if tracing.platform() == "cpu" else 0
     at_least("gathers", gathers, 0)
 
-    def play(params: jax.Array, rows: Rows, returns: jax.Array, gathers: int) -> tuple[jax.Array, jax.Array]:
+    def play(params: jax.Array, rows: EpisodeBatch, returns: jax.Array, gathers: int) -> tuple[jax.Array, jax.Array]:
         """`(returns [B], lengths [B])` of the episodes in `rows`, with `returns` so far."""
         count = params.shape[0]
         left = -(-count // 4) if gathers and count >= FEWEST else 0
@@ -102,12 +118,12 @@ def make_population_evaluator(
         def step(loop):
             before, returns = loop
             rows, step = advance(env, env_params, actor, before, limit)
-            return rows, jnp.where(before.over, returns, returns + step.reward)
+            return rows, jnp.where(before.done, returns, returns + step.reward)
 
-        rows, returns = tracing.while_loop(lambda loop: jnp.sum(~loop[0].over) > left, step, (rows, returns))
+        rows, returns = tracing.while_loop(lambda loop: jnp.sum(~loop[0].done) > left, step, (rows, returns))
         lengths = rows.t
         if left:
-            chosen = jnp.argsort(rows.over)[:left]  # stable: unfinished rows come first
+            chosen = jnp.argsort(rows.done)[:left]  # stable: unfinished rows come first
             some, rest, earned = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
             later, ends = play(some, rest, earned, gathers - 1)
             returns, lengths = returns.at[chosen].set(later), lengths.at[chosen].set(ends)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.cli import kinds
-from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore
+from llmrl_jax.workflows.experiment import Experiment, check_saved, experiment_of, kind_of_run, restore
 
 
 def settings_of(folder: str | Path) -> Any:
@@ -62,5 +62,5 @@ def load(folder: str | Path, checkpoint: int = -1) -> Loaded:
     folder = Path(folder)
     config = settings_of(folder)
     check_saved(folder, checkpoint)
-    x = config.experiment()
+    x = experiment_of(folder, config)
     return Loaded(x, *restore(folder, config, x.learner, checkpoint))

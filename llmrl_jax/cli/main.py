@@ -323,7 +323,7 @@ def _reported(error: Exception, debug: bool) -> int:
     from llmrl_jax.core.files import lack_of_space
 
     stopped = _is_a("llmrl_jax.run.loop", "RunStopped", error)
-    users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.errors", "ChatError", error)
+    users = isinstance(error, USER_ERRORS) or _is_a("llmrl_jax.chat.protocol", "ChatError", error)
     if not debug and not stopped and (lack := _lack_of_memory(error) or lack_of_space(error)):
         say(f"error: {lack} (--debug shows where)")
         return 1

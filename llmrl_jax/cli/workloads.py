@@ -202,9 +202,9 @@ def _glam(s: Setting) -> Parts:
     """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
     from llmrl_jax.lm.tokens import WordTokenizer
     from llmrl_jax.rl.rollout import place
-    from llmrl_jax.systems.glam import presets
+    from llmrl_jax.systems.glam import config as presets
     from llmrl_jax.systems.glam.build import build, make_world
-    from llmrl_jax.systems.glam.prompt import glam_prompt
+    from llmrl_jax.systems.glam.prompts import glam_prompt
 
     c = s.config
     preset = presets.GLAM_LORA if c.tune == "lora" else presets.GLAM
@@ -252,12 +252,12 @@ def _ellm(s: Setting) -> Parts:
 def _bkrl(s: Setting) -> Parts:
     """The agent of `llmrl bkrl train`, with the potential's place taken by a constant."""
     from llmrl_jax.systems.bkrl.config import TrainRun
-    from llmrl_jax.systems.bkrl.training import make
+    from llmrl_jax.systems.bkrl.train import experiment
 
     config = TrainRun()
     agent = replace(config.agent, env=s.config.env or config.agent.env, ppo=s.options(config.agent.ppo))
     config = replace(config, agent=agent)
-    return _played(s, make(config, s.mesh).learner, jax.eval_shape(make(config).learner.init, _key()))
+    return _played(s, experiment(config, s.mesh).learner, jax.eval_shape(experiment(config).learner.init, _key()))
 
 
 STATE, ACTIONS, EPISODE = 10, 40, 50
@@ -267,8 +267,8 @@ STATE, ACTIONS, EPISODE = 10, 40, 50
 def _grounding(s: Setting) -> Parts:
     """A step of `llmrl kalm ground` on rows of `length` places."""
     from llmrl_jax.systems.kalm.config import GroundRun
-    from llmrl_jax.systems.kalm.grounding import make_grounding
-    from llmrl_jax.systems.kalm.patterns import Episodes, Rows
+    from llmrl_jax.systems.kalm.ground import make_grounding
+    from llmrl_jax.systems.kalm.prompts import Episodes, Rows
     from llmrl_jax.systems.kalm.world_model import WorldModel
 
     c, run = s.config, GroundRun()
@@ -298,22 +298,22 @@ def _grounding(s: Setting) -> Parts:
 
 def _imagining(s: Setting) -> Parts:
     """Imagined episodes of `llmrl kalm imagine`, after instructions of `length` tokens."""
-    from llmrl_jax.systems.kalm.imagination import imagine
-    from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
+    from llmrl_jax.systems.kalm.imagine import imagine
+    from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel
 
     c, llama = s.config, _llama(s, None)
     model = WorldModel(llama, Slots(llama.config.hidden_size, STATE, ACTIONS, True))
     shapes = {"params": llama.abstract()["params"]}
     variables = shapes | {"slots": jax.eval_shape(model.init_slots, _key(), shapes)}
     ones = jnp.ones(STATE)
-    units = Units(0 * ones, ones, 0.1 * ones)
+    normalizer = Normalizer(0 * ones, ones, 0.1 * ones)
 
     def label(goals, states, actions):
         return states[:, 1:, 0], jnp.zeros(actions.shape[:2], bool)
 
     def play(variables, tokens, first):
         lengths, goals = jnp.full(c.batch_size, c.length), jnp.zeros((c.batch_size, 1))
-        return imagine(model, variables, units, tokens, lengths, first, goals, label, c.steps or EPISODE)
+        return imagine(model, variables, normalizer, tokens, lengths, first, goals, label, c.steps or EPISODE)
 
     given = (
         jax.ShapeDtypeStruct((c.batch_size, c.length), jnp.int32),

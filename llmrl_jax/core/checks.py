@@ -90,7 +90,13 @@ class Needs:
     field: str
     """Another field of the same class."""
     value: Any = None
-    """Its value; None: any except an empty one, False or 0."""
+    """Its value, or a tuple of its values; None: any except an empty one, False or 0."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether the other field has such a value."""
+        if self.value is None:
+            return bool(value)
+        return value in self.value if isinstance(self.value, tuple) else value == self.value
 
 
 PositiveInt = Annotated[int, In(COUNT)]
@@ -199,7 +205,7 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
                 in_interval(spell(name), element, limits.interval, remedy=limits.remedy)
     for need, names in _needs(kind).items():
         value = getattr(config, need.field)
-        if not (value if need.value is None else value == need.value):
+        if not need.holds(value):
             who = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
             refuse_unread(config, names, who, spell=spell)
 

@@ -81,6 +81,9 @@ class Learner:
     """XLA's options for the program of updates, `jax.jit(update, compiler_options=...)`: a run compiles with them."""
     exchange: Exchange | None = None
     """Requests to the host between updates; None: there are none."""
+    shared: tuple[str, ...] = ()
+    """Parts of the state, by dotted name, that are the same for all keys, such as counters and hyper-parameters:
+    several seeds in one program hold them once (`llmrl_jax.rl.seeds`)."""
 
     def __post_init__(self):
         _with_default_types(self, "init", "update")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,6 +73,48 @@ def mean_rate(rates: ArrayLike, level: float = 0.95) -> Estimate:
     """`mean_interval` of success rates over seeds, clipped to [0, 1]."""
     mean, low, high, n = mean_interval(rates, level)
     return Estimate(mean, low, high, n) if n < 2 else Estimate(mean, max(0.0, low), min(1.0, high), n)
+
+
+RATES = ("success", "unlocked")
+"""The parts of names of results that are rates."""
+
+
+def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> dict[str, Any]:
+    """The results of runs that differ in their seed as one: means over the runs, with Student's intervals over them in
+    place of the runs' own.
+
+    **Arguments:** `results`, numbers by name, or such mappings by name, the same of each run; an interval is
+    `NAME_low` and `NAME_high`, or `HEAD_low/TAIL` and `HEAD_high/TAIL` of `HEAD/TAIL`; `values`, whether the runs' own
+    numbers stay, as the list `NAME_runs`.
+    """
+    line: dict[str, Any] = {}
+    for name, first in results[0].items():
+        own = [one[name] for one in results]
+        if isinstance(first, Mapping):
+            line[name] = over_runs(own, values=values)
+        elif not _is_bound(name, results[0]):
+            rate = not set(RATES).isdisjoint(name.split("/"))
+            mean, low, high, _ = (mean_rate if rate else mean_interval)(own)
+            line |= {name: mean, _bound(name, "low", results[0]): low, _bound(name, "high", results[0]): high}
+            line |= {f"{name}_runs": own} if values else {}
+    return line
+
+
+def _bound(name: str, end: str, names: Mapping[str, Any]) -> str:
+    """The name of an end of the interval of `name`."""
+    head, _, tail = name.partition("/")
+    inner = f"{head}_{end}/{tail}"
+    return inner if inner in names else f"{name}_{end}"
+
+
+def _is_bound(name: str, names: Mapping[str, Any]) -> bool:
+    """Whether a result is an end of the interval of another."""
+    head, slash, tail = name.partition("/")
+    return any(
+        part.endswith(f"_{end}") and part.removesuffix(f"_{end}") + rest in names
+        for end in ("low", "high")
+        for part, rest in ((name, ""), (head, slash + tail))
+    )
 
 
 def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:

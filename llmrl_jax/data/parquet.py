@@ -12,8 +12,7 @@ import numpy as np
 from envs_jax.extras import require
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
-from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, from_columns, renamed, to_columns
-from llmrl_jax.data.foreign import completed
+from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, completed, from_columns, renamed, to_columns
 from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transitions, episode_lengths, to_transitions
 
 
@@ -65,7 +64,7 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     """Read a file written by `write_parquet`, or another file with these columns, as `Transitions`.
 
     **Arguments:** `path`; `names`, our column -> its name in the file of another library, whose columns are completed
-    (`llmrl_jax.data.foreign`).
+    (`llmrl_jax.data.columns`).
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
     lists of unequal lengths, missing values, incomplete episodes, and data that `from_columns` refuses.
     """

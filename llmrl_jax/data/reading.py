@@ -1,18 +1,36 @@
-"""Reading data of any known format, by the ending of its name."""
+"""Reading data of any known format, by the ending of its name: NumPy files, and HDF5 files of other libraries. Never
+reads or writes a pickle."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from llmrl_jax.data.arrays import read_arrays
-from llmrl_jax.data.columns import D4RL_NAMES, Loaded
-from llmrl_jax.data.hdf5 import read_hdf5
-from llmrl_jax.data.imagine_bench import is_rows
-from llmrl_jax.data.masked import HDF5, PARQUET, read_masked
+import numpy as np
+
+from envs_jax.extras import require
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.files import new_draft, replacing
+from llmrl_jax.data.columns import (
+    D4RL_NAMES,
+    EPISODE,
+    FIELDS,
+    SPOKEN,
+    Columns,
+    Loaded,
+    completed,
+    from_columns,
+    renamed,
+    to_columns,
+)
+from llmrl_jax.data.masked import HDF5, PARQUET, is_rows, read_masked
 from llmrl_jax.data.npy import is_object
 from llmrl_jax.data.parquet import column_names, read_parquet
-from llmrl_jax.data.transitions import DataError
+from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
 
 
 SAVE = (
@@ -26,10 +44,10 @@ MINARI = ("data/main_data.hdf5", "main_data.hdf5")
 
 def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
     """Read recorded steps: a `.parquet` or `.npz` file, a folder of `.npy` files, or an `.h5` or `.hdf5` file, with our
-    columns or D4RL's (`D4RL_NAMES`); Minari's, robomimic's and d3rlpy's hdf5 (`llmrl_jax.data.hdf5`); padded episodes
-    with masks, `.h5`, `.hdf5`, ImagineBench's `.parquet`, or an `.npy` file with a dict (`llmrl_jax.data.masked`).
+    columns or D4RL's (`D4RL_NAMES`); Minari's, robomimic's and d3rlpy's hdf5 (`read_hdf5`); padded episodes with masks,
+    `.h5`, `.hdf5`, ImagineBench's `.parquet`, or an `.npy` file with a dict (`llmrl_jax.data.masked`).
 
-    What other libraries leave out is derived, see `llmrl_jax.data.foreign.completed`.
+    What other libraries leave out is derived, see `llmrl_jax.data.columns.completed`.
 
     **Arguments:** `names`, our name -> the name of a column in the file, where it is neither ours nor D4RL's.
     **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for parquet without pyarrow and hdf5 without h5py;
@@ -79,3 +97,285 @@ def _refuse_folder(path: Path) -> None:
         raise DataError(
             f"{path} is a Minari data set without main_data.hdf5: load it with minari elsewhere, and {SAVE}"
         )
+
+
+# --- NumPy files ------------------------------------------------------------------------------------------------------
+
+
+STRINGS = "strings."
+"""Prefix of the name of a table of strings."""
+
+
+def write_arrays(
+    path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Write data atomically, replacing existing files.
+
+    **Arguments:** `path`, one file if it ends in `.npz`, else a folder of `.npy` files; `data`; `strings`, column
+    (`text`, `goal`) -> the strings that its numbers index.
+    **Raises:** `DataError` for data that a reader would refuse.
+    """
+    path = Path(path)
+    columns = to_columns(data, strings)
+    columns |= {STRINGS + name: np.array(list(x), np.str_) for name, x in (strings or {}).items()}
+    if path.suffix == ".npz":
+        with new_draft(path) as draft, draft.open("wb") as file:
+            np.savez(file, **columns)  # type: ignore[arg-type]
+        return
+    if path.suffix:
+        raise DataError(f"{path}: data are written as one .npz file, or as a folder, whose name has no ending")
+    with replacing(path) as folder:
+        folder.mkdir()
+        for name, column in columns.items():
+            np.save(folder / f"{name}.npy", column, allow_pickle=False)
+
+
+def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
+    """Read files written by `write_arrays`, or other files of arrays with these columns.
+
+    **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> its name in the file of
+    another library, whose columns are completed (`llmrl_jax.data.columns`).
+    **Raises:** `FileNotFoundError`; `DataError` for Python objects, which need a pickle, and for data that
+    `from_columns` refuses.
+    """
+    path = Path(path)
+    if path.is_dir():
+        columns = {file.stem: _single(file) for file in sorted(path.glob("*.npy"))}
+    elif not path.exists():
+        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+    else:
+        columns = _archive(path)
+    strings = {name: columns.pop(STRINGS + name) for name in SPOKEN if STRINGS + name in columns}
+    texts = {name: tuple(map(str, x)) for name, x in strings.items()}
+    if names is not None:
+        columns = completed(renamed(columns, names), str(path))
+    return from_columns(columns, str(path), texts)
+
+
+def _archive(path: Path) -> Columns:
+    with path.open("rb") as file:
+        content = _load(file, path, path.name)
+        if isinstance(content, np.ndarray):
+            raise DataError(
+                f"{path} holds one array, {content.dtype}{list(content.shape)}; give the .npz file, or the folder of "
+                ".npy files, that holds all columns"
+            )
+        return {name: _entry(content, name, path) for name in content.files}
+
+
+def _single(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        return _load(file, path, path.stem)
+
+
+def _load(file: BinaryIO, path: Path, name: str) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if "allow_pickle" in str(error):
+            raise _pickled(path, name) from None
+        raise DataError(f"{path} cannot be read as arrays: {error}") from error
+
+
+def _entry(archive: Any, name: str, path: Path) -> np.ndarray:
+    try:
+        return archive[name]
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if "allow_pickle" in str(error):
+            raise _pickled(path, name) from None
+        raise DataError(f"{path}: {name} cannot be read: {error}") from error
+
+
+def _pickled(path: Path, name: str) -> DataError:
+    return DataError(
+        f"{path}: {name} holds Python objects, as a pickle; reading one runs what it says, so it is refused. Where you "
+        "trust its source, load it with numpy and allow_pickle=True elsewhere and save arrays of numbers with np.savez"
+    )
+
+
+# --- hdf5 of other libraries ------------------------------------------------------------------------------------------
+
+
+MINARI_EPISODE, ROBOMIMIC_EPISODE = re.compile(r"episode_([0-9]+)"), re.compile(r"demo_([0-9]+)")
+CONVERT = "read it with its own library and save observations, actions, rewards, terminals and timeouts with np.savez"
+"""The remedy for a layout that is not read."""
+
+
+def read_hdf5(path: Path, names: Mapping[str, str]) -> Loaded:
+    """Read an `.h5` or `.hdf5` file.
+
+    * Flat columns `[N, ...]`, of which groups are nested parts of observations; groups such as `infos` and `metadata`
+      are not read. `episode_terminals`, of d3rlpy before version 2, is the end of an episode for whatever reason.
+    * Minari: `episode_I` with `observations` of a step more than `actions`, `rewards`, `terminations`, `truncations`.
+    * robomimic: `data/demo_I` with a group `obs`, and `next_obs` where it is there. `dones` are terminal states; an
+      episode without one was cut off.
+    * d3rlpy's `ReplayBuffer.dump`: `observations_I`, `actions_I`, `rewards_I`, `terminated_I`.
+    * Padded episodes with masks, as `read_masked`.
+
+    **Arguments:** `names`, our name -> that of flat columns. **Returns:** `Transitions`, or `Trajectories` of padded
+    episodes. **Raises:** `FileNotFoundError`; `ModuleNotFoundError` without h5py; `DataError` for another layout, and
+    what `completed` and `from_columns` refuse.
+    """
+    h5py = require("an hdf5 file", "data", "h5py")
+    if not path.is_file():
+        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+    try:
+        with h5py.File(path, "r") as file:
+            if _is_masked(h5py, file):
+                return Loaded(read_masked(path), {})
+            columns, present = _layout(h5py, file)(h5py, file, names, str(path)), list(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as hdf5: {error}") from error
+    return from_columns(completed(columns, str(path)), str(path), present=present)
+
+
+def _is_masked(h5py: Any, file: Any) -> bool:
+    """Whether these are padded episodes, `[episodes, steps, ...]`."""
+    masks = file.get("masks", file.get("action_masks"))
+    if isinstance(masks, h5py.Dataset):
+        return masks.ndim > 1
+    obs, reward = file.get("observations"), file.get("rewards")
+    both = isinstance(obs, h5py.Dataset) and isinstance(reward, h5py.Dataset)
+    return both and obs.ndim == 3 and reward.shape[:2] == obs.shape[:2]
+
+
+Layout = Callable[[Any, Any, Mapping[str, str], str], Columns]
+
+
+def _layout(h5py: Any, file: Any) -> Layout:
+    if any(MINARI_EPISODE.fullmatch(name) for name in file):
+        return _minari
+    if isinstance(file.get("data"), h5py.Group) and any(ROBOMIMIC_EPISODE.fullmatch(name) for name in file["data"]):
+        return _robomimic
+    return _d3rlpy if "num_episodes" in file and "columns" in file else _columns
+
+
+def _columns(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
+    found: Columns = {}
+    heads = {name.partition(".")[0] for name in (*FIELDS, EPISODE, *names.values())}
+    for name in file:
+        if name in heads or name in ("episode_terminals", "length"):
+            found |= _parts(h5py, file[name], name, where)
+    ends = found.pop("episode_terminals", None)
+    found = renamed(found, names)
+    if not found:
+        raise DataError(f"{where} has none of the columns of recorded steps; it has {_listed(file)}: {CONVERT}")
+    if ends is not None and "truncated" not in found and "terminated" in found:
+        ends, terminated = np.asarray(ends), found["terminated"]
+        if ends.shape == terminated.shape:
+            found["truncated"] = (ends != 0) & (terminated == 0)
+    return found
+
+
+def _minari(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
+    def episode(group: Any, here: str) -> Columns:
+        _needs(group, ("observations", "actions", "rewards", "terminations", "truncations"), here)
+        obs = _parts(h5py, group["observations"], "obs", here)
+        steps = _steps(h5py, group, here, terminated="terminations", truncated="truncations")
+        count = len(steps["reward"])
+        if wrong := next((name for name, x in obs.items() if len(x) != count + 1), None):
+            raise DataError(
+                f"{here}: {wrong} has {len(obs[wrong])} rows, and there are {count} steps; one more is needed"
+            )
+        after = {"next_" + name: x[1:] for name, x in obs.items()}
+        return {**{name: x[:-1] for name, x in obs.items()}, **after, **steps}
+
+    return _joined(((name, file[name]) for name in _sorted(file, MINARI_EPISODE)), episode, where)
+
+
+def _robomimic(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
+    def episode(group: Any, here: str) -> Columns:
+        if "obs" not in group or "rewards" not in group or "dones" not in group:
+            raise DataError(
+                f"{here} has {_listed(group)}; obs, actions, rewards and dones are needed: extract them with "
+                "robomimic's dataset_states_to_obs.py"
+            )
+        made = _parts(h5py, group["obs"], "obs", here) | _steps(h5py, group, here, terminated="dones")
+        return made | (_parts(h5py, group["next_obs"], "next_obs", here) if "next_obs" in group else {})
+
+    data = file["data"]
+    return _joined(((f"data/{name}", data[name]) for name in _sorted(data, ROBOMIMIC_EPISODE)), episode, where)
+
+
+def _d3rlpy(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
+    def episode(number: int, here: str) -> Columns:
+        keys = [f"{name}_{number}" for name in ("observations", "actions", "rewards", "terminated")]
+        obs = {"obs": file[keys[0]][...]} if keys[0] in file else {}
+        while (key := f"{keys[0]}_{len(obs)}") in file and "obs" not in obs:  # the parts of a tuple
+            obs[f"obs.{len(obs)}"] = file[key][...]
+        if not obs:
+            raise DataError(f"{here} has no {keys[0]}: the file is damaged")
+        _needs(file, keys[1:], here)
+        action, reward = (file[key][...] for key in keys[1:3])
+        ends = np.arange(len(reward)) == len(reward) - 1
+        over = bool(file[keys[3]][()])
+        return {**obs, "action": action, "reward": reward, "terminated": ends & over, "truncated": ends & (not over)}
+
+    episodes = ((f"episode {i}", i) for i in range(int(file["num_episodes"][()])))
+    return _joined(episodes, episode, where)
+
+
+def _joined(episodes: Iterable[tuple[str, Any]], read: Callable[[Any, str], Columns], where: str) -> Columns:
+    """The steps of all episodes; the last one of an episode without an end was cut off."""
+    made: list[Columns] = []
+    for name, group in episodes:
+        here = f"{where}: {name}"
+        columns = {key: np.asarray(x) for key, x in read(group, here).items()}
+        for key in ("terminated", "truncated", "reward"):
+            columns[key] = columns.get(key, np.zeros(len(columns["reward"]), bool)).reshape(-1)
+        count = len(columns["reward"])
+        if wrong := next((key for key, x in columns.items() if len(x) != count), None):
+            raise DataError(f"{here}: {wrong} has {len(columns[wrong])} rows, and there are {count} rewards")
+        if not count:
+            continue
+        columns["truncated"] = columns["truncated"].astype(bool)
+        columns["truncated"][-1] |= columns["terminated"][-1] == 0
+        if made and (odd := sorted(made[0].keys() ^ columns.keys())):
+            raise DataError(f"{here}: {odd[0]} is in some episodes only")
+        if odd := [key for key, x in columns.items() if made and x.shape[1:] != made[0][key].shape[1:]]:
+            shapes = [list(x[odd[0]].shape[1:]) for x in (columns, made[0])]
+            raise DataError(f"{here}: {odd[0]} has the shape {shapes[0]}, and {shapes[1]} before")
+        made.append(columns)
+    if not made:
+        raise DataError(f"{where} has no step; at least 1 is needed")
+    return {key: np.concatenate([columns[key] for columns in made]) for key in made[0]}
+
+
+def _steps(h5py: Any, group: Any, here: str, **flags: str) -> Columns:
+    """Actions, rewards and, by their names in the file, flags. **Raises:** `DataError` for those with parts."""
+    keys = {"action": "actions", "reward": "rewards", **flags}
+    if grouped := [key for key in keys.values() if isinstance(group[key], h5py.Group)]:
+        parts = _listed(group[grouped[0]])
+        raise DataError(f"{here}: {grouped[0]} have the parts {parts}; one array is needed: {CONVERT}")
+    return {name: _parts(h5py, group[key], name, here)[name] for name, key in keys.items()}
+
+
+def _parts(h5py: Any, node: Any, name: str, where: str) -> Columns:
+    """A dataset, or the datasets of a group by dotted names."""
+    if isinstance(node, h5py.Group):
+        return {key: x for part in node for key, x in _parts(h5py, node[part], f"{name}.{part}", where).items()}
+    if h5py.check_string_dtype(node.dtype) is not None:
+        if name.partition(".")[0] in ("text", "goal"):
+            return {name: np.asarray(node.asstr()[...], str)}
+        raise DataError(f"{where}: {name} holds texts; numbers are needed: leave it out, or number the texts")
+    if node.dtype.kind not in "biuf":
+        raise DataError(f"{where}: {name} is {node.dtype}; numbers are needed")
+    return {name: node[...]}
+
+
+def _needs(group: Any, names: Iterable[str], here: str) -> None:
+    if missing := [name for name in names if name not in group]:
+        raise DataError(f"{here} has no {', '.join(missing)}; it has {_listed(group)}")
+
+
+def _sorted(group: Any, pattern: re.Pattern[str]) -> list[str]:
+    """The names of a group that fit, by their numbers."""
+    fitting = [match for match in map(pattern.fullmatch, group) if match]
+    return [match[0] for match in sorted(fitting, key=lambda match: int(match[1]))]
+
+
+def _listed(group: Any) -> str:
+    names = sorted(group)
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "nothing"

@@ -1,4 +1,4 @@
-"""Recorded steps as arrays on the device: flat, or as episodes padded to one length."""
+"""Recorded steps as arrays on the device: flat, or as episodes padded to one length; their returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Transitions:
     """Whether the step ends in a terminal state, whose value is 0; in learning, whether nothing is bootstrapped."""
     truncated: Any = ()
     """bool `[N]`, whether the episode was cut off after the step, by a time-out or because recording stopped; `()` in a
-    replay memory of single steps."""
+    replay buffer of single steps."""
     text: Any = ()
     """The text of the step: indices of strings, captions, tokens or embeddings; `()`: none."""
     goal: Any = ()
@@ -143,3 +143,22 @@ def check_episodes(trajectories: Trajectories) -> None:
     for i in np.flatnonzero(first != length - 1):
         where = f"ends at step {first[i]}" if first[i] >= 0 else "has no step that terminates or truncates it"
         raise DataError(f"episode {i} of {length[i]} steps {where}; its last step, {length[i] - 1}, must be its end")
+
+
+def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:
+    """The undiscounted return of every episode."""
+    return jnp.sum(jnp.where(trajectories.mask, trajectories.reward, 0.0), axis=1)
+
+
+def reward_scale(trajectories: Trajectories, span: float = 1000.0) -> float:
+    """The factor of rewards with which the range of episode returns is `span`, as in IQL (2110.06169).
+
+    **Raises:** `DataError` if all returns are equal.
+    """
+    returns = episode_returns(trajectories)
+    low, high = float(jnp.min(returns)), float(jnp.max(returns))
+    if low == high:
+        raise DataError(
+            f"all {len(trajectories)} episodes have the return {low:g}: rewards cannot be scaled by returns"
+        )
+    return span / (high - low)

@@ -264,7 +264,7 @@ def _score_sorted(
     groups = jax.tree.map(
         lambda x: grouped(ordered(jnp.reshape(x, (shards, -1, *x.shape[1:])), order)), (tokens, lengths)
     )
-    needed = jnp.searchsorted(np.asarray(sizes), jnp.max(groups[1], axis=1))
+    needed = jnp.searchsorted(np.asarray(sizes), tracing.largest_of_runs(jnp.max(groups[1], axis=1)))
     scores = jax.lax.map(one, (*groups, needed))
     back = jnp.argsort(order, axis=1)
     return jax.tree.map(lambda x: ordered(apart(x), back).reshape(batch, *x.shape[2:]), scores)

@@ -209,17 +209,17 @@ class Placement:
         """Devices over which rows are split."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[a] for a in RULES["batch"])
 
-    def rows(self, tree: Any, axis: int = 0) -> Any:
+    def shard_batch(self, tree: Any, axis: int = 0) -> Any:
         """Inside jit: an axis of every leaf split over the devices."""
         if self.mesh is None:
             return tree
         return jax.lax.with_sharding_constraint(tree, batch_sharding(self.mesh, axis))
 
-    def whole(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """Inside jit or outside: every leaf replicated on every device."""
         return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
 
-    def settled(self, tree: Any) -> Any:
+    def device_put(self, tree: Any) -> Any:
         """Outside jit: leaves on the mesh unchanged, others replicated on every device."""
         mesh = self.mesh
         if mesh is None:

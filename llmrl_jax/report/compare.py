@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -143,6 +143,34 @@ def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
         what = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
         raise ValueError(f"the run {folder} has no line of metrics with a {metric}{what}")
     return Run(folder, settings_of(config, folder), train, evals, metric)
+
+
+SEEDS = "seeds"
+"""The setting with the number of seeds that one program computed."""
+
+
+def by_seed(run: Run) -> list[Run]:
+    """The runs of each seed of a program with several seeds, as if they had been made alone; the run itself if it has
+    one."""
+    seeds, first = run.settings.get(SEEDS, 1), run.settings.get(SEED, 0)
+    settings = {name: value for name, value in run.settings.items() if name != SEEDS}
+
+    def line_of(line: dict[str, Any], i: int) -> dict[str, Any]:
+        bounds = {f"{run.metric}_{end}" for end in ("low", "high")}  # which are over the seeds
+        own = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
+        return {name: x for name, x in line.items() if name not in bounds} | own | sinks.by_run(line).get(str(i), {})
+
+    if seeds == 1 or run.metric.partition("/")[0].isdecimal():  # of one seed, by its number
+        return [replace(run, settings=settings)]
+    return [
+        replace(
+            run,
+            settings={**settings, SEED: first + i},
+            train=[own for own in (line_of(line, i) for line in run.train) if _has(own, run.metric)],
+            evals=[own for own in (line_of(line, i) for line in run.evals) if _has(own, run.metric)],
+        )
+        for i in range(seeds)
+    ]
 
 
 def _has(line: Mapping[str, Any], name: str) -> bool:
@@ -346,7 +374,7 @@ def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str
 def side_by_side(runs: Sequence[Run], bar: float | None, out: str | Path, json: bool = False) -> str:
     """The table of runs, the settings that differ, and the path of their learning curves. Runs that differ only in
     their seed are one line. `json`: the same as JSON."""
-    groups = by_settings(runs)
+    groups = by_settings([one for run in runs for one in by_seed(run)])
     if json:
         facts: dict[str, Any] = {"metric": groups[0][0].metric, "bar": bar, "efficiency_to": horizon_of(groups)}
         facts |= {"groups": lines(groups, bar), "differing_settings": differing(groups), "figure": draw(groups, out)}

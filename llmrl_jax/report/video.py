@@ -178,7 +178,7 @@ def draw_frame(env: Environment, frame: Any, step: int, verdict: str) -> np.ndar
     """One step as an image, uint8 `[H, W, 3]`.
 
     **Arguments:** `env`, which the episode was played in; `frame`, with `picture`, `text`, `probabilities`, `action`
-    and `value` (see `llmrl_jax.agents.recording.Frame`); `step`, its number; `verdict`, the text of the last frame,
+    and `value` (see `llmrl_jax.agents.play.Frame`); `step`, its number; `verdict`, the text of the last frame,
     which has no probabilities.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -30,13 +30,13 @@ class AWACConfig(OfflineConfig):
     NAME: ClassVar[str] = "awac"
     batch_size: PositiveInt = 1024
     actor_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the actor's Adam."""
+    """Learning rate of the actor."""
     critic_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target critics towards the critics."""
+    """Polyak averaging rate of the target critics."""
     temperature: PositiveFloat = 1.0
     """Advantages are divided by it (lambda)."""
     action_samples: PositiveInt = 1
@@ -44,7 +44,7 @@ class AWACConfig(OfflineConfig):
 
 
 class AWAC:
-    """See the module."""
+    """Advantage-weighted actor-critic."""
 
     def __init__(self, config: AWACConfig, actions: ActionKind):
         self.config, self.actions = config, actions
@@ -55,11 +55,11 @@ class AWAC:
             self.actor = GaussianActor(actions.width, config.hidden, config.activation, -6.0, 0.0, sigmoid=True)
         self.critics = Critics(actions, config.hidden, config.activation)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         one, two = jax.random.split(key)
         n = batch.obs.shape[-1]
         params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
-        return Trained.begin(params, ["critic"])
+        return TrainState.create(params, ["critic"])
 
     def value(self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int) -> Float[Array, " B"]:
         """The mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
@@ -69,32 +69,32 @@ class AWAC:
         drawn = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
         return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(drawn, -1, 1)), axis=0), axis=1)
 
-    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
-    def weights(self, trained: Trained, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
+    def weights(self, state: TrainState, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
         """The weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
-        q = jnp.min(self.critics(trained.params["critic"], batch.obs, batch.action), axis=0)
-        v = self.value(trained.params["actor"], trained.params["critic"], batch.obs, key, self.config.action_samples)
+        q = jnp.min(self.critics(state.params["critic"], batch.obs, batch.action), axis=0)
+        v = self.value(state.params["actor"], state.params["critic"], batch.obs, key, self.config.action_samples)
         return q.shape[0] * jax.nn.softmax((q - v) / temperature)
 
     def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
         """`-mean w log pi(a | s)`."""
         return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         target_key, weight_key = jax.random.split(context.key)
-        next_value = self.value(trained.params["actor"], trained.target["critic"], batch.next_obs, target_key, 1)
-        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
-        weight = self.weights(trained, batch, weight_key, h["temperature"])
-        pi_loss, grads = jax.value_and_grad(self.actor_loss)(trained.params["actor"], weight, batch)
-        trained = trained.descended("actor", grads, h["actor_learning_rate"]).followed(h["tau"], "critic")
+        next_value = self.value(state.params["actor"], state.target["critic"], batch.next_obs, target_key, 1)
+        target = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
+        weight = self.weights(state, batch, weight_key, h["temperature"])
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(state.params["actor"], weight, batch)
+        state = state.apply_gradients("actor", grads, h["actor_learning_rate"]).polyak_update(h["tau"], "critic")
         metrics = {"actor_loss": pi_loss, "critic_loss": q_loss, "weight_max": jnp.max(weight)}
-        return trained, metrics | {"target_mean": jnp.mean(wanted)}
+        return state, metrics | {"target_mean": jnp.mean(target)}
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, DeterministicActor
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -34,7 +34,7 @@ class BCConfig(OfflineConfig):
     NAME: ClassVar[str] = "bc"
     batch_size: PositiveInt = 100
     learning_rate: NonNegativeFloat = 1e-3
-    """Step size of Adam."""
+    """Learning rate."""
     beta: NonNegativeFloat = 0.5
     """Discrete actions: weight of the mean square of what `beta_on` names."""
     beta_on: BetaOn = "logits"
@@ -53,7 +53,7 @@ def cloning_loss(cloned: Categorical, action: Int[Array, " B"], beta: Any, beta_
 
 
 class BC:
-    """See the module."""
+    """Behavioural cloning."""
 
     def __init__(self, config: BCConfig, actions: ActionKind):
         if not actions.discrete:
@@ -62,8 +62,8 @@ class BC:
         kind = CategoricalActor if actions.discrete else DeterministicActor
         self.actor: Any = kind(actions.width, config.hidden, config.activation)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
-        return Trained.begin({"actor": self.actor.init(key, batch.obs.shape[-1])})
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
+        return TrainState.create({"actor": self.actor.init(key, batch.obs.shape[-1])})
 
     def loss(self, params: Any, batch: Batch, beta: Any) -> jax.Array:
         """`mean (pi(s) - a)^2`, or `cloning_loss`."""
@@ -71,10 +71,10 @@ class BC:
             return jnp.mean((self.actor(params, batch.obs) - batch.action) ** 2)
         return cloning_loss(self.actor.distribution(params, batch.obs), batch.action, beta, self.beta_on)
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
-        loss, grads = jax.value_and_grad(self.loss)(trained.params["actor"], batch, h["beta"])
-        return trained.descended("actor", grads, h["learning_rate"]), {"actor_loss": loss}
+        loss, grads = jax.value_and_grad(self.loss)(state.params["actor"], batch, h["beta"])
+        return state.apply_gradients("actor", grads, h["learning_rate"]), {"actor_loss": loss}
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

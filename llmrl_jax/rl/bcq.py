@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, Fixed
+from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.mlp import beside, init_mlp
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.parts import map_parts, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
@@ -35,15 +35,15 @@ class BCQConfig(OfflineConfig):
     NAME: ClassVar[str] = "bcq"
     batch_size: PositiveInt = 100
     actor_learning_rate: NonNegativeFloat = 1e-3
-    """Step size of the Adam of the network that moves actions."""
+    """Learning rate of the network that moves actions."""
     critic_learning_rate: NonNegativeFloat = 1e-3
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     imitator_learning_rate: NonNegativeFloat = 1e-3
-    """Step size of the autoencoder's Adam."""
+    """Learning rate of the autoencoder."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target networks towards theirs."""
+    """Polyak averaging rate of the target networks."""
     lam: Fraction = 0.75
     """Weight of the smallest critic in a value; the largest has the rest."""
     action_samples: PositiveInt = 100
@@ -55,14 +55,14 @@ class BCQConfig(OfflineConfig):
 
 
 class BCQ:
-    """See the module."""
+    """Batch-constrained Q-learning."""
 
     def __init__(self, config: BCQConfig, actions: ActionKind):
         needs_continuous(config, actions)
         self.config, self.width, self.latent = config, actions.width, 2 * actions.width
         self.critics = Critics(actions, config.hidden, config.activation)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         keys = jax.random.split(key, 4)
         n, hidden = batch.obs.shape[-1], self.config.hidden
         params = {
@@ -73,7 +73,7 @@ class BCQ:
                 "decoder": init_mlp(keys[3], n + self.latent, hidden, self.width),
             },
         }
-        return Trained.begin(params, ["actor", "critic"])
+        return TrainState.create(params, ["actor", "critic"])
 
     def decoded(self, imitator: Any, x: jax.Array, latent: jax.Array) -> jax.Array:
         """Actions `[B, D]` or `[B, S, D]` for latent numbers `[B, L]` or `[B, S, L]`."""
@@ -108,13 +108,13 @@ class BCQ:
         """Actions like the recorded ones, moved a little."""
         return self.moved(actor, x, self.decoded(params["imitator"], x, latent), flexibility)
 
-    def targets(self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]) -> Float[Array, " B"]:
+    def targets(self, state: TrainState, batch: Batch, key: jax.Array, h: dict[str, jax.Array]) -> Float[Array, " B"]:
         """`r + gamma (1 - terminated) max_a [lam min_k Q'_k + (1 - lam) max_k Q'_k]` over the candidates."""
-        target = trained.target
+        target = state.target
 
         def best(rows: tuple[jax.Array, jax.Array]) -> Float[Array, " b"]:
             x, latent = rows
-            decoded = self.decoded(trained.params["imitator"], x, latent)
+            decoded = self.decoded(state.params["imitator"], x, latent)
             q = self.critics(target["critic"], x, self.moved(target["actor"], x, decoded, h["flexibility"]))
             return jnp.max(h["lam"] * jnp.min(q, axis=0) + (1 - h["lam"]) * jnp.max(q, axis=0), axis=-1)
 
@@ -122,9 +122,9 @@ class BCQ:
         value = map_parts(best, (batch.next_obs, latent), parts_of(*latent.shape[:2]))
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
-    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
     def actor_loss(
         self, actor: Any, params: dict[str, Any], batch: Batch, key: jax.Array, flexibility: Any
@@ -136,20 +136,20 @@ class BCQ:
         first = jax.tree.map(lambda x: x[:1], params["critic"])
         return -jnp.mean(self.critics(first, batch.obs, action))
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         keys = jax.random.split(context.key, 3)
-        vae_loss, grads = jax.value_and_grad(self.imitator_loss)(trained.params["imitator"], batch, keys[0], h["beta"])
-        trained = trained.descended("imitator", grads, h["imitator_learning_rate"])
-        wanted = self.targets(trained, batch, keys[1], h)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        vae_loss, grads = jax.value_and_grad(self.imitator_loss)(state.params["imitator"], batch, keys[0], h["beta"])
+        state = state.apply_gradients("imitator", grads, h["imitator_learning_rate"])
+        target = self.targets(state, batch, keys[1], h)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
         pi_loss, grads = jax.value_and_grad(self.actor_loss)(
-            trained.params["actor"], trained.params, batch, keys[2], h["flexibility"]
+            state.params["actor"], state.params, batch, keys[2], h["flexibility"]
         )
-        trained = trained.descended("actor", grads, h["actor_learning_rate"])
+        state = state.apply_gradients("actor", grads, h["actor_learning_rate"])
         metrics = {"critic_loss": q_loss, "actor_loss": pi_loss, "imitator_loss": vae_loss}
-        return trained.followed(h["tau"], "actor", "critic"), metrics | {"target_mean": jnp.mean(wanted)}
+        return state.polyak_update(h["tau"], "actor", "critic"), metrics | {"target_mean": jnp.mean(target)}
 
     def act(self, params, x):
         """The best candidate by the first critic. Its latent numbers are the same in every step and row, so that acting

@@ -4,9 +4,9 @@ One protocol for all of them, independent of algorithms and policies. A learner 
 calls `reward` on the steps that it has just played, and `update` with every gradient step. There are two kinds:
 
 * the reward replaces the environment's (`llmrl_jax.rl.shaping.Shaping`, goals): `stream` is None;
-* the reward is a second stream in addition to the environment's (`llmrl_jax.rl.rnd.RND`): a separate value function,
-  with its own discount, optionally across the ends of episodes, and two advantages that are added with coefficients. A
-  learner with one value function adds the rewards instead of the advantages: `one_reward`.
+* the reward is a second stream in addition to the environment's (`llmrl_jax.rl.novelty.RND`): a separate value
+  function, with its own discount, optionally across the ends of episodes, and two advantages that are added with
+  coefficients. A learner with one value function adds the rewards instead of the advantages: `one_reward`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.returns import gae
+from llmrl_jax.rl import gradient
+from llmrl_jax.rl.gradient import clipped_adam
+from llmrl_jax.rl.rollout import gae
 
 
 INIT = 0xB0
@@ -108,14 +110,33 @@ def place(state: Any, placement: Placement) -> Any:
     """A bonus's state on a mesh; `()` (no bonus) is returned unchanged."""
     if not isinstance(state, BonusState):
         return state
-    return BonusState(placement.whole(state.whole), placement.rows(state.rows))
+    return BonusState(placement.replicate(state.whole), placement.shard_batch(state.rows))
+
+
+def start(bonus: Bonus | None, key: jax.Array, obs: Any, placement: Placement) -> Any:
+    """The state of a learner's bonus before the first update; `()` without one.
+
+    **Arguments:** `key`, that of the learner's state; `obs`, see `Bonus.init`; `placement`."""
+    return () if bonus is None else place(bonus.init(jax.random.fold_in(key, INIT), obs), placement)
+
+
+def learn(bonus: Bonus | None, state: Any, steps: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+    """`Bonus.update`; without a bonus the state as it is, and no metrics."""
+    if bonus is None:
+        return state, {}
+    if isinstance(steps.truncated, tuple):  # of a replay buffer that does not need it
+        steps = steps.replace(truncated=jnp.zeros_like(steps.terminated))
+    return bonus.update(state, steps, key)
 
 
 def one_reward(
-    bonus: Bonus, state: BonusState, steps: Transitions, gamma: float | jax.Array
-) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
-    """The rewards for a learner with one value function, such as one with a replay memory: those of the bonus, or the
-    sum of both streams with their coefficients. Arguments and returns as for `Bonus.reward`."""
+    bonus: Bonus | None, state: Any, steps: Transitions, gamma: float | jax.Array
+) -> tuple[Any, Float[Array, "T N"], dict[str, jax.Array]]:
+    """The rewards for a learner with one value function, such as one with a replay buffer: those of the bonus, or the
+    sum of both streams with their coefficients; without a bonus the environment's. Arguments and returns as for
+    `Bonus.reward`."""
+    if bonus is None:
+        return state, steps.reward, {}
     state, reward, metrics = bonus.reward(state, steps, gamma)
     stream = bonus.stream(state)
     if stream is not None:
@@ -146,3 +167,42 @@ def stream_advantages(
     else:  # returns continue into the next episode
         terminated, truncated, next_value = jnp.zeros_like(terminated), jnp.zeros_like(truncated), after
     return gae(reward, value, next_value, terminated, truncated, stream.gamma, gae_lambda)
+
+
+def apply_gradients(state: BonusState, grads: Any) -> BonusState:
+    """The state after a step of `clipped_adam`, for a bonus whose `whole` has `params`, `opt_state` and `hparams`."""
+    whole, h = state.whole, state.whole["hparams"]
+    step = gradient.apply_gradients(clipped_adam(h), whole["params"], grads, whole["opt_state"], h["learning_rate"])
+    return state.replace(whole=whole | {"params": step[0], "opt_state": step[1]})
+
+
+# --- running statistics -----------------------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Moments:
+    """The mean and variance of all samples so far, per entry."""
+
+    mean: jax.Array
+    var: jax.Array
+    """Of the population: squared deviations over the count."""
+    count: Float[Array, ""]
+
+    @classmethod
+    def start(cls, shape: tuple[int, ...] = ()) -> Moments:
+        """Mean 0 and variance 1, with the weight of 1e-4 samples, so that the first real sample replaces them."""
+        return cls(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
+
+    def update(self, x: Float[Array, "..."]) -> Moments:
+        """The moments with more samples (Chan, Golub and LeVeque, 1979): all axes of `x` before the last `mean.ndim`
+        are sample axes."""
+        samples = x.reshape(-1, *self.mean.shape)
+        n = jnp.float32(samples.shape[0])
+        mean, total = jnp.mean(samples, axis=0), self.count + n
+        apart = mean - self.mean
+        squares = self.var * self.count + jnp.var(samples, axis=0) * n + apart**2 * (self.count * n / total)
+        return Moments(self.mean + apart * (n / total), squares / total, total)
+
+    def normalize(self, x: jax.Array, clip: float | jax.Array) -> jax.Array:
+        """Deviations from the mean in standard deviations, clipped to `[-clip, clip]`."""
+        return jnp.clip((x - self.mean) / jnp.sqrt(self.var + 1e-8), -clip, clip)

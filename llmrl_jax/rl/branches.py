@@ -20,7 +20,7 @@ from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import Checked, Width
 from llmrl_jax.rl.features import Symbols
 from llmrl_jax.rl.networks import Head, dense
-from llmrl_jax.rl.policy import epsilon_greedy, over_offered
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,9 @@ class BranchActorCritic(nn.Module):
         return logits, Tower(self.config.head_hidden, 1, name="critic")(x)[..., 0]
 
 
-class _Branched:
+class _Branched(Policy):
     """What both policies share: inputs from observations, and the frozen table of goals' embeddings."""
 
-    recurrent = False
     network: Any
 
     def __init__(self, inputs: Callable[[Any], Inputs], table: Any):
@@ -194,9 +193,6 @@ class _Branched:
         frozen = {"goals": self.table}
         return jax.jit(self.network.init)(key, self.inputs(obs), self.table)["params"], frozen
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def _apply(self, params, frozen, obs) -> Any:
         return self._of_inputs(params, frozen, self.inputs(obs))
 
@@ -205,7 +201,7 @@ class _Branched:
 
 
 class BranchQPolicy(_Branched):
-    """A `llmrl_jax.rl.policy.QPolicy` with branches."""
+    """A `llmrl_jax.rl.policy.Policy` with branches."""
 
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
         """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
@@ -217,17 +213,13 @@ class BranchQPolicy(_Branched):
         """The parts of its parameters that are not its encoder."""
 
     def q(self, params, frozen, obs):
-        return self.q_each([params], frozen, obs)[0]
+        return self.q_values_of([params], frozen, obs)[0]
 
-    def q_each(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    def q_values_of(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
         """`q` of several parameters for the same observations, whose inputs are made once."""
         inputs, mask = self.inputs(obs), mask_of(obs)
         found = [self._of_inputs(params, frozen, inputs) for params in each]
         return found if mask is None else [jnp.where(mask, values, -jnp.inf) for values in found]
-
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        return epsilon_greedy(q, obs, self.epsilon), jnp.max(q, axis=-1), carry
 
 
 class BranchPolicy(_Branched):
@@ -240,10 +232,10 @@ class BranchPolicy(_Branched):
 
     def step(self, params, frozen, obs, carry, first):
         logits, value = self._apply(params, frozen, obs)
-        return over_offered(logits, obs), value, carry
+        return masked_categorical(logits, obs), value, carry
 
     def unroll(self, params, frozen, obs, carry, first):
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
         logits, value = self._apply(params, frozen, rows)
         lead = first.shape
-        return over_offered(logits.reshape(*lead, -1), obs), value.reshape(lead)
+        return masked_categorical(logits.reshape(*lead, -1), obs), value.reshape(lead)

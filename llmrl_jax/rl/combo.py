@@ -1,6 +1,6 @@
 """COMBO (Yu et al., 2102.08363): conservative values on recorded steps and on those that a learned model imagines.
 
-First the ensemble of `llmrl_jax.rl.dynamics` learns from the data. Then, every `rollout_every` gradient steps, the
+First an ensemble of learned dynamics (`Dynamics`) learns from the data. Then, every `rollout_every` gradient steps, the
 policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
 soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
 OfflineRL-Kit's, but for fewer rollouts, no weight decay of the model, and the model's steps, which are counted here and
@@ -16,18 +16,101 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from flax import struct
+from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Width, between
 from llmrl_jax.rl.cql import proposed, soft_gap
-from llmrl_jax.rl.dynamics import Dynamics
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.mlp import init_ensemble, mlp
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
-from llmrl_jax.rl.replay import Replay, Ring
-from llmrl_jax.rl.soft import SoftActorCritic
+from llmrl_jax.rl.replay import BufferState, Replay
+from llmrl_jax.rl.sac import SoftActorCritic
+
+
+LOW, HIGH = -10.0, 0.5
+"""First bounds of the log of a variance; both learn."""
+BOUND_WEIGHT = 0.01
+"""Weight of the distance of the bounds in the loss."""
+
+
+@struct.dataclass
+class Prediction:
+    """What members expect; leaves `[*K, B, ...]`."""
+
+    mean: jax.Array
+    """Change of features and, last, the reward, `[*K, B, n + 1]`."""
+    log_variance: jax.Array
+    logit: jax.Array
+    """Log-odds that the step ends in a terminal state, `[*K, B]`."""
+
+
+class Dynamics:
+    """An ensemble of learned dynamics: each member predicts the change of the features, the reward and the end of a
+    step.
+
+    A member is an MLP that gives a Gaussian of the change of features and of the reward (Chua et al., 1805.12114; Yu et
+    al., 2005.13239), and the log-odds of a terminal state. Sentence vectors of instructions are inputs only."""
+
+    def __init__(self, members: int, hidden: tuple[int, ...], width: int):
+        """**Arguments:** `width`, numbers of an action."""
+        self.members, self.hidden, self.width = members, hidden, width
+
+    def init(self, key: jax.Array, inputs: int, features: int) -> dict[str, Any]:
+        """Initial parameters. **Arguments:** `inputs`, features with sentence vectors; `features`, without."""
+        nets = init_ensemble(key, self.members, inputs + self.width, self.hidden, 2 * (features + 1) + 1)
+        bounds = {
+            "low": jnp.full((self.members, features + 1), LOW),
+            "high": jnp.full((self.members, features + 1), HIGH),
+        }
+        return {"nets": nets, **bounds}
+
+    def member(self, params: Any, x: Float[Array, "B n"], action: Float[Array, "B D"]) -> Prediction:
+        """What one member expects, whose leaves have no axis of members."""
+        out = mlp(params["nets"], jnp.concatenate([x, action], axis=-1), "silu")
+        mean, log_variance = jnp.split(out[..., :-1], 2, axis=-1)
+        log_variance = params["high"] - jax.nn.softplus(params["high"] - log_variance)
+        log_variance = params["low"] + jax.nn.softplus(log_variance - params["low"])
+        return Prediction(mean, log_variance, out[..., -1])
+
+    def loss(self, params: Any, rows: Batch) -> jax.Array:
+        """The negative log-likelihood of each member's own rows, leaves `[K, B, ...]`, summed over members."""
+
+        def one(params: Any, rows: Batch) -> jax.Array:
+            found = self.member(params, rows.obs, rows.action)
+            error = found.mean - model_target(rows)
+            gaussian = jnp.mean(error**2 * jnp.exp(-found.log_variance) + found.log_variance)
+            ends = rows.terminated.astype(jnp.float32)
+            end = jnp.mean(jax.nn.softplus(found.logit) - ends * found.logit)
+            return gaussian + end + BOUND_WEIGHT * (jnp.sum(params["high"]) - jnp.sum(params["low"]))
+
+        return jnp.sum(jax.vmap(one)(params, rows))
+
+    def errors(self, params: Any, rows: Batch) -> Float[Array, " K"]:
+        """The mean squared error of each member's mean on the same rows, `[B, ...]`."""
+        found = jax.vmap(lambda one: self.member(one, rows.obs, rows.action))(params)
+        return jnp.mean((found.mean - model_target(rows)) ** 2, axis=(1, 2))
+
+    def imagined(
+        self, params: Any, elite: Int[Array, " E"], x: jax.Array, action: jax.Array, key: jax.Array, features: int
+    ) -> Batch:
+        """A step from each row, drawn from what a random one of the best members expects."""
+        who, noise, end = jax.random.split(key, 3)
+        found = jax.vmap(lambda i: self.member(jax.tree.map(lambda p: p[i], params), x, action))(elite)
+        chosen = jax.random.randint(who, (x.shape[0],), 0, elite.shape[0])
+        found = jax.tree.map(lambda leaf: leaf[chosen, jnp.arange(x.shape[0])], found)
+        drawn = found.mean + jnp.exp(0.5 * found.log_variance) * jax.random.normal(noise, found.mean.shape)
+        after = jnp.concatenate([x[:, :features] + drawn[:, :-1], x[:, features:]], axis=-1)
+        terminated = jax.random.uniform(end, found.logit.shape) < jax.nn.sigmoid(found.logit)
+        return Batch(x, action, drawn[:, -1], after, terminated, features)
+
+
+def model_target(rows: Batch) -> Float[Array, "B m"]:
+    """The change of the features and, last, the reward."""
+    return jnp.concatenate([(rows.next_obs - rows.obs)[:, : rows.features], rows.reward[:, None]], axis=-1)
 
 
 HELD_OUT = 1000
@@ -46,15 +129,15 @@ class COMBOConfig(OfflineConfig):
     """Widths of the dense layers of actor and critics."""
     normalize: bool = True
     actor_learning_rate: NonNegativeFloat = 1e-4
-    """Step size of the actor's Adam."""
+    """Learning rate of the actor."""
     critic_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     temperature_learning_rate: NonNegativeFloat = 1e-4
-    """Step size of the Adam of the entropy's weight."""
+    """Learning rate of the entropy coefficient."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target critics towards the critics."""
+    """Polyak averaging rate of the target critics."""
     initial_temperature: PositiveFloat = 1.0
     """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
     conservative_weight: NonNegativeFloat = 5.0
@@ -68,7 +151,7 @@ class COMBOConfig(OfflineConfig):
     model_hidden: tuple[Width, ...] = (200, 200, 200, 200)
     """Widths of the dense layers of a member."""
     model_learning_rate: NonNegativeFloat = 1e-3
-    """Step size of the model's Adam."""
+    """Learning rate of the model."""
     model_steps: PositiveInt = 50_000
     """Gradient steps of the model, which come first; the policy does not learn in them."""
     rollout_every: PositiveInt = 1_000
@@ -88,7 +171,7 @@ class COMBOConfig(OfflineConfig):
 
 
 class COMBO(SoftActorCritic):
-    """See the module."""
+    """Conservative offline model-based policy optimisation."""
 
     def __init__(self, config: COMBOConfig, actions: ActionKind):
         needs_continuous(config, actions)
@@ -97,65 +180,65 @@ class COMBO(SoftActorCritic):
         self.model = Dynamics(config.members, config.model_hidden, actions.width)
         self.memory = Replay(config.rollouts * config.horizon * config.kept)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         one, two = jax.random.split(key)
         n = batch.obs.shape[-1]
         params = self.networks(one, n, hparams) | {"model": self.model.init(two, n, batch.features)}
-        ring = self.memory.init(jax.tree.map(lambda x: x[0], batch))
-        extra = {"ring": ring, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
-        return Trained.begin(params, ["critic"], extra)
+        buffer = self.memory.init(jax.tree.map(lambda x: x[0], batch))
+        extra = {"ring": buffer, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
+        return TrainState.create(params, ["critic"], extra)
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """A step of the model, or once it has had all of its own, one of the critics and the actor."""
         done = context.count - self.config.model_steps
-        ring_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
-        elite = tracing.cond(done == 0, lambda: self.best(trained, context), lambda: trained.extra["elite"])
-        trained = trained.replace(extra=trained.extra | {"elite": elite})
+        buffer_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
+        elite = tracing.cond(done == 0, lambda: self.best(state, context), lambda: state.extra["elite"])
+        state = state.replace(extra=state.extra | {"elite": elite})
         rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
 
-        def round_of(turn: jax.Array, ring: Ring) -> Ring:
+        def round_of(turn: jax.Array, buffer: BufferState) -> BufferState:
             # XLA moves what does not depend on the turn out of the loop, and so into every step
-            return self.rolled(trained, ring, context, jax.random.fold_in(ring_key, turn))
+            return self.rolled(state, buffer, context, jax.random.fold_in(buffer_key, turn))
 
         # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
-        ring = tracing.fori_loop(0, rounds, round_of, trained.extra["ring"])
-        drawn = self.memory.draw(ring, draw_key, self.config.batch_size // 2)
-        imagined = self.memory.get(ring, drawn.index)
-        without = trained.replace(extra=trained.extra | {"ring": ()})
+        buffer = tracing.fori_loop(0, rounds, round_of, state.extra["ring"])
+        drawn = self.memory.draw(buffer, draw_key, self.config.batch_size // 2)
+        imagined = self.memory.get(buffer, drawn.index)
+        without = state.replace(extra=state.extra | {"ring": ()})
 
-        def of_model(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
-            trained = self.model_step(trained, context, model_key)
-            zeros = {name: jnp.float32(0) for name in jax.eval_shape(of_policy, trained)[1]}
-            return trained, zeros
+        def of_model(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+            state = self.model_step(state, context, model_key)
+            zeros = {name: jnp.float32(0) for name in jax.eval_shape(of_policy, state)[1]}
+            return state, zeros
 
-        def of_policy(trained: Trained) -> tuple[Trained, dict[str, jax.Array]]:
+        def of_policy(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
             real = jax.tree.map(lambda x: x[::2], batch)
-            return self.policy_step(trained, real, imagined, context, policy_key)
+            return self.policy_step(state, real, imagined, context, policy_key)
 
         after, metrics = tracing.cond(done < 0, of_model, of_policy, without)
-        metrics |= {"model_loss": after.extra["model_loss"], "imagined": ring.size.astype(jnp.float32)}
-        return after.replace(extra=after.extra | {"ring": ring}), metrics
+        metrics |= {"model_loss": after.extra["model_loss"], "imagined": buffer.size.astype(jnp.float32)}
+        return after.replace(extra=after.extra | {"ring": buffer}), metrics
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
-    def best(self, trained: Trained, context: Context) -> jax.Array:
+    def best(self, state: TrainState, context: Context) -> jax.Array:
         """The members of the smallest errors on the held-out steps."""
         count, gap = held_out(context.frozen.sizes[0])
         some = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
         rows = batch_of(context.frozen.given[0].take(some), context.frozen.table)
-        return jnp.argsort(self.model.errors(trained.params["model"], rows))[: self.config.elites]
+        return jnp.argsort(self.model.errors(state.params["model"], rows))[: self.config.elites]
 
-    def model_step(self, trained: Trained, context: Context, key: jax.Array) -> Trained:
+    def model_step(self, state: TrainState, context: Context, key: jax.Array) -> TrainState:
         """A gradient step of every member, on rows of its own."""
         data, shape = context.frozen.given[0], (self.config.members, self.config.batch_size)
         count = context.frozen.sizes[0]
         index = learned(jax.random.randint(key, shape, 0, count - held_out(count)[0]), count)
         rows = jax.vmap(lambda i: batch_of(data.take(i), context.frozen.table))(index)
-        loss, grads = jax.value_and_grad(self.model.loss)(trained.params["model"], rows)
-        trained = trained.descended("model", grads, context.hparams["model_learning_rate"])
-        return trained.replace(extra=trained.extra | {"model_loss": loss / self.config.members})
+        loss, grads = jax.value_and_grad(self.model.loss)(state.params["model"], rows)
+        state = state.apply_gradients("model", grads, context.hparams["model_learning_rate"])
+        return state.replace(extra=state.extra | {"model_loss": loss / self.config.members})
 
-    def rolled(self, trained: Trained, ring: Ring, context: Context, key: jax.Array) -> Ring:
+    def rolled(self, state: TrainState, buffer: BufferState, context: Context, key: jax.Array) -> BufferState:
         """The memory with a round of rollouts of the policy in the model."""
         data, count = context.frozen.given[0], self.config.rollouts
 
@@ -165,44 +248,44 @@ class COMBO(SoftActorCritic):
 
         def play(x: jax.Array, key: jax.Array) -> tuple[jax.Array, Batch]:
             act, dream, again = jax.random.split(key, 3)
-            action, _ = self.actor.sample(trained.params["actor"], x, act)
+            action, _ = self.actor.sample(state.params["actor"], x, act)
             seen = self.model.imagined(
-                trained.params["model"], trained.extra["elite"], x, action, dream, data.obs["vector"].shape[-1]
+                state.params["model"], state.extra["elite"], x, action, dream, data.obs["vector"].shape[-1]
             )
             return jnp.where(seen.terminated[:, None], begun(again), seen.next_obs), seen
 
         first, rest = jax.random.split(key)
         _, steps = tracing.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
-        return self.memory.add(ring, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
+        return self.memory.add(buffer, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
 
     # --- the policy ---------------------------------------------------------------------------------------------------
 
     def policy_step(
-        self, trained: Trained, real: Batch, imagined: Batch, context: Context, key: jax.Array
-    ) -> tuple[Trained, dict[str, jax.Array]]:
+        self, state: TrainState, real: Batch, imagined: Batch, context: Context, key: jax.Array
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         """A gradient step of the critics and the actor on as many recorded steps as imagined ones."""
         h, keys = context.hparams, jax.random.split(key, 3)
         rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), real, imagined)
-        action, _ = self.actor.sample(trained.params["actor"], rows.next_obs, keys[0])
-        value = jnp.min(self.critics(trained.target["critic"], rows.next_obs, action), axis=0)
-        wanted = rows.reward + h["gamma"] * jnp.where(rows.terminated, 0.0, value)
-        proposals = proposed(self.actor, trained.params["actor"], rows, keys[1], self.config.action_samples)
+        action, _ = self.actor.sample(state.params["actor"], rows.next_obs, keys[0])
+        value = jnp.min(self.critics(state.target["critic"], rows.next_obs, action), axis=0)
+        target = rows.reward + h["gamma"] * jnp.where(rows.terminated, 0.0, value)
+        proposals = proposed(self.actor, state.params["actor"], rows, keys[1], self.config.action_samples)
         loss = jax.value_and_grad(self.loss, has_aux=True)
-        (q_loss, gap), grads = loss(trained.params["critic"], wanted, proposals, rows, h["conservative_weight"])
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
-        trained, metrics = self.actor_step(trained, rows, keys[2], h)
-        metrics |= {"critic_loss": q_loss, "gap": gap, "target_mean": jnp.mean(wanted)}
-        return trained.followed(h["tau"], "critic"), metrics
+        (q_loss, gap), grads = loss(state.params["critic"], target, proposals, rows, h["conservative_weight"])
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
+        state, metrics = self.actor_step(state, rows, keys[2], h)
+        metrics |= {"critic_loss": q_loss, "gap": gap, "target_mean": jnp.mean(target)}
+        return state.polyak_update(h["tau"], "critic"), metrics
 
     def loss(
-        self, params: Any, wanted: Float[Array, " B"], proposals: tuple[jax.Array, jax.Array], rows: Batch, weight: Any
+        self, params: Any, target: Float[Array, " B"], proposals: tuple[jax.Array, jax.Array], rows: Batch, weight: Any
     ) -> tuple[jax.Array, jax.Array]:
         """The squared errors plus `weight` times the gap between the soft maximum over all rows and the values of the
         recorded actions, which are the first half of the rows, summed over critics; and the mean gap."""
         data = self.critics(params, rows.obs, rows.action)
         half = data.shape[1] // 2
         gap = soft_gap(self.critics, params, rows.obs, proposals, data[:, :half])
-        return jnp.sum(jnp.mean((data - wanted) ** 2, axis=1)) + weight * jnp.sum(gap), jnp.mean(gap)
+        return jnp.sum(jnp.mean((data - target) ** 2, axis=1)) + weight * jnp.sum(gap), jnp.mean(gap)
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

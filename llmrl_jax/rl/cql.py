@@ -18,12 +18,12 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, SquashedActor
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.parts import member_means, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
-from llmrl_jax.rl.soft import SoftActorCritic
+from llmrl_jax.rl.sac import SoftActorCritic
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class CQLConfig(OfflineConfig):
 
     NAME: ClassVar[str] = "cql"
     actor_learning_rate: NonNegativeFloat = 1e-4
-    """Step size of the actor's Adam."""
+    """Learning rate of the actor."""
     critic_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     temperature_learning_rate: NonNegativeFloat = 1e-4
-    """Step size of the Adam of the entropy's weight."""
+    """Learning rate of the entropy coefficient."""
     alpha_learning_rate: NonNegativeFloat = 1e-4
-    """Step size of the Adam of the conservative term's weight; 0: it stays at initial_alpha."""
+    """Learning rate of the conservative term's weight; 0: it stays at initial_alpha."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target critics towards the critics."""
+    """Polyak averaging rate of the target critics."""
     initial_temperature: PositiveFloat = 1.0
     """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
     initial_alpha: PositiveFloat = 1.0
@@ -94,26 +94,26 @@ def soft_gap(
 
 
 class CQL(SoftActorCritic):
-    """See the module."""
+    """Conservative Q-learning."""
 
     def __init__(self, config: CQLConfig, actions: ActionKind):
         needs_continuous(config, actions)
         super().__init__(actions, config.hidden, config.activation)
         self.config = config
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         params = self.networks(key, batch.obs.shape[-1], hparams) | {"log_alpha": jnp.log(hparams["initial_alpha"])}
-        return Trained.begin(params, ["critic"])
+        return TrainState.create(params, ["critic"])
 
     def conservative_loss(
         self,
         params: Any,
-        wanted: Float[Array, " B"],
+        target: Float[Array, " B"],
         proposals: tuple[jax.Array, jax.Array],
         batch: Batch,
         h: dict[str, jax.Array],
-        trained: Trained,
-    ) -> tuple[jax.Array, tuple[Trained, dict[str, jax.Array]]]:
+        state: TrainState,
+    ) -> tuple[jax.Array, tuple[TrainState, dict[str, jax.Array]]]:
         """The squared errors plus `alpha (weight gap - weight threshold)`, summed over critics, after a step of alpha.
 
         The conservative gap is needed by both losses, so alpha learns here, from the same values.
@@ -122,26 +122,26 @@ class CQL(SoftActorCritic):
         gap = soft_gap(self.critics, params, batch.obs, proposals, data)
         excess = h["conservative_weight"] * (gap - h["threshold"])
         fixed = jax.lax.stop_gradient(excess)
-        grad = jax.grad(lambda log: -jnp.mean(limited(log) * fixed))(trained.params["log_alpha"])
-        trained = trained.descended("log_alpha", grad, h["alpha_learning_rate"])
-        alpha = limited(trained.params["log_alpha"])
-        td = jnp.sum(jnp.mean((data - wanted) ** 2, axis=1))
+        grad = jax.grad(lambda log: -jnp.mean(limited(log) * fixed))(state.params["log_alpha"])
+        state = state.apply_gradients("log_alpha", grad, h["alpha_learning_rate"])
+        alpha = limited(state.params["log_alpha"])
+        td = jnp.sum(jnp.mean((data - target) ** 2, axis=1))
         metrics = {"td_loss": td, "gap": jnp.mean(gap), "alpha": alpha, "q_mean": jnp.mean(data)}
-        return td + jnp.sum(alpha * excess), (trained, metrics)
+        return td + jnp.sum(alpha * excess), (state, metrics)
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         proposal_key, actor_key = jax.random.split(context.key)
-        best = self.actor.distribution(trained.params["actor"], batch.next_obs).mode()
-        next_value = jnp.min(self.critics(trained.target["critic"], batch.next_obs, best), axis=0)
-        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
-        proposals = proposed(self.actor, trained.params["actor"], batch, proposal_key, self.config.action_samples)
+        best = self.actor.distribution(state.params["actor"], batch.next_obs).mode()
+        next_value = jnp.min(self.critics(state.target["critic"], batch.next_obs, best), axis=0)
+        target = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
+        proposals = proposed(self.actor, state.params["actor"], batch, proposal_key, self.config.action_samples)
         loss = jax.value_and_grad(self.conservative_loss, has_aux=True)
-        (q_loss, (trained, metrics)), grads = loss(trained.params["critic"], wanted, proposals, batch, h, trained)
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
-        trained, pi_metrics = self.actor_step(trained, batch, actor_key, h)
-        metrics |= {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **pi_metrics}
-        return trained.followed(h["tau"], "critic"), metrics
+        (q_loss, (state, metrics)), grads = loss(state.params["critic"], target, proposals, batch, h, state)
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
+        state, pi_metrics = self.actor_step(state, batch, actor_key, h)
+        metrics |= {"critic_loss": q_loss, "target_mean": jnp.mean(target), **pi_metrics}
+        return state.polyak_update(h["tau"], "critic"), metrics
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

@@ -19,8 +19,8 @@ from llmrl_jax.rl.actors import CategoricalActor, Critics
 from llmrl_jax.rl.bc import BetaOn, cloning_loss
 from llmrl_jax.rl.discrete_cql import double_targets, huber
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -32,7 +32,7 @@ class DiscreteBCQConfig(OfflineConfig):
     NAME: ClassVar[str] = "discrete_bcq"
     batch_size: PositiveInt = 32
     learning_rate: NonNegativeFloat = 6.25e-5
-    """Step size of Adam."""
+    """Learning rate."""
     gamma: Fraction = 0.99
     """Discount per step."""
     flexibility: FractionBelowOne = 0.3
@@ -48,7 +48,7 @@ class DiscreteBCQConfig(OfflineConfig):
 
 
 class DiscreteBCQ:
-    """See the module."""
+    """Batch-constrained Q-learning for discrete actions."""
 
     def __init__(self, config: DiscreteBCQConfig, actions: ActionKind):
         needs_discrete(config, actions)
@@ -56,11 +56,11 @@ class DiscreteBCQ:
         self.imitator = CategoricalActor(actions.width, config.hidden, config.activation)
         self.critics = Critics(actions, config.hidden, config.activation, config.critics)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         one, two = jax.random.split(key)
         n = batch.obs.shape[-1]
         params = {"critic": self.critics.init(one, n), "imitator": self.imitator.init(two, n)}
-        return Trained.begin(params, ["critic"])
+        return TrainState.create(params, ["critic"])
 
     def allowed(self, imitator: Any, x: jax.Array, flexibility: Any) -> Bool[Array, "B A"]:
         """The actions that the data make likely."""
@@ -68,27 +68,27 @@ class DiscreteBCQ:
         return jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True)) > flexibility
 
     def loss(
-        self, params: dict[str, Any], wanted: Float[Array, " B"], batch: Batch, beta: Any
+        self, params: dict[str, Any], target: Float[Array, " B"], batch: Batch, beta: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Huber's loss, plus the `cloning_loss` of the cloned policy."""
-        td = huber(self.critics(params["critic"], batch.obs, batch.action) - wanted)
+        td = huber(self.critics(params["critic"], batch.obs, batch.action) - target)
         cloned = self.imitator.distribution(params["imitator"], batch.obs)
         imitation = cloning_loss(cloned, batch.action, beta, self.config.beta_on)
         return td + imitation, {"critic_loss": td, "imitator_loss": imitation}
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
-        h, params = context.hparams, trained.params
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
+        h, params = context.hparams, state.params
         allowed = self.allowed(params["imitator"], batch.next_obs, h["flexibility"])
-        wanted = double_targets(self.critics, params["critic"], trained.target["critic"], batch, h["gamma"], allowed)
+        target = double_targets(self.critics, params["critic"], state.target["critic"], batch, h["gamma"], allowed)
         nets = {name: params[name] for name in ("critic", "imitator")}
-        (_, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(nets, wanted, batch, h["beta"])
+        (_, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(nets, target, batch, h["beta"])
         for name in nets:
-            trained = trained.descended(name, grads[name], h["learning_rate"])
-        trained = trained.copied((context.count + 1) % self.config.target_every == 0, "critic")
-        return trained, metrics | {"target_mean": jnp.mean(wanted), "allowed": jnp.mean(jnp.sum(allowed, axis=-1))}
+            state = state.apply_gradients(name, grads[name], h["learning_rate"])
+        state = state.hard_update((context.count + 1) % self.config.target_every == 0, "critic")
+        return state, metrics | {"target_mean": jnp.mean(target), "allowed": jnp.mean(jnp.sum(allowed, axis=-1))}
 
     def act(self, params, x):
-        """The best of the likely actions, always."""
+        """Greedy action among those above the threshold."""
         q = jnp.mean(self.critics.every(params["critic"], x), axis=0)
         q = jnp.where(self.allowed(params["imitator"], x, self.config.flexibility), q, -jnp.inf)
         best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_discrete
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -29,7 +29,7 @@ class DiscreteCQLConfig(OfflineConfig):
     NAME: ClassVar[str] = "discrete_cql"
     batch_size: PositiveInt = 32
     learning_rate: NonNegativeFloat = 6.25e-5
-    """Step size of Adam."""
+    """Learning rate."""
     gamma: Fraction = 0.99
     """Discount per step."""
     alpha: NonNegativeFloat = 1.0
@@ -59,33 +59,33 @@ def huber(error: Float[Array, "K B"]) -> Float[Array, ""]:
 
 
 class DiscreteCQL:
-    """See the module."""
+    """Conservative Q-learning for discrete actions."""
 
     def __init__(self, config: DiscreteCQLConfig, actions: ActionKind):
         needs_discrete(config, actions)
         self.config = config
         self.critics = Critics(actions, config.hidden, config.activation, config.critics)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
-        return Trained.begin({"critic": self.critics.init(key, batch.obs.shape[-1])}, ["critic"])
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
+        return TrainState.create({"critic": self.critics.init(key, batch.obs.shape[-1])}, ["critic"])
 
     def loss(
-        self, params: Any, wanted: Float[Array, " B"], batch: Batch, alpha: Any
+        self, params: Any, target: Float[Array, " B"], batch: Batch, alpha: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Huber's loss, plus `alpha mean [log sum_a exp Q(s, a) - Q(s, recorded)]`, both summed over critics."""
         every = self.critics.every(params, batch.obs)
         chosen = jnp.sum(jnp.where(batch.action[:, None] == jnp.arange(every.shape[-1]), every, 0.0), axis=-1)
-        td = huber(chosen - wanted)
+        td = huber(chosen - target)
         gap = jnp.sum(jnp.mean(jax.nn.logsumexp(every, axis=-1) - chosen, axis=1))
         return td + alpha * gap, {"td_loss": td, "gap": gap, "q_mean": jnp.mean(chosen)}
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
-        h, params = context.hparams, trained.params["critic"]
-        wanted = double_targets(self.critics, params, trained.target["critic"], batch, h["gamma"])
-        (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, wanted, batch, h["alpha"])
-        trained = trained.descended("critic", grads, h["learning_rate"])
-        trained = trained.copied((context.count + 1) % self.config.target_every == 0, "critic")
-        return trained, metrics | {"critic_loss": loss, "target_mean": jnp.mean(wanted)}
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
+        h, params = context.hparams, state.params["critic"]
+        target = double_targets(self.critics, params, state.target["critic"], batch, h["gamma"])
+        (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, target, batch, h["alpha"])
+        state = state.apply_gradients("critic", grads, h["learning_rate"])
+        state = state.hard_update((context.count + 1) % self.config.target_every == 0, "critic")
+        return state, metrics | {"critic_loss": loss, "target_mean": jnp.mean(target)}
 
     def act(self, params, x):
         """The best action, always."""

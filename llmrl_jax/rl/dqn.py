@@ -1,26 +1,38 @@
 """Deep Q-learning (Mnih et al., Nature 518, 2015), for any policy that returns a value for every action.
 
 One update plays `num_steps` steps in `num_envs` environments, stores them, and takes `gradient_steps` gradient steps
-on batches from the replay memory. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied
+on batches from the replay buffer. Options: double Q-learning (van Hasselt et al., 1509.06461), a target network copied
 periodically or by Polyak averaging, n-step returns, prioritised replay (Schaul et al., 1511.05952), actions drawn
-epsilon-greedily or from a softmax over the values. The state includes the replay memory, so the learner resumes, vmaps
+epsilon-greedily or from a softmax over the values. The state includes the replay buffer, so the learner resumes, vmaps
 and shards as PPO does.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
+from envs_jax.actions import mask_of
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
+from llmrl_jax.core.checks import (
+    Fraction,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrInf,
+    refuse_unread,
+)
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
@@ -28,21 +40,134 @@ from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn_config import DQNConfig, check
-from llmrl_jax.rl.dqn_loss import dqn_loss
-from llmrl_jax.rl.dqn_target import follow, network_of_targets
-from llmrl_jax.rl.exploration import FirstReward, decayed, guided
-from llmrl_jax.rl.gradient import FlatTree, clipped_adam, descend, traced_floats
-from llmrl_jax.rl.policy import QPolicy, epsilon_greedy, over_offered
-from llmrl_jax.rl.q_network import network_q_policy
+from llmrl_jax.rl.gradient import AdamConfig, FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
+from llmrl_jax.rl.networks import network_q_policy
+from llmrl_jax.rl.policy import Policy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring, importance_weights
-from llmrl_jax.rl.rollout import Runner, episode_info, episode_metrics, place, start, task_names, with_pool
+from llmrl_jax.rl.replay import COUNTERS, BufferState, Replay, importance_weights
+from llmrl_jax.rl.rollout import (
+    SHARED,
+    RolloutConfig,
+    Runner,
+    check_divisible,
+    check_statistics,
+    episode_info,
+    episode_metrics,
+    place,
+    start,
+    task_names,
+    with_pool,
+)
+
+
+@dataclass(frozen=True)
+class DQNConfig(AdamConfig, RolloutConfig):
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    PREFIX: ClassVar[str] = "dqn."
+
+    num_steps: PositiveInt = 4
+    gradient_steps: PositiveInt = 4
+    """Gradient steps per update."""
+    batch_size: PositiveInt = 128
+    """Stored steps per gradient step; over a mesh, a multiple of its data x fsdp devices."""
+    replay_size: PositiveInt = 100_000
+    """Capacity of the replay buffer in steps, rounded down to a multiple of num_envs. The whole memory is allocated at
+    once, in checkpoints too."""
+    learning_starts: NonNegativeInt = 0
+    """Stored steps before the first gradient step; until then losses are reported as 0."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    n_step: PositiveInt = 1
+    """Steps whose rewards a target sums before it bootstraps."""
+    double: bool = True
+    """Whether the online network chooses the action that the target network evaluates (double Q-learning)."""
+    target_every: Annotated[NonNegativeInt, Needs("target_steps", 0)] = 8
+    """Updates between changes of the target network; 0: no target network, targets use the online one."""
+    target_steps: NonNegativeInt = 0
+    """Environment steps between changes of the target network, instead of target_every; 0: target_every decides."""
+    target_tau: Fraction = 1.0
+    """Polyak averaging rate of the target network at each change; 1 copies the online network. Polyak averaging is a
+    small number, with target_every 1."""
+    share_encoder: bool = False
+    """Whether the target network has only its own heads, and the encoder of the online network, as published for ELLM.
+    Needs a network that names its heads."""
+    reward_clip: PositiveOrInf = math.inf
+    """Absolute value at which rewards, a bonus included, are clipped before they are stored; inf: never."""
+    huber_delta: PositiveFloat = 100.0
+    """Error of a value beyond which the loss is linear instead of quadratic. If it is small (1 is usual, for rewards
+    clipped to 1) and values are larger, large errors weigh no more than small ones, and values may diverge."""
+    max_grad_norm: PositiveOrInf = 10.0
+    adam_eps: NonNegativeFloat = 1e-8
+    acting: Literal["epsilon", "softmax"] = "epsilon"
+    """How actions are drawn: `epsilon`, the best one, or a random one with probability epsilon; `softmax`, with
+    probabilities proportional to exp(value / temperature)."""
+    epsilon_start: Annotated[Fraction, Needs("acting", "epsilon")] = 1.0
+    """With `acting` epsilon: the initial probability of a random action."""
+    epsilon_end: Annotated[Fraction, Needs("acting", "epsilon")] = 0.05
+    """With `acting` epsilon: the final probability of a random action."""
+    epsilon_steps: Annotated[PositiveInt, Needs("acting", "epsilon")] = 50_000
+    """With `acting` epsilon: environment steps over which it falls linearly."""
+    epsilon_after_reward: Annotated[bool, Needs("acting", "epsilon")] = False
+    """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
+    more, instead of from the start."""
+    guide_fraction: Annotated[Fraction, Needs("acting", "epsilon")] = 0.5
+    """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
+    temperature: Annotated[PositiveFloat, Needs("acting", "softmax")] = 1.0
+    """With `acting` softmax: the temperature, in units of value."""
+    replay: Literal["uniform", "prioritized"] = "uniform"
+    """How stored steps are drawn: `prioritized`, in proportion to (|TD error| + 1e-6) ** priority_alpha, with the
+    importance weights of the paper."""
+    priority_alpha: Annotated[Fraction, Needs("replay", "prioritized")] = 0.6
+    """With `replay` prioritized: 0 draws uniformly, 1 in proportion to the error."""
+    priority_beta: Annotated[Fraction, Needs("replay", "prioritized")] = 0.4
+    """With `replay` prioritized: exponent of the importance weights, 0 (no correction) to 1 (full)."""
+    bootstrap_truncation: bool = True
+    """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.has_target:
+            refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
+        steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
+        if steps > self.capacity:
+            raise ValueError(
+                f"{what} = {steps} steps in an update, but dqn.replay_size is {self.replay_size}: raise it"
+            )
+        for name, most in (("learning_starts", self.capacity), ("n_step", self.capacity // self.num_envs)):
+            if getattr(self, name) > most:
+                per = " per environment" if name == "n_step" else ""
+                raise ValueError(
+                    f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
+                    f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
+                )
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network."""
+        return bool(self.target_every or self.target_steps)
+
+    @property
+    def capacity(self) -> int:
+        """Steps that the memory holds."""
+        return self.replay_size // self.num_envs * self.num_envs
+
+
+def check(config: DQNConfig, env: Environment, env_params: Any, mesh: Mesh | None) -> None:
+    """Reject a configuration that is incompatible with the environment or the mesh.
+
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or the environment does not report its
+    episodes.
+    """
+    check_divisible(
+        mesh, {f"dqn.{name} {getattr(config, name)}": getattr(config, name) for name in ("num_envs", "batch_size")}
+    )
+    check_statistics(env, env_params)
 
 
 @struct.dataclass
 class DQNState:
-    """Everything that DQN carries from update to update, including the replay memory."""
+    """Everything that DQN carries from update to update, including the replay buffer."""
 
     params: Any
     """Trained parameters."""
@@ -52,7 +177,7 @@ class DQNState:
     """The parameters of the target network; `()` if there is none."""
     opt_state: Any
     """Adam's moments."""
-    replay: Ring
+    replay: BufferState
     runner: Runner
     """The environments, in the middle of their episodes."""
     hparams: dict[str, jax.Array]
@@ -78,10 +203,10 @@ def make_dqn(
     config: DQNConfig,
     env: Environment,
     env_params: Any,
-    policy: QPolicy,
+    policy: Policy,
     mesh: Mesh | None = None,
     bonus: Bonus | None = None,
-    guide: QPolicy | None = None,
+    guide: Policy | None = None,
 ) -> Learner:
     """Build DQN as a `Learner`.
 
@@ -99,19 +224,20 @@ def make_dqn(
     episodes, an option of the bonus was changed that DQN does not read, or the policy cannot share its encoder.
     """
     check(config, env, env_params, mesh)
-    if config.share_encoder and not getattr(policy, "heads", ()):
+    if config.share_encoder and not policy.heads:
         raise ValueError("dqn.share_encoder is True, but the network does not name its heads: leave it out")
     if guide is not None and config.acting != "epsilon":
         raise ValueError(f"dqn.acting is {config.acting}; a guide needs epsilon")
     if bonus is not None:
         bonus.check_one_reward()
     dqn = DQN(config, env, env_params, policy, Placement(mesh), bonus, guide)
-    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0})
+    shared = (*SHARED, *COUNTERS)
+    return Learner(dqn.init, dqn.update, config.num_envs * config.num_steps, {"nonfinite": 0.0}, shared=shared)
 
 
 @struct.dataclass
-class Played:
-    """Per-step records that are not stored in the replay memory; leaves `[T, N]`."""
+class StepRecord:
+    """Per-step records that are not stored in the replay buffer; leaves `[T, N]`."""
 
     done: jax.Array
     truncated: jax.Array
@@ -130,30 +256,28 @@ class DQN:
         config: DQNConfig,
         env: Environment,
         env_params: Any,
-        policy: QPolicy,
+        policy: Policy,
         placement: Placement,
         bonus: Bonus | None = None,
-        guide: QPolicy | None = None,
+        guide: Policy | None = None,
     ):
         self.config, self.env_params, self.policy, self.placement = config, env_params, policy, placement
         self.bonus, self.guide = bonus, guide
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
         prioritized = config.replay == "prioritized"
         self.memory = Replay(config.capacity, rows=config.num_envs, prioritized=prioritized, stacked=env.stacked)
 
     def init(self, key: jax.Array) -> DQNState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         runner = start(self.vector, self.env_params, self.policy, env_key)
-        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         target = jax.tree.map(jnp.copy, params) if self.config.has_target else ()
         if self.guide is not None:
             guide_key = jax.random.fold_in(policy_key, GUIDE)
-            frozen = {"own": frozen, "guide": self.placement.settled(self.guide.init(guide_key, runner.obs))}
+            frozen = {"own": frozen, "guide": self.placement.device_put(self.guide.init(guide_key, runner.obs))}
         hparams = self._hparams()
-        opt_state = self.placement.settled(clipped_adam(hparams).init(params))
+        opt_state = self.placement.device_put(clipped_adam(hparams).init(params))
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
@@ -161,14 +285,11 @@ class DQN:
         self._check_room(step)
         # Inside jit, so that no device ever holds the whole memory
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
-        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        first = self.placement.whole(FirstReward.start()) if self.config.epsilon_after_reward else ()
-        state = DQNState(params, frozen, target, opt_state, replay, place(runner, self.placement), *counters)
-        state = state.replace(first_reward=first)
-        if self.bonus is None:
-            return state
-        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
-        return state.replace(bonus=bonuses.place(bonus, self.placement))
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
+        bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
+        runner = place(runner, self.placement)
+        return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
 
     def _check_room(self, step: Any) -> None:
         """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
@@ -176,7 +297,7 @@ class DQN:
         needed, there = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
         if there is not None and needed > there:
             raise ValueError(
-                f"a replay memory of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
+                f"a replay buffer of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
                 f"{there / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
             )
 
@@ -204,7 +325,7 @@ class DQN:
         }
         state = state.replace(
             params=params,
-            target=self._followed(state, params),
+            target=self._update_target(state, params),
             opt_state=opt_state,
             replay=self._placed(replay.replace(priorities=priorities)),
             runner=place(runner, self.placement),
@@ -225,12 +346,12 @@ class DQN:
         learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
         (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
         replay = self._placed(state.replay.replace(priorities=priorities))
-        target = self._followed(state, params)
+        target = self._update_target(state, params)
         state = state.replace(params=params, target=target, opt_state=opt_state, replay=replay, bonus=bonus)
         return state.replace(update=state.update + 1), metrics
 
-    def _placed(self, replay: Ring) -> Ring:
-        return self.memory.place(replay, self.placement.rows, self.placement.whole)
+    def _placed(self, replay: BufferState) -> BufferState:
+        return self.memory.place(replay, self.placement.shard_batch, self.placement.replicate)
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
@@ -246,16 +367,16 @@ class DQN:
 
     def _distribution(self, state: DQNState, q: Float[Array, "N A"], obs: Any) -> Categorical:
         if self.config.acting != "epsilon":
-            return over_offered(q / state.hparams["temperature"], obs)
+            return masked_categorical(q / state.hparams["temperature"], obs)
         if self.guide is None:
             return epsilon_greedy(q, obs, self._epsilon(state))
         params, frozen = state.frozen["guide"]
         guide_q = self.guide.q(params, frozen, obs)
-        return guided(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
+        return mixed_exploration(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
-    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, Played]:
+    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, StepRecord]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
-        config, rows = self.config, self.placement.rows
+        config, rows = self.config, self.placement.shard_batch
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
@@ -269,7 +390,7 @@ class DQN:
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
             seen = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
-            played = Played(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
+            played = StepRecord(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (seen, played)
 
@@ -278,26 +399,18 @@ class DQN:
         return runner, steps, played
 
     def _rewarded(
-        self, state: DQNState, steps: Transitions, played: Played
+        self, state: DQNState, steps: Transitions, played: StepRecord
     ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
-        report: dict[str, jax.Array] = {}
-        if self.bonus is not None:
-            state, steps, report = self._with_bonus(state, steps, played)
+        seen = steps.replace(truncated=played.truncated)
+        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
+        state, steps = state.replace(bonus=bonus), steps.replace(reward=reward)
         if self.config.reward_clip < math.inf:
             most = state.hparams["reward_clip"]
             steps = steps.replace(reward=jnp.clip(steps.reward, -most, most))
         if self.config.epsilon_after_reward:
             state = state.replace(first_reward=state.first_reward.after(steps.reward, state.update + 1))
         return state, steps, report
-
-    def _with_bonus(
-        self, state: DQNState, steps: Transitions, played: Played
-    ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
-        assert self.bonus is not None
-        seen = steps.replace(truncated=played.truncated)
-        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
-        return state.replace(bonus=bonus), steps.replace(reward=reward), report
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -333,15 +446,15 @@ class DQN:
         def gradient_step(carry, x):
             params, opt_state, priorities, bonus = carry
             key, drawn = x
-            ring = replay.replace(priorities=priorities)
-            index, batch, discount, weight = drawn if known else self._sample(ring, key, hparams)
-            target = network_of_targets(config, self.policy, state.target, flat.restore(params))
+            buffer = replay.replace(priorities=priorities)
+            index, batch, discount, weight = drawn if known else self._sample(buffer, key, hparams)
+            target = target_params(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
-            params, opt_state, norm = descend(optimizer, params, grads, opt_state, hparams["learning_rate"])
+            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
-                priorities = self.memory.prioritize(ring, index, priority).priorities
-            bonus, own = self._learn_bonus(bonus, batch, key)
+                priorities = self.memory.prioritize(buffer, index, priority).priorities
+            bonus, own = bonuses.learn(self.bonus, bonus, batch, jax.random.fold_in(key, bonuses.INIT))
             finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *own.values()]))
             metrics |= own | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
             return (params, opt_state, priorities, bonus), metrics
@@ -352,34 +465,179 @@ class DQN:
         nonfinite = jnp.max(metrics.pop("nonfinite"))
         return learned, {name: jnp.mean(x) for name, x in metrics.items()} | {"nonfinite": nonfinite}
 
-    def _learn_bonus(self, state: Any, batch: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """A gradient step of the bonus on a batch from the memory, if there is one."""
-        if self.bonus is None:
-            return state, {}
-        if isinstance(batch.truncated, tuple):
-            batch = batch.replace(truncated=jnp.zeros_like(batch.terminated))
-        return self.bonus.update(state, batch, jax.random.fold_in(key, bonuses.INIT))
-
     def _sample(
-        self, ring: Ring, key: jax.Array, hparams: dict[str, jax.Array]
+        self, buffer: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
         """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
         any."""
         config, weight = self.config, None
         if config.replay == "prioritized":
-            drawn = self.memory.draw_prioritized(ring, key, config.batch_size)
-            weight = importance_weights(drawn.probability, ring.size, hparams["priority_beta"])
+            drawn = self.memory.draw_prioritized(buffer, key, config.batch_size)
+            weight = importance_weights(drawn.probability, buffer.size, hparams["priority_beta"])
         else:
-            drawn = self.memory.draw(ring, key, config.batch_size)
+            drawn = self.memory.draw(buffer, key, config.batch_size)
         if config.n_step > 1:
-            batch, discount = self.memory.n_step(ring, drawn.index, config.n_step, hparams["gamma"])
+            batch, discount = self.memory.n_step(buffer, drawn.index, config.n_step, hparams["gamma"])
         else:
-            batch, discount = self.memory.get(ring, drawn.index), hparams["gamma"]
-        return drawn.index, self.placement.rows(batch), discount, weight
+            batch, discount = self.memory.get(buffer, drawn.index), hparams["gamma"]
+        return drawn.index, self.placement.shard_batch(batch), discount, weight
 
-    def _followed(self, state: DQNState, params: Any) -> Any:
+    def _update_target(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
-        return follow(self.config, state.update, state.hparams["target_tau"], state.target, params)
+        return update_target(self.config, state.update, state.hparams["target_tau"], state.target, params)
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+def q_targets(
+    reward: Float[Array, " B"],
+    terminated: Bool[Array, " B"],
+    next_value: Float[Array, " B"],
+    discount: float | jax.Array,
+) -> Float[Array, " B"]:
+    """Targets of the chosen actions' values: `reward + discount * next_value`, the reward alone where terminated.
+
+    **Arguments:** `discount`, over all steps that `reward` sums, one number or `[B]`.
+    """
+    return reward + discount * jnp.where(terminated, 0.0, next_value)
+
+
+def dqn_loss(
+    params: Any,
+    frozen: Any,
+    target: Any,
+    batch: Transitions,
+    policy: Policy,
+    discount: float | jax.Array,
+    *,
+    double: bool = False,
+    delta: float | jax.Array = 1.0,
+    weight: Float[Array, " B"] | None = None,
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
+    """The mean Huber loss of the chosen actions' values against `q_targets`.
+
+    **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
+    (an out-of-range action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of
+    `target` choose the action that `target` evaluates (1509.06461, eq. 4); `delta`, error beyond which the loss is
+    linear; `weight`, per row (None: 1).
+    **Returns:** the loss; its metrics, float32 scalars; and the absolute errors.
+    """
+    q = policy.q(params, frozen, batch.obs)
+    action = jnp.where(batch.action < 0, q.shape[-1], batch.action)  # nan beyond the last one; -1 is not the last one
+    chosen = jnp.take_along_axis(q, action[:, None], axis=-1, mode="fill")[:, 0]
+    if double:
+        next_q, online = policy.q_values_of((target, params), frozen, batch.next_obs)
+        next_value = jnp.take_along_axis(next_q, jnp.argmax(online, axis=-1)[:, None], axis=-1)[:, 0]
+    else:
+        next_value = jnp.max(policy.q(target, frozen, batch.next_obs), axis=-1)
+    q_target = jax.lax.stop_gradient(q_targets(batch.reward, batch.terminated, next_value, discount))
+    losses = optax.losses.huber_loss(chosen, q_target, delta=delta)  # type: ignore[arg-type]
+    loss = jnp.mean(losses if weight is None else weight * losses)
+    metrics = {"loss": loss, "q_mean": jnp.mean(chosen), "target_mean": jnp.mean(q_target)}
+    return loss, (metrics, jnp.abs(chosen - q_target))
+
+
+# --- target network ---------------------------------------------------------------------------------------------------
+
+
+def target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -> Any:
+    """The parameters that targets are computed with: the target network's, with the trained encoder if it is shared;
+    the trained ones if there is no target network."""
+    if not config.has_target:
+        return params
+    if config.share_encoder:
+        return {**params, **{name: target[name] for name in policy.heads}}
+    return target
+
+
+def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
+    """The target network after update `update` (from 0), which moves by the share `tau` towards `params` when it is
+    due."""
+    if not config.has_target:
+        return target
+    if every := config.target_steps:  # whether the steps of this update pass a multiple of it
+        due = crosses_multiple(update, config.num_envs * config.num_steps, every)
+    else:
+        due = (update + 1) % config.target_every == 0
+    return jax.tree.map(
+        lambda new, old: jnp.where(due, (tau * new + (1 - tau) * old).astype(old.dtype), old), params, target
+    )
+
+
+def crosses_multiple(update: Int[Array, "*B"], steps: int, every: int) -> Bool[Array, "*B"]:
+    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`.
+
+    **Arguments:** `update`, int32; `steps` and `every`, from 1 to 2^31 - 1. Exact although the product of both may have
+    62 bits: the rest of a division by `every` is doubled and added to, one bit of `steps` after another."""
+    whole = jnp.uint32(every)
+    one = update.astype(jnp.uint32) % whole
+    left = jnp.zeros_like(one)  # of all steps before the update
+    for bit in f"{steps % every:b}":
+        left = _rest(left + left, whole)
+        left = _rest(left + one, whole) if bit == "1" else left
+    return left + jnp.uint32(min(steps, every)) >= whole
+
+
+def _rest(x: jax.Array, every: jax.Array) -> jax.Array:
+    """`x % every` for `x` below twice `every`, as sums of two rests are."""
+    return jnp.where(x >= every, x - every, x)
+
+
+# --- exploration ------------------------------------------------------------------------------------------------------
+
+
+NOT_YET = -1
+
+
+@struct.dataclass
+class FirstReward:
+    """When training began to be rewarded; part of a learner's state if epsilon waits for it."""
+
+    total: Float[Array, ""]
+    """The sum of all rewards so far."""
+    update: Int[Array, ""]
+    """The update after which the sum was 1 or more; `NOT_YET` before that."""
+
+    @classmethod
+    def start(cls) -> FirstReward:
+        return cls(jnp.float32(0), jnp.int32(NOT_YET))
+
+    def after(self, reward: jax.Array, update: Int[Array, ""]) -> FirstReward:
+        """With the rewards of one update."""
+        total = self.total + jnp.sum(reward)
+        began = (self.update == NOT_YET) & (total >= 1)
+        return FirstReward(total, jnp.where(began, update, self.update))
+
+
+def decayed(
+    update: Int[Array, ""], updates: float, begin: Any, end: Any, first: FirstReward | None = None
+) -> Float[Array, ""]:
+    """Epsilon in an update: falls linearly from `begin` to `end` over `updates` updates.
+
+    **Arguments:** `first`, counts from the update after the first reward instead of from 0; until then it is `begin`.
+    """
+    if first is not None:
+        update = jnp.where(first.update == NOT_YET, 0, update - first.update)
+    return end + (begin - end) * linear_decay(update, updates)
+
+
+def mixed_exploration(
+    q: Float[Array, "*B A"],
+    guide_q: Float[Array, "*B A"],
+    obs: Any,
+    epsilon: float | jax.Array,
+    fraction: float | jax.Array,
+) -> Categorical:
+    """The best of the offered actions; with probability `epsilon` another one, which is the guide's best with
+    probability `fraction`, else uniformly random (ellm reference, 1.4)."""
+    own = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
+    mask = mask_of(obs)
+    offered = guide_q if mask is None else jnp.where(mask, guide_q, -jnp.inf)
+    best = jnp.argmax(offered, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
+    share = epsilon * fraction
+    probs = (1 - share) * own.probs + share * best
+    return Categorical.masked(jnp.log(jnp.where(probs > 0, probs, 1.0)), probs > 0)
 
 
 ALGORITHM = Algorithm(DQNConfig, make_dqn, network_q_policy)

@@ -1,12 +1,12 @@
-"""Stacks of frames in a replay memory, each frame held once.
+"""Stacks of frames in a replay buffer, each frame held once.
 
 A stack of the newest `F` frames moves on by one frame per step, so a memory of whole observations (`obs` and
 `next_obs`) holds every frame `2 F` times. Here a step has one frame, the newest of its `obs`; the newest of its
-`next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate ring. Reading a
-step stacks frames again: exactly what whole storage would return.
+`next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate buffer. Reading
+a step stacks frames again: exactly what whole storage would return.
 
 Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
-than that on average, the memory forgets its oldest steps earlier (`FrameRing.readable`).
+than that on average, the memory forgets its oldest steps earlier (`FrameBuffer.readable`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STEPS_PER_END = 16
 
 
 @struct.dataclass
-class FrameRing:
-    """The frames of `rows` environments; part of a `llmrl_jax.rl.replay.Ring`."""
+class FrameBuffer:
+    """The frames of `rows` environments; part of a `llmrl_jax.rl.replay.BufferState`."""
 
     frames: Any
     """Part of the observation -> `[slots, rows, ...]`: the newest frame of each step's `obs`; behind the newest step,
@@ -77,7 +77,7 @@ class Frames:
         """Places of each row for frames that end episodes."""
         return self.length // STEPS_PER_END + 1
 
-    def init(self, obs: Any) -> FrameRing:
+    def init(self, obs: Any) -> FrameBuffer:
         """No frames. **Arguments:** `obs`, one observation, for the shapes and dtypes of its leaves.
 
         **Raises:** `ValueError` for an observation without one of the stacks.
@@ -94,7 +94,7 @@ class Frames:
         def blank(count: int) -> dict[str, jax.Array]:
             return {name: jnp.zeros((count, self.rows, *obs[name].shape[:-1]), obs[name].dtype) for name in self.stacks}
 
-        return FrameRing(
+        return FrameBuffer(
             frames=blank(self.slots),
             finals=blank(self.ends),
             age=jnp.full((self.slots, self.rows), self.depth - 1, jnp.uint8),
@@ -110,7 +110,7 @@ class Frames:
         """An observation without its stacks."""
         return {name: x for name, x in obs.items() if name not in self.stacks}
 
-    def add(self, ring: FrameRing, obs: Any, next_obs: Any, ended: Bool[Array, "T rows"]) -> FrameRing:
+    def add(self, buffer: FrameBuffer, obs: Any, next_obs: Any, ended: Bool[Array, "T rows"]) -> FrameBuffer:
         """The frames with those of `T` further steps.
 
         **Arguments:** `obs` and `next_obs`, leaves `[T, rows, ...]`; `ended`, whether a step was the last one of its
@@ -118,7 +118,7 @@ class Frames:
         """
         count = ended.shape[0]
         time = jnp.arange(count)[:, None]
-        place = (ring.next + jnp.arange(count + 1)) % self.slots
+        place = (buffer.next + jnp.arange(count + 1)) % self.slots
 
         def write(old, new):
             return old.at[place[: len(new)]].set(new, mode="promise_in_bounds", unique_indices=True)
@@ -126,13 +126,13 @@ class Frames:
         def newest(name):
             return jnp.concatenate([obs[name][..., -1], next_obs[name][-1:, ..., -1]])
 
-        begins = jnp.concatenate([ring.ended[None], ended[:-1]])
+        begins = jnp.concatenate([buffer.ended[None], ended[:-1]])
         begin = jax.lax.cummax(jnp.where(begins, time, -1), axis=0)
-        earlier = ring.age[(ring.next - 1) % self.slots].astype(jnp.int32) + 1
+        earlier = buffer.age[(buffer.next - 1) % self.slots].astype(jnp.int32) + 1
         age = jnp.minimum(jnp.where(begin >= 0, time - begin, earlier + time), self.depth - 1)
 
         order, total = jnp.cumsum(ended, axis=0) - 1, jnp.sum(ended, axis=0)
-        spot = (ring.next_end + order) % self.ends
+        spot = (buffer.next_end + order) % self.ends
         kept = ended & (total - order <= self.ends)
         target = jnp.where(kept, spot, self.ends)
 
@@ -140,58 +140,58 @@ class Frames:
             put = jax.vmap(lambda x, i, y: x.at[i].set(y, mode="drop"), in_axes=1, out_axes=1)
             return put(old, target, new)
 
-        since = jnp.minimum(ring.since + count, self.length)
+        since = jnp.minimum(buffer.since + count, self.length)
         after = write_ends(since, jnp.broadcast_to(count - 1 - time, ended.shape))
         replaced = write_ends(jnp.zeros(since.shape, bool), kept)
         lost = jnp.min(jnp.where(replaced, since, self.length))
         passed = jnp.min(jnp.where(ended & ~kept, count - 1 - time, self.length))
-        return FrameRing(
-            frames={name: write(self._before(ring, name, obs[name]), newest(name)) for name in ring.frames},
-            finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in ring.finals.items()},
-            age=write(ring.age, age.astype(jnp.uint8)),
-            end=write(ring.end, jnp.where(ended, spot, -1)),
+        return FrameBuffer(
+            frames={name: write(self._before(buffer, name, obs[name]), newest(name)) for name in buffer.frames},
+            finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in buffer.finals.items()},
+            age=write(buffer.age, age.astype(jnp.uint8)),
+            end=write(buffer.end, jnp.where(ended, spot, -1)),
             since=after,
-            next=(ring.next + count) % self.slots,
-            next_end=(ring.next_end + total) % self.ends,
+            next=(buffer.next + count) % self.slots,
+            next_end=(buffer.next_end + total) % self.ends,
             ended=ended[-1],
-            readable=jnp.minimum(jnp.minimum(ring.readable + count, self.length), jnp.minimum(lost, passed)),
+            readable=jnp.minimum(jnp.minimum(buffer.readable + count, self.length), jnp.minimum(lost, passed)),
         )
 
-    def _before(self, ring: FrameRing, name: str, stacks: Array) -> Array:
+    def _before(self, buffer: FrameBuffer, name: str, stacks: Array) -> Array:
         """The frames of a part with those before the first step of all in the slots before its own."""
-        older, frames = jnp.moveaxis(stacks[0, ..., :-1], -1, 0), ring.frames[name]
-        slot = (ring.next - len(older) + jnp.arange(len(older))) % self.slots
-        kept = jnp.where(ring.readable == 0, older, _get(frames, slot))
+        older, frames = jnp.moveaxis(stacks[0, ..., :-1], -1, 0), buffer.frames[name]
+        slot = (buffer.next - len(older) + jnp.arange(len(older))) % self.slots
+        kept = jnp.where(buffer.readable == 0, older, _get(frames, slot))
         return frames.at[slot].set(kept, mode="promise_in_bounds", unique_indices=True)
 
-    def read(self, ring: FrameRing, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
+    def read(self, buffer: FrameBuffer, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
         """The stacks of steps.
 
-        **Arguments:** `back`, how many steps of its row follow each step, below `ring.readable`; `row`.
+        **Arguments:** `back`, how many steps of its row follow each step, below `buffer.readable`; `row`.
         **Returns:** the stacks of `obs` and of `next_obs`: part -> `[*B, ..., F]`.
         """
-        slot, axis = (ring.next - 1 - back) % self.slots, back.ndim
-        age, end = _get(ring.age, slot, row).astype(jnp.int32)[..., None], _get(ring.end, slot, row)
+        slot, axis = (buffer.next - 1 - back) % self.slots, back.ndim
+        age, end = _get(buffer.age, slot, row).astype(jnp.int32)[..., None], _get(buffer.end, slot, row)
         obs, next_obs = {}, {}
         for name, stack in self.stacks.items():
-            frames = ring.frames[name]
+            frames = buffer.frames[name]
             steps = jnp.arange(stack.frames - 1, -1, -1)
             x = _get(frames, (slot[..., None] - jnp.minimum(steps, age)) % self.slots, row[..., None])
             if stack.fill == "zeros":
                 x = jnp.where(_over(steps <= age, x), x, jnp.zeros((), x.dtype))
             following = _get(frames, (slot + 1) % self.slots, row)
-            final = _get(ring.finals[name], jnp.maximum(end, 0), row)
+            final = _get(buffer.finals[name], jnp.maximum(end, 0), row)
             new = jnp.where(_over(end >= 0, final), final, following)
             later = jnp.concatenate([jax.lax.slice_in_dim(x, 1, None, axis=axis), jnp.expand_dims(new, axis)], axis)
             obs[name], next_obs[name] = jnp.moveaxis(x, axis, -1), jnp.moveaxis(later, axis, -1)
         return obs, next_obs
 
-    def place(self, ring: FrameRing, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameRing:
+    def place(self, buffer: FrameBuffer, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameBuffer:
         """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.place`."""
-        parts = vars(ring)
+        parts = vars(buffer)
         by_row = split({name: parts[name] for name in ("frames", "finals", "age", "end", "since")}, 1)
         per_row = split({name: parts[name] for name in ("next_end", "ended")}, 0)
-        return FrameRing(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
+        return FrameBuffer(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
 
 
 def _get(x: Array, *place: Array) -> Array:

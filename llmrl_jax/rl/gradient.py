@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from envs_jax import tracing
+from llmrl_jax.core.checks import Checked, FractionBelowOne, NonNegativeFloat, PositiveOrInf
 
 
 Sums = TypeVar("Sums")
@@ -74,6 +76,22 @@ def clip(grads: Any, limit: Any) -> Any:
     return jax.tree.map(lambda g: g * scale, grads)
 
 
+@dataclasses.dataclass(frozen=True)
+class AdamConfig(Checked):
+    """Options of `clipped_adam` and its learning rate."""
+
+    learning_rate: NonNegativeFloat = 2.5e-4
+    """Learning rate."""
+    max_grad_norm: PositiveOrInf = 0.5
+    """Global norm to which gradients are clipped; inf: never."""
+    adam_b1: FractionBelowOne = 0.9
+    """Adam's decay rate of the first moment."""
+    adam_b2: FractionBelowOne = 0.999
+    """Adam's decay rate of the second moment."""
+    adam_eps: NonNegativeFloat = 1e-5
+    """Adam's epsilon."""
+
+
 def clipped_adam(hparams: dict[str, Any]) -> optax.GradientTransformation:
     """Adam (Kingma & Ba, 1412.6980) on gradients scaled by `clip`; the state is Adam's only. Moments and directions are
     float32, whatever the dtype of the parameters.
@@ -96,7 +114,7 @@ def in_float32(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
-def descend(
+def apply_gradients(
     optimizer: optax.GradientTransformation, params: Any, grads: Any, opt_state: Any, learning_rate: Any
 ) -> tuple[Any, Any, Float[Array, ""]]:
     """One gradient step: `params - learning_rate * direction`.
@@ -111,8 +129,50 @@ def descend(
     return params, opt_state, norm
 
 
+ADAM = optax.scale_by_adam()
+"""Adam with b1 0.9, b2 0.999, eps 1e-8, as all references of the learners with a `TrainState` have it."""
+
+
+@struct.dataclass
+class TrainState:
+    """Networks by name, each with its own Adam, some with a target network: what a gradient step changes."""
+
+    params: dict[str, Any]
+    """Trained parameters by network; acting needs these alone."""
+    target: dict[str, Any]
+    """Parameters of target networks, by network."""
+    opt_state: dict[str, Any]
+    """Adam's moments, by network."""
+    extra: Any = ()
+    """Extra state of the algorithm."""
+
+    @classmethod
+    def create(cls, params: dict[str, Any], targets: Sequence[str] = (), extra: Any = ()) -> TrainState:
+        """The state before the first step. **Arguments:** `targets`, the networks that get a target network, a copy."""
+        opt_state = {name: ADAM.init(tree) for name, tree in params.items()}
+        return cls(params, {name: jax.tree.map(jnp.copy, params[name]) for name in targets}, opt_state, extra)
+
+    def apply_gradients(self, name: str, grads: Any, learning_rate: Any) -> TrainState:
+        """Apply one Adam step to network `name`."""
+        params, opt_state, _ = apply_gradients(ADAM, self.params[name], grads, self.opt_state[name], learning_rate)
+        return self.replace(params={**self.params, name: params}, opt_state={**self.opt_state, name: opt_state})
+
+    def polyak_update(self, tau: Any, *names: str) -> TrainState:
+        """Move target networks by the fraction `tau` towards their networks."""
+        moved = {
+            name: jax.tree.map(lambda t, p: t + tau * (p - t), self.target[name], self.params[name]) for name in names
+        }
+        return self.replace(target={**self.target, **moved})
+
+    def hard_update(self, now: jax.Array, *names: str) -> TrainState:
+        """Copy networks to their target networks where `now`, bool `[]`."""
+        copies = {name: self.params[name] for name in names}
+        old = {name: self.target[name] for name in names}
+        return self.replace(target={**self.target, **tracing.cond(now, lambda: copies, lambda: old)})
+
+
 def linear_decay(update: Any, updates: Any) -> Float[Array, ""]:
-    """The factor of a step size at an update: falls linearly from 1 at the first to 0 at `updates`, and stays 0."""
+    """The factor of a learning rate at an update: falls linearly from 1 at the first to 0 at `updates`, and stays 0."""
     return jnp.maximum(0.0, 1 - update / updates)
 
 

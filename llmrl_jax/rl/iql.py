@@ -17,9 +17,9 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
+from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.mlp import init_mlp, mlp
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -35,13 +35,13 @@ class IQLConfig(OfflineConfig):
     NAME: ClassVar[str] = "iql"
     normalize: bool = True
     learning_rate: NonNegativeFloat = 3e-4
-    """Step size of Adam, for all networks."""
+    """Learning rate, for all networks."""
     actor_decay_steps: NonNegativeInt = 1_000_000
-    """Gradient steps over which the actor's step size falls to 0 along a cosine; 0: it is constant."""
+    """Gradient steps over which the actor's learning rate falls to 0 along a cosine; 0: it is constant."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target critics towards the critics."""
+    """Polyak averaging rate of the target critics."""
     expectile: Fraction = 0.7
     """Expectile of the values of recorded actions; 0.5 is their mean."""
     beta: NonNegativeFloat = 3.0
@@ -56,7 +56,7 @@ def expectile_loss(error: Float[Array, " B"], expectile: Any) -> Float[Array, ""
 
 
 class IQL:
-    """See the module."""
+    """Implicit Q-learning."""
 
     def __init__(self, config: IQLConfig, actions: ActionKind):
         self.config = config
@@ -67,7 +67,7 @@ class IQL:
         )
         self.critics = Critics(actions, config.hidden, config.activation)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         a, b, c = jax.random.split(key, 3)
         n = batch.obs.shape[-1]
         params = {
@@ -75,7 +75,7 @@ class IQL:
             "critic": self.critics.init(b, n),
             "value": init_mlp(c, n, self.config.hidden, 1),
         }
-        return Trained.begin(params, ["critic"])
+        return TrainState.create(params, ["critic"])
 
     def value(self, params: Any, x: jax.Array) -> Float[Array, " B"]:
         return mlp(params, x, self.config.activation)[:, 0]
@@ -84,38 +84,38 @@ class IQL:
         """The expectile loss of `q - V(s)`."""
         return expectile_loss(q - self.value(params, batch.obs), expectile)
 
-    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error to `r + gamma (1 - terminated) V(s')`, over steps and critics."""
-        return jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2)
+        return jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2)
 
     def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
         """`-mean w log pi(a | s)`."""
         return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
-        h, params, rate = context.hparams, trained.params, context.hparams["learning_rate"]
-        q = jnp.min(self.critics(trained.target["critic"], batch.obs, batch.action), axis=0)
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
+        h, params, rate = context.hparams, state.params, context.hparams["learning_rate"]
+        q = jnp.min(self.critics(state.target["critic"], batch.obs, batch.action), axis=0)
         v_loss, grads = jax.value_and_grad(self.value_loss)(params["value"], q, batch, h["expectile"])
-        trained = trained.descended("value", grads, rate)
-        value = trained.params["value"]
-        wanted = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, self.value(value, batch.next_obs))
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(params["critic"], wanted, batch)
-        trained = trained.descended("critic", grads, rate)
+        state = state.apply_gradients("value", grads, rate)
+        value = state.params["value"]
+        target = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, self.value(value, batch.next_obs))
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(params["critic"], target, batch)
+        state = state.apply_gradients("critic", grads, rate)
         advantage = q - self.value(value, batch.obs)
         weight = jnp.minimum(jnp.exp(h["beta"] * advantage), h["max_weight"])
         pi_loss, grads = jax.value_and_grad(self.actor_loss)(params["actor"], weight, batch)
-        trained = trained.descended("actor", grads, rate * self.actor_factor(context.count))
+        state = state.apply_gradients("actor", grads, rate * self.actor_factor(context.count))
         metrics = {
             "actor_loss": pi_loss,
             "critic_loss": q_loss,
             "value_loss": v_loss,
             "advantage_mean": jnp.mean(advantage),
-            "target_mean": jnp.mean(wanted),
+            "target_mean": jnp.mean(target),
         }
-        return trained.followed(h["tau"], "critic"), metrics
+        return state.polyak_update(h["tau"], "critic"), metrics
 
     def actor_factor(self, count: jax.Array) -> Any:
-        """The factor of the actor's step size after `count` gradient steps."""
+        """The factor of the actor's learning rate after `count` gradient steps."""
         if not self.config.actor_decay_steps:
             return 1.0
         done = jnp.minimum(count / self.config.actor_decay_steps, 1.0)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces, tracing
+from envs_jax.actions import mask_of
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.layers import Conv
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 def flatten(obs: Any, batch_dims: int) -> jax.Array:
@@ -116,7 +117,7 @@ class Convolutions(nn.Module):
         return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(*x.shape[:-3], -1)))
 
 
-class Memory(nn.Module):
+class GRUCore(nn.Module):
     """A GRU along the leading axis, reset where an episode starts."""
 
     features: int
@@ -153,7 +154,7 @@ class ActorCritic(nn.Module):
         if self.memory:
             if not self.channels:
                 x = getattr(nn, self.activation)(dense(self.memory, math.sqrt(2), name="encoder")(x))
-            carry, x = Memory(self.memory, name="memory")(carry, x, first)
+            carry, x = GRUCore(self.memory, name="memory")(carry, x, first)
         for_actor, for_critic = Towers(self.hidden, self.activation, name="towers")(x)
         head = Head(self.outputs, 0.01, name="actor")(for_actor)
         value = Head(1, 1.0, name="critic")(for_critic)[..., 0]
@@ -185,7 +186,7 @@ class NetworkConfig(Checked):
             raise ValueError("network.hidden is empty; the width of at least one dense layer is needed")
 
 
-class NetworkPolicy:
+class NetworkPolicy(Policy):
     """A `Policy` made of a small network: an MLP by default, a CNN with `channels`, recurrent with `memory`.
 
     Discrete actions get a `Categorical`; a box with finite bounds a `TanhNormal`, another box a `Normal`. Weights are
@@ -236,7 +237,7 @@ class NetworkPolicy:
     def _apply(self, params, obs, x, carry, first):
         head, log_std, value, carry = cast(tuple, self.network.apply({"params": params}, x, carry, first))
         if log_std is None:
-            return over_offered(head, obs), value, carry
+            return masked_categorical(head, obs), value, carry
         log_std = jnp.broadcast_to(log_std, head.shape)
         if self.low is None or self.high is None:
             return Normal(head, log_std), value, carry
@@ -268,4 +269,91 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
         memory=network.memory,
         activation="tanh" if network.activation == "auto" else network.activation,
         features=None if network.channels else with_one_hots(env.observation_space(env_params)),
+    )
+
+
+# --- Q-networks -------------------------------------------------------------------------------------------------------
+
+
+class QNetwork(nn.Module):
+    """An encoder with one output value per action."""
+
+    outputs: int
+    """Number of actions."""
+    hidden: tuple[int, ...]
+    channels: tuple[int, ...]
+    activation: str
+    dueling: bool
+    """Whether the value is that of the state plus the action's advantage minus the mean advantage (Wang et al.,
+    1511.06581, eq. 9)."""
+
+    @nn.compact
+    def __call__(self, x):
+        """**Arguments:** `x`, float32 `[B, ...]`. **Returns:** float32 `[B, outputs]`."""
+        if self.channels:
+            x = Convolutions(self.channels, self.hidden[0], name="encoder")(x)
+        for i, features in enumerate(self.hidden):
+            x = getattr(nn, self.activation)(dense(features, math.sqrt(2), name=f"hidden_{i}")(x))
+        if not self.dueling:
+            return Head(self.outputs, 1.0, name="q")(x)
+        advantage = Head(self.outputs, 1.0, name="advantage")(x)
+        return Head(1, 1.0, name="value")(x) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+
+
+class NetworkQPolicy(Policy):
+    """A `llmrl_jax.rl.policy.Policy` made of a small network: an MLP by default, a CNN with `channels`."""
+
+    def __init__(
+        self,
+        num_actions: int,
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        channels: tuple[int, ...] = (),
+        activation: str = "relu",
+        dueling: bool = False,
+        features: Callable[[Any, int], jax.Array] | None = None,
+        epsilon: float | None = 0.05,
+        temperature: float = 1.0,
+    ):
+        """**Arguments:** `num_actions`; `hidden`, widths of the dense layers; `channels`, of the convolutions, empty
+        for none; `activation`, `relu` or `tanh`; `dueling`, see `QNetwork`; `features`, from an observation and its
+        number of batch axes to float32 features (default `image` with convolutions, else `flatten`). Actions after
+        training (`step`): `epsilon`, the probability of a random one, or None for a softmax at `temperature`."""
+        self.epsilon, self.temperature = epsilon, temperature
+        self.features = features or (image if channels else flatten)
+        self.network = QNetwork(num_actions, tuple(hidden), tuple(channels), activation, dueling)
+
+    def init(self, key, obs):
+        return jax.jit(self.network.init)(key, self.features(obs, 1))["params"], ()
+
+    @tracing.default_types
+    def q(self, params, frozen, obs):
+        values: Any = self.network.apply({"params": params}, self.features(obs, 1))
+        mask = mask_of(obs)
+        return values if mask is None else jnp.where(mask, values, -jnp.inf)
+
+
+def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:
+    """The Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn.DQNConfig`, sets how
+    actions are drawn after training.
+
+    **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
+    """
+    space = env.action_space(env_params)
+    if not isinstance(space, spaces.Discrete):
+        kind = f"a {type(space).__name__} of shape {getattr(space, 'shape', ())}"
+        raise ValueError(
+            f"dqn needs a finite number of actions, but those of {env.id} are {kind}: choose another algorithm, as in "
+            "--algo ppo"
+        )
+    refuse_unread(network, ["memory"], "dqn")
+    return NetworkQPolicy(
+        space.n,
+        hidden=network.hidden,
+        channels=network.channels,
+        activation="relu" if network.activation == "auto" else network.activation,
+        dueling=network.dueling,
+        features=None if network.channels else with_one_hots(env.observation_space(env_params)),
+        epsilon=config.epsilon_end if config.acting == "epsilon" else None,
+        temperature=config.temperature,
     )

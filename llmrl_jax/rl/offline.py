@@ -15,27 +15,24 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jaxtyping import Array, Int
 
 from envs_jax import tracing
+from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.core.mixing import Source, counts, mixed
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.distributions import Distribution
-from llmrl_jax.rl.gradient import descend, traced_floats
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.offline_data import (
     INSTRUCTION,
     ActionKind,
@@ -50,56 +47,59 @@ from llmrl_jax.rl.offline_data import (
     prepared,
     vectors,
 )
+from llmrl_jax.rl.policy import Policy
 
 
-ADAM = optax.scale_by_adam()
-"""Adam with b1 0.9, b2 0.999, eps 1e-8, as all references have it."""
+@dataclass(frozen=True)
+class OfflineConfig(Checked):
+    """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between the rows
+    of a vmap."""
+
+    NAME: ClassVar[str] = "offline"
+    """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
+
+    batch_size: PositiveInt = 256
+    """Steps of a batch; with imagined data half of them are real, half imagined."""
+    gradient_steps: PositiveInt = 100
+    """Gradient steps per update, in one compiled loop. What is learned does not depend on it."""
+    hidden: tuple[Width, ...] = (256, 256)
+    """Widths of the dense layers of every network."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Activation between dense layers."""
+    normalize: bool = False
+    """Whether features are normalised by their mean and standard deviation over the real data."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.hidden:
+            raise ValueError(f"{self.PREFIX}hidden is empty; the width of at least one dense layer is needed")
+
+    def __init_subclass__(cls):
+        cls.PREFIX = f"{cls.NAME}."
+
+
+def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
+    """**Raises** `ValueError` for discrete actions, naming the algorithms that have them."""
+    if actions.discrete:
+        raise ValueError(
+            f"{config.NAME} needs continuous actions, and the data have {actions.count} discrete ones: use bc, iql, "
+            "awac, discrete_cql or discrete_bcq"
+        )
+
+
+def needs_discrete(config: OfflineConfig, actions: ActionKind) -> None:
+    """**Raises** `ValueError` for continuous actions, naming the algorithm that has them."""
+    if not actions.discrete:
+        other = config.NAME.removeprefix("discrete_")
+        raise ValueError(f"{config.NAME} needs discrete actions, and those of the data are continuous: use {other}")
 
 
 # --- what an algorithm is ---------------------------------------------------------------------------------------------
 
 
 @struct.dataclass
-class Trained:
-    """What a gradient step changes."""
-
-    params: dict[str, Any]
-    """Trained parameters by network; a method acts with these alone."""
-    target: dict[str, Any]
-    """Parameters of target networks, by network."""
-    opt: dict[str, Any]
-    """Adam's moments, by network."""
-    extra: Any = ()
-    """What else a method keeps."""
-
-    @classmethod
-    def begin(cls, params: dict[str, Any], targets: Sequence[str] = (), extra: Any = ()) -> Trained:
-        """Before the first step. **Arguments:** `targets`, the networks that have a target network, a copy."""
-        opt = {name: ADAM.init(tree) for name, tree in params.items()}
-        return cls(params, {name: jax.tree.map(jnp.copy, params[name]) for name in targets}, opt, extra)
-
-    def descended(self, name: str, grads: Any, learning_rate: Any) -> Trained:
-        """One network after a step of Adam."""
-        params, opt, _ = descend(ADAM, self.params[name], grads, self.opt[name], learning_rate)
-        return self.replace(params={**self.params, name: params}, opt={**self.opt, name: opt})
-
-    def followed(self, tau: Any, *names: str) -> Trained:
-        """Target networks after a step of `tau` towards their networks (Polyak averaging)."""
-        moved = {
-            name: jax.tree.map(lambda t, p: t + tau * (p - t), self.target[name], self.params[name]) for name in names
-        }
-        return self.replace(target={**self.target, **moved})
-
-    def copied(self, now: jax.Array, *names: str) -> Trained:
-        """Target networks as copies of their networks where `now`, bool `[]`, else as they were."""
-        copies = {name: self.params[name] for name in names}
-        old = {name: self.target[name] for name in names}
-        return self.replace(target={**self.target, **tracing.cond(now, lambda: copies, lambda: old)})
-
-
-@struct.dataclass
 class Context:
-    """What a gradient step reads beside its batch."""
+    """Inputs of a gradient step other than the batch."""
 
     key: jax.Array
     """The key of this step."""
@@ -113,13 +113,13 @@ class Context:
 class OfflineMethod(Protocol):
     """An algorithm, as pure functions; inputs are those of `Batch`, actions in [-1, 1] or integers."""
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         """The networks before the first step. **Arguments:** `batch`, of one row, for its shapes; `hparams`, the floats
         of the configuration."""
         ...
 
     @tracing.default_types
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """One gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
 
@@ -165,13 +165,11 @@ class OfflineState:
     """int32 `[]`, updates done."""
 
 
-class OfflinePolicy:
-    """The learned policy as a `llmrl_jax.agents.contract.Player`, with `state.params` and `state.frozen`.
+class OfflinePolicy(Policy):
+    """The learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
 
     Actions are those of the world, in its bounds. The value is 0: not every method has one.
     """
-
-    recurrent = False
 
     def __init__(self, method: OfflineMethod, actions: ActionKind, features: Features | None = None):
         """**Arguments:** as for `make_offline`."""
@@ -183,9 +181,6 @@ class OfflinePolicy:
         if has_instruction(obs):
             encoded[INSTRUCTION] = obs[INSTRUCTION]
         return joined(encoded, frozen.table)
-
-    def initial_carry(self, batch_size):
-        return ()
 
     @tracing.default_types
     def step(self, params, frozen, obs, carry, first):
@@ -204,12 +199,6 @@ class OfflineLearner(Learner):
     """Acts with `state.params` and `state.frozen`."""
     frozen: Frozen = None  # type: ignore[assignment]
     """The prepared data and the rest of the frozen part, of which `init` makes states."""
-    config: OfflineConfig = None  # type: ignore[assignment]
-    """The method's configuration."""
-    hparams: dict[str, jax.Array] = None  # type: ignore[assignment]
-    """The floats of the configuration, of which `init` makes states."""
-    start: Callable[[jax.Array, Frozen, dict[str, jax.Array]], OfflineState] = None  # type: ignore[assignment]
-    """`(key, frozen, hparams) -> state`: `init`, with what it is made of as arguments."""
 
 
 @tracing.default_types
@@ -258,9 +247,6 @@ def make_offline(
         unit="gradient steps",
         policy=OfflinePolicy(method, actions, features),
         frozen=frozen,
-        config=config,
-        hparams=hparams,
-        start=offline.start,
     )
 
 
@@ -284,10 +270,8 @@ class Offline:
         """The state before the first update."""
         init_key, run_key = jax.random.split(key)
         row = batch_of(jax.tree.map(lambda x: x[:1], frozen.given[0]), frozen.table)
-        trained = jax.jit(self.method.init)(init_key, row, hparams)
-        return OfflineState(
-            trained.params, frozen, trained.target, trained.opt, trained.extra, hparams, run_key, jnp.int32(0)
-        )
+        networks = jax.jit(self.method.init)(init_key, row, hparams)
+        return OfflineState(frozen=frozen, hparams=hparams, key=run_key, update=jnp.int32(0), **vars(networks))
 
     def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
         """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones, set
@@ -318,112 +302,61 @@ class Offline:
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(state.key, i)))(count)
         drawn = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
 
-        def one(trained, x):
+        def one(networks, x):
             count, key, index = x
             context = Context(key, state.hparams, count, state.frozen)
-            return self.method.step(trained, self.read(state.frozen, index), context)
+            return self.method.step(networks, self.read(state.frozen, index), context)
 
-        trained = Trained(state.params, state.target, state.opt_state, state.extra)
-        trained, metrics = tracing.scan(one, trained, (count, keys[:, 1], drawn))
-        state = state.replace(
-            params=trained.params,
-            target=trained.target,
-            opt_state=trained.opt,
-            extra=trained.extra,
-            update=state.update + 1,
-        )
+        networks = TrainState(state.params, state.target, state.opt_state, state.extra)
+        networks, metrics = tracing.scan(one, networks, (count, keys[:, 1], drawn))
+        state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
 
 
-# --- several runs at once ---------------------------------------------------------------------------------------------
+# --- mixed batches ----------------------------------------------------------------------------------------------------
 
 
-@struct.dataclass
-class SeveralState:
-    """The states of several runs, leaves `[R, ...]`, except the frozen part of runs that share their data."""
-
-    params: Any
-    frozen: Frozen
-    rest: Any
-    """The runs' states without parameters, frozen part and counter."""
-    update: jax.Array
+Source = Callable[[jax.Array, int], Any]
+"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay buffer, data, a model."""
 
 
-def several(learners: Sequence[OfflineLearner], seeds: int = 1) -> Learner:
-    """Several runs in one program, by vmap: `seeds` of each learner.
+def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:
+    """The number of rows of a batch from each source.
 
-    **Arguments:** `learners`, of one method and configuration, up to floats, and of data of one form; smaller sets are
-    padded to the size of the largest, and the padding is never drawn. With one learner the data are held once for
-    all seeds; else each run has a copy. `seeds`, runs of each.
-    **Returns:** a learner whose metrics have the number of the run as prefix, `0/actor_loss`; run `i` is seed
-    `i % seeds` of learner `i // seeds`. `member(state, i)` gives the state of one run.
-    **Raises:** `ValueError` if methods, configurations or the forms of data differ, or only some have imagined steps.
+    **Arguments:** `batch_size`; `shares`, positive integers: `(1, 1)` for halves, `(3, 1)` for three quarters.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares.
     """
-    first, runs = learners[0], len(learners) * seeds
-    for i, other in enumerate(learners):
-        odd = [
-            f"{name} ({getattr(first.config, name)!r} and {value!r})"
-            for name, value in vars(other.config).items()
-            if name not in other.hparams and getattr(first.config, name, None) != value
-        ]
-        if type(first.policy.method) is not type(other.policy.method) or odd:
-            raise ValueError(
-                f"learners 0 and {i} differ in {odd[0] if odd else 'their method'}; runs in one program need "
-                "one method and one configuration, up to floats"
-            )
-    axis, stacked = None, first.frozen
-    if len(learners) > 1:
-        axis, every = 0, _of_one_shape([learner.frozen for learner in learners])
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(frozen for frozen in every for _ in range(seeds)))
-
-    def parts(state: OfflineState) -> tuple[Any, Any]:
-        return state.params, state.replace(params=(), frozen=(), update=())
-
-    hparams = jax.tree.map(lambda *x: jnp.stack(x), *(learner.hparams for learner in learners for _ in range(seeds)))
-
-    def init(key: jax.Array) -> SeveralState:
-        keys = jnp.tile(jax.random.split(key, seeds), len(learners))
-        params, rest = jax.vmap(lambda k, f, h: parts(first.start(k, f, h)), in_axes=(0, axis, 0))(
-            keys, stacked, hparams
-        )
-        return SeveralState(params, stacked, rest, jnp.int32(0))
-
-    def update(state: SeveralState) -> tuple[SeveralState, dict[str, jax.Array]]:
-        def one(params, frozen, rest):
-            after, metrics = first.update(rest.replace(params=params, frozen=frozen, update=state.update))
-            return *parts(after), metrics
-
-        params, rest, metrics = jax.vmap(one, in_axes=(0, axis, 0))(state.params, state.frozen, state.rest)
-        state = state.replace(params=params, rest=rest, update=state.update + 1)
-        return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(runs)}
-
-    return Learner(init, update, first.steps_per_update, unit=first.unit)
+    total = sum(shares)
+    if not shares or min(shares) < 1:
+        raise ValueError(f"the shares of a mixed batch are {tuple(shares)}; positive integers are needed, as in (1, 1)")
+    if batch_size < total or batch_size % total:
+        ratio = ":".join(map(str, shares))
+        raise ValueError(f"a batch of {batch_size} cannot be mixed {ratio}; choose a multiple of {total}")
+    return tuple(batch_size // total * share for share in shares)
 
 
-def _of_one_shape(frozen: Sequence[Frozen]) -> list[Frozen]:
-    """Frozen parts whose sets of steps are padded to common sizes. **Raises:** `ValueError`, see `several`."""
+def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Sequence[int]) -> Any:
+    """A batch with rows of several sources, in the order of the sources.
 
-    def form(one: Frozen) -> Any:
-        rows = [jax.tree.map(lambda x: x[:0], steps) for steps in one.given]
-        return jax.tree.map(lambda x: (x.shape, str(x.dtype)), (rows, one.table, one.mean, one.std))
-
-    forms = [form(one) for one in frozen]
-    odd = [i for i, other in enumerate(forms) if other != forms[0]]
-    if odd:
-        raise ValueError(f"the data of learners 0 and {odd[0]} have different forms; runs in one program need one form")
-    most = [max(len(one.given[i]) for one in frozen) for i in range(len(frozen[0].given))]
-
-    def padded(steps: Transitions, size: int) -> Transitions:
-        room = size - len(steps)
-        return jax.tree.map(lambda x: jnp.pad(x, [(0, room)] + [(0, 0)] * (x.ndim - 1)), steps)
-
-    return [one.replace(given=tuple(padded(*pair) for pair in zip(one.given, most))) for one in frozen]
-
-
-def member(state: SeveralState, run: int) -> OfflineState:
-    """The state of one of several runs."""
-    frozen = state.frozen
-    if frozen.mean.ndim == 2:  # runs with data of their own
-        frozen = jax.tree.map(lambda x: x[run], frozen)
-    params, rest = jax.tree.map(lambda x: x[run], (state.params, state.rest))
-    return dataclasses.replace(rest, params=params, frozen=frozen, update=state.update)
+    **Arguments:** `key`; source `i` gets `fold_in(key, i)`; `batch_size`; `sources`; `shares`, one for each, see
+    `counts`.
+    **Returns:** leaves `[batch_size, ...]`.
+    **Raises:** `ValueError` if the batch cannot be divided by these shares, or sources differ in structure, shapes or
+    dtypes.
+    """
+    if len(sources) != len(shares):
+        raise ValueError(f"{len(sources)} sources were given with {len(shares)} shares; one share for each is needed")
+    rows = counts(batch_size, shares)
+    parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
+    named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
+    for i, part in enumerate(parts[1:], 1):
+        other: Any = jax.tree.structure(part)
+        if other != structure:
+            raise ValueError(f"source {i} of a mixed batch gives {other}; source 0 gives {structure}")
+        for (path, a), b in zip(named, jax.tree.leaves(part)):
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise ValueError(
+                    f"source {i} of a mixed batch gives {b.dtype}{list(b.shape[1:])} as {jax.tree_util.keystr(path)}; "
+                    f"source 0 gives {a.dtype}{list(a.shape[1:])}"
+                )
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

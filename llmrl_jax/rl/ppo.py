@@ -7,8 +7,10 @@ shards over a mesh, and vmaps over seeds and over the float hyper-parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,25 +21,32 @@ from jaxtyping import Array, Float
 
 from envs_jax import tracing
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
 from envs_jax.spaces import Box
+from llmrl_jax.core.checks import (
+    Fraction,
+    In,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.gradient import (
+    AdamConfig,
     FlatTree,
     accumulate,
+    apply_gradients,
     clipped_adam,
-    descend,
     in_parts,
     linear_decay,
     traced_floats,
 )
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.policy import Auxiliary, Policy
-from llmrl_jax.rl.ppo_config import PPOConfig, check
 from llmrl_jax.rl.precision import (
     SAMPLING_METRICS,
     compares_sampling,
@@ -47,9 +56,105 @@ from llmrl_jax.rl.precision import (
     sampling_metrics,
 )
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Rollout, Runner, collect, episode_metrics, place, start, task_names, with_pool
+from llmrl_jax.rl.rollout import (
+    SHARED,
+    Rollout,
+    RolloutConfig,
+    Runner,
+    check_divisible,
+    check_statistics,
+    collect,
+    episode_metrics,
+    gae,
+    place,
+    start,
+    task_names,
+    with_pool,
+)
 from llmrl_jax.rl.shuffle import permutations
+
+
+@dataclass(frozen=True)
+class PPOConfig(AdamConfig, RolloutConfig):
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+
+    PREFIX: ClassVar[str] = "ppo."
+
+    unroll: PositiveInt = 1
+    """Steps unrolled per iteration of the rollout's loop: slightly faster for very cheap steps, slower to compile."""
+    epochs: PositiveInt = 4
+    """Passes over the steps of an update."""
+    minibatches: PositiveInt = 4
+    """Gradient steps per epoch; divides num_envs x num_steps (with a recurrent policy: num_envs)."""
+    microbatches: PositiveInt = 1
+    """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
+    schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
+    """Updates after which a linear schedule reaches zero; used with `schedule` linear only."""
+    clip_eps: NonNegativeFloat = 0.2
+    """Distance of the probability ratio from 1 beyond which the policy loss is clipped."""
+    value_clip: Annotated[float, In("[0, inf]")] = 0.2
+    """Change of a value beyond which the value loss is clipped, in units of return; inf: never."""
+    value_loss_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss."""
+    entropy_coef: NonNegativeFloat = 0.01
+    """Weight of the entropy bonus, per nat."""
+    normalize_advantages: bool = True
+    """Whether advantages are normalised to mean 0 and standard deviation 1 within each minibatch. With a bonus of
+    novelty, its noise is not scaled up: they are divided by at least 0.1 of its scale (`rl.bonus.Stream.floor`)."""
+    target_kl: Annotated[float, In("[0, inf]")] = math.inf
+    """An update stops after a minibatch whose approximate KL exceeds this, in nats; inf: off."""
+    bootstrap_truncation: bool = True
+    """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
+    value_broadcast: Literal["off", "glam"] = "off"
+    """`glam`: every value is compared with every return of its microbatch, a bug of the published code that pulls
+    values to the mean return (glam reference, section 3.3)."""
+
+
+GLAM = PPOConfig(
+    num_envs=32,
+    num_steps=40,
+    epochs=4,
+    minibatches=20,
+    gamma=0.99,
+    gae_lambda=0.99,
+    learning_rate=1e-6,
+    normalize_advantages=False,
+)
+"""GLAM's published hyper-parameters (glam reference, section 3.3): 1,280 steps and 80 gradient steps per update, in
+minibatches of 64. The bugs of the published code are not included: add `bootstrap_truncation=False,
+value_broadcast="glam"` for them."""
+
+
+def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, mesh: Mesh | None) -> None:
+    """Reject a configuration that is incompatible with the environment, the policy or the mesh.
+
+    **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), or a changed option is not read.
+    """
+    if config.schedule == "linear" and config.schedule_updates < 1:
+        raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
+    rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"
+    if not policy.recurrent:
+        rows, what = rows * config.num_steps, f"{what} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"
+    for name in ("minibatches", "microbatches"):
+        parts = getattr(config, name)
+        if rows % parts:
+            raise ValueError(f"{what} is not divided by ppo.{name}: {rows} / {parts} = {rows / parts:.2f}")
+        rows, what = rows // parts, f"{what} / ppo.{name} {parts} = {rows // parts}"
+        steps = rows * config.num_steps if policy.recurrent else rows
+        if name == "minibatches" and config.normalize_advantages and steps == 1:
+            raise ValueError(
+                f"--ppo.normalize-advantages is on, but a minibatch has one step ({what}): its advantage minus its "
+                "mean is 0, so the policy would never change. Lower --ppo.minibatches, or pass "
+                "--ppo.no-normalize-advantages"
+            )
+    check_divisible(mesh, {f"ppo.num_envs {config.num_envs}": config.num_envs, what: rows})
+    check_statistics(env, env_params)
 
 
 @struct.dataclass
@@ -187,7 +292,7 @@ def make_ppo(
     density = isinstance(env.action_space(env_params), Box)
     bounds = {"first_ratio_error": ratio_bound(policy, mesh, density), "nonfinite": 0.0}
     options = exact_rounding(getattr(policy, "dtype", jnp.float32))
-    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options)
+    return Learner(ppo.init, ppo.update, steps_per_update, bounds, compiler_options=options, shared=SHARED)
 
 
 class PPO:
@@ -206,22 +311,18 @@ class PPO:
         self.config, self.env_params, self.policy = config, env_params, policy
         self.placement, self.auxiliary, self.bonus = placement, auxiliary, bonus
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
 
     def init(self, key: jax.Array) -> PPOState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         runner = start(self.vector, self.env_params, self.policy, env_key)
-        params, frozen = self.placement.settled(self.policy.init(policy_key, runner.obs))
+        params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         hparams = traced_floats(self.config)
-        opt_state = self.placement.settled(clipped_adam(hparams).init(params))  # moments are placed as params are
-        counters = self.placement.whole((hparams, run_key, jnp.int32(0)))
-        state = PPOState(params, frozen, opt_state, place(runner, self.placement), *counters)
-        if self.bonus is None:
-            return state
-        bonus = self.bonus.init(jax.random.fold_in(key, bonuses.INIT), runner.obs)
-        return state.replace(bonus=bonuses.place(bonus, self.placement))
+        opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
+        hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
+        bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
+        runner = place(runner, self.placement)
+        return PPOState(params, frozen, opt_state, runner, hparams, run_key, update, bonus=bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
         """Rollout, advantages, gradient steps."""
@@ -234,7 +335,7 @@ class PPO:
         report: dict[str, jax.Array] = {}
         if self.bonus is not None:
             state, batch, report = self._with_bonus(state, rollout, batch, runner.obs)
-        rows = self.placement.whole(self._rows(batch))
+        rows = self.placement.replicate(self._rows(batch))
         params, opt_state, bonus, metrics = self._learn(state, rows, shuffle_key, bonus_key)
         metrics |= self._report(rollout, batch) | report
         state = state.replace(
@@ -260,7 +361,7 @@ class PPO:
             play_key,
             self.config.num_steps,
             bootstrap_truncation=self.config.bootstrap_truncation,
-            constrain=self.placement.rows,
+            constrain=self.placement.shard_batch,
             unroll=self.config.unroll,
             auxiliary=self.auxiliary,
         )
@@ -350,7 +451,7 @@ class PPO:
             if config.normalize_advantages:
                 minibatch = minibatch.replace(advantage=normalized(minibatch.advantage, floor))
             grads, metrics = self._gradient(loss, params, minibatch)
-            params, opt_state, norm = descend(optimizer, params, grads, opt_state, learning_rate)
+            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, learning_rate)
             first = {of_first[name]: jnp.where(i == 0, metrics.pop(name), 0.0) for name in of_first}
             kl = metrics["approx_kl"]
             metrics |= {"grad_norm": norm} | first
@@ -376,47 +477,43 @@ class PPO:
         return flat.restore(params), flat.restore_moments(opt_state), bonus, metrics
 
     def _learn_bonus(self, state: Any, steps: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """A gradient step of the bonus on the steps of a minibatch, leaves `[T, B, ...]`, if there is one."""
-        if self.bonus is None:
-            return state, {}
+        """A gradient step of the bonus, if there is one, on the steps of a minibatch, leaves `[T, B, ...]`."""
         flat = jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)
-        return self.bonus.update(state, self.placement.rows(flat), key)
+        return bonuses.learn(self.bonus, state, self.placement.shard_batch(flat), key)
 
     def _gradient(self, loss: Callable, params: Any, minibatch: Batch) -> tuple[Any, dict[str, jax.Array]]:
         """The gradient over a minibatch, in microbatches, and the loss's metrics."""
         k, count = self.config.microbatches, minibatch.first.size
-        forms = self._forms(count // k)
+        buckets = self._buckets(count // k)
 
         def by(policy):
             return lambda params, rows: jax.grad(loss, has_aux=True)(params, rows, policy)
 
         def part(rows):
-            rows = self.placement.rows(rows, 1)
-            if not forms:
+            rows = self.placement.shard_batch(rows, 1)
+            if not buckets:
                 return by(self.policy)(params, rows)
-            needed = jnp.searchsorted(np.array(list(forms), np.int32), jnp.max(self._sizes(rows)))
+            longest = tracing.largest_of_runs(jnp.max(self._lengths(rows)))
+            needed = jnp.searchsorted(np.array(list(buckets), np.int32), longest)
             # the choice is outside the gradient, so that nothing is computed again for it
-            return tracing.switch(needed, [by(form) for form in forms.values()], params, rows)
+            return tracing.switch(needed, [by(bucket) for bucket in buckets.values()], params, rows)
 
         if k == 1:
             return part(minibatch)
-        if forms:  # in the order in which every part gets neighbours in size
-            order = jnp.argsort(self._sizes(minibatch)).reshape(k, -1).T.reshape(-1)
+        if buckets:  # in the order in which every part gets neighbours in length
+            order = jnp.argsort(self._lengths(minibatch)).reshape(k, -1).T.reshape(-1)
             minibatch = jax.tree.map(lambda x: x[:, order], minibatch)
         grads, metrics = accumulate(part, jax.tree.map(jnp.zeros_like, params), in_parts(minibatch, k, axis=1))
         means = {name: jnp.mean(x) for name, x in metrics.items()}
         return jax.tree.map(lambda g: g / k, grads), means | {"ratio_error": jnp.max(metrics["ratio_error"])}
 
-    def _forms(self, rows: int) -> Mapping[int, Policy]:
-        """The forms of a `SizedPolicy` for a part of `rows` rows; empty for all others, which have one form. An
-        auxiliary has its own pass, of the policy as it is."""
-        forms = getattr(self.policy, "forms", None)
-        return {} if forms is None or self.auxiliary is not None else forms(rows)
+    def _buckets(self, rows: int) -> Mapping[int, Policy]:
+        """The policy's buckets for a part of `rows` rows; an auxiliary has its own pass, of the policy as it is."""
+        return {} if self.auxiliary is not None else self.policy.buckets(rows)
 
-    def _sizes(self, rows: Batch) -> jax.Array:
-        """The sizes of the rows of a part, if the policy has forms."""
-        sized: Any = self.policy
-        return sized.sizes(jax.tree.map(lambda x: x.reshape(rows.first.size, *x.shape[2:]), rows.obs))
+    def _lengths(self, rows: Batch) -> jax.Array:
+        """The lengths of the rows of a part, if the policy has buckets."""
+        return self.policy.lengths(jax.tree.map(lambda x: x.reshape(rows.first.size, *x.shape[2:]), rows.obs))
 
     def _report(self, rollout: Rollout, batch: Batch) -> dict[str, jax.Array]:
         """Metrics of the critic and of the episodes that ended in the rollout."""

@@ -50,9 +50,9 @@ PARTS = 128
 
 
 class PRDC(TD3BC):
-    """See the module."""
+    """Policy regularisation with dataset constraint."""
 
-    def wanted_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
+    def imitated_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
         best = (jnp.full(action.shape[0], jnp.inf), action)
         for steps, count in zip(context.frozen.given, context.frozen.sizes):
             best = self.nearer(best, steps, count, batch.obs, action, context)

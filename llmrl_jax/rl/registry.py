@@ -33,7 +33,7 @@ class OfflineAlgorithm:
     """The parts needed to run an algorithm on recorded steps."""
 
     config: type
-    """Its hyper-parameters: a frozen subclass of `llmrl_jax.rl.offline_config.OfflineConfig` with usable defaults."""
+    """Its hyper-parameters: a frozen subclass of `llmrl_jax.rl.offline.OfflineConfig` with usable defaults."""
     make: Callable[..., Any]
     """`(config, actions) -> OfflineMethod`, see `llmrl_jax.rl.offline`; `actions` is a
     `llmrl_jax.rl.offline_data.ActionKind`. It raises `ValueError` for actions and options that it cannot use."""

@@ -1,8 +1,8 @@
-"""A replay memory on the device: a ring buffer of items, written in order, and sampled in several ways.
+"""A replay buffer on the device: a ring buffer of items, written in order, and sampled in several ways.
 
 A draw (uniform, or in proportion to priorities) gives indices into the memory; a view reads at these indices: single
 items, n-step transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a
-`Ring`, which is part of a learner's state: it is saved with the state, and split over the devices of a mesh as
+`BufferState`, which is part of a learner's state: it is saved with the state, and split over the devices of a mesh as
 environments are. Of observations that are stacks of frames, each frame is held once (`llmrl_jax.rl.frames`).
 """
 
@@ -20,11 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from envs_jax.env import Stack
 from llmrl_jax.rl.frames import Frames
-from llmrl_jax.rl.priorities import Priorities
 
 
 @struct.dataclass
-class Ring:
+class BufferState:
     """The contents of a memory; part of a learner's state, and so of its checkpoints."""
 
     items: Any
@@ -36,11 +35,15 @@ class Ring:
     priorities: Any = ()
     """The `PriorityTree` of a prioritised memory; `()` in others."""
     frames: Any = ()
-    """The `FrameRing` of a memory with stacks; `()` in others."""
+    """The `FrameBuffer` of a memory with stacks; `()` in others."""
+
+
+COUNTERS = ("replay.next", "replay.size")
+"""The parts of a memory, the `replay` of a learner's state, that do not depend on what is added."""
 
 
 @struct.dataclass
-class Drawn:
+class Sample:
     """Indices into a memory, for one batch."""
 
     index: Int[Array, " B"]
@@ -56,7 +59,7 @@ class Replay:
     capacity: int
     """Maximum number of items. The whole memory is allocated at once."""
     rows: int | None = None
-    """Environments, each with its own ring of `capacity / rows` consecutive steps; over a mesh, each device holds its
+    """Environments, each with its own buffer of `capacity / rows` consecutive steps; over a mesh, each device holds its
     environments' steps. None: items without an order, for single-step sampling only."""
     prioritized: bool = False
     """Whether items have sampling priorities."""
@@ -65,14 +68,14 @@ class Replay:
 
     def __post_init__(self):
         if self.capacity < 1:
-            raise ValueError(f"the replay memory has a capacity of {self.capacity}; at least 1 is needed")
+            raise ValueError(f"the replay buffer has a capacity of {self.capacity}; at least 1 is needed")
         if self.rows is not None and (self.rows < 1 or self.capacity % self.rows):
             raise ValueError(
-                f"a replay memory of {self.capacity} items cannot be divided among {self.rows} environments: "
+                f"a replay buffer of {self.capacity} items cannot be divided among {self.rows} environments: "
                 f"choose a multiple of {max(self.rows, 1)} as its capacity"
             )
         if self.stacked and self.rows is None:
-            raise ValueError("stacks of frames need steps in their order: give the replay memory its `rows`")
+            raise ValueError("stacks of frames need steps in their order: give the replay buffer its `rows`")
 
     @property
     def length(self) -> int:
@@ -89,7 +92,7 @@ class Replay:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def init(self, item: Any) -> Ring:
+    def init(self, item: Any) -> BufferState:
         """An empty memory.
 
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
@@ -97,7 +100,7 @@ class Replay:
         lead = (self.capacity,) if self.rows is None else (self.length, self.rows)
         frames = self._frames.init(item.obs) if self.stacked else ()
         items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), self._unstacked(item))
-        return Ring(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else (), frames)
+        return BufferState(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else (), frames)
 
     def _unstacked(self, items: Any) -> Any:
         """Items without the stacks of their observations."""
@@ -105,7 +108,7 @@ class Replay:
             return items
         return items.replace(obs=self._frames.without(items.obs), next_obs=self._frames.without(items.next_obs))
 
-    def add(self, ring: Ring, items: Any, ended: Bool[Array, "T rows"] | None = None) -> Ring:
+    def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
         """The memory with items appended in order. Their priority is the highest that any item has had.
 
         **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
@@ -118,31 +121,31 @@ class Replay:
         if count > self.length:
             what = "items" if self.rows is None else f"steps of {self.rows} environments"
             raise ValueError(
-                f"{count} {what} at once do not fit a replay memory of {self.capacity}: raise its capacity"
+                f"{count} {what} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
             )
-        place = (ring.next + jnp.arange(count)) % self.length
+        place = (buffer.next + jnp.arange(count)) % self.length
 
         def write(old, new):
             if new.shape != (count, *old.shape[1:]) or new.dtype != old.dtype:
                 raise ValueError(
-                    f"items of {new.dtype}{list(new.shape)} were added to a replay memory of "
+                    f"items of {new.dtype}{list(new.shape)} were added to a replay buffer of "
                     f"{old.dtype}{list(old.shape)}; {old.dtype}{[count, *old.shape[1:]]} is needed"
                 )
             return old.at[place].set(new, mode="promise_in_bounds", unique_indices=True)
 
-        tree = ring.priorities
+        tree = buffer.priorities
         if self.prioritized:
             index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
             tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
-        after = Ring(
-            items=jax.tree.map(write, ring.items, items),
-            next=(ring.next + count) % self.length,
-            size=jnp.minimum(ring.size + count * per_step, self.capacity),
+        after = BufferState(
+            items=jax.tree.map(write, buffer.items, items),
+            next=(buffer.next + count) % self.length,
+            size=jnp.minimum(buffer.size + count * per_step, self.capacity),
             priorities=tree,
         )
-        return self._with_frames(ring, after, whole, ended) if self.stacked else after
+        return self._with_frames(buffer, after, whole, ended) if self.stacked else after
 
-    def _with_frames(self, before: Ring, after: Ring, steps: Any, ended: Array | None) -> Ring:
+    def _with_frames(self, before: BufferState, after: BufferState, steps: Any, ended: Array | None) -> BufferState:
         """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
         if ended is None:
             raise ValueError("a memory with stacks of frames needs to know which steps ended their episode: `ended`")
@@ -160,67 +163,67 @@ class Replay:
         )
         return after.replace(priorities=tree)
 
-    def place(self, ring: Ring, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> Ring:
+    def place(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
         """The memory on a mesh: rows are split as environments are, the rest is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
         replicated tree. Priorities are replicated, so that sums over the whole memory are the same on any number of
         devices.
         """
-        items = copied(ring.items) if self.rows is None else split(ring.items, 1)
-        frames = self._frames.place(ring.frames, split, copied) if self.stacked else ()
-        next, size, priorities = copied((ring.next, ring.size, ring.priorities))
-        return Ring(items, next, size, priorities, frames)
+        items = copied(buffer.items) if self.rows is None else split(buffer.items, 1)
+        frames = self._frames.place(buffer.frames, split, copied) if self.stacked else ()
+        next, size, priorities = copied((buffer.next, buffer.size, buffer.priorities))
+        return BufferState(items, next, size, priorities, frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
-    def can_sample(self, ring: Ring, least: int = 1) -> Bool[Array, ""]:
+    def can_sample(self, buffer: BufferState, least: int = 1) -> Bool[Array, ""]:
         """Whether at least `least` items were added, of those that fit."""
-        return ring.size >= least
+        return buffer.size >= least
 
-    def held(self, ring: Ring) -> Int[Array, ""]:
-        """Items that can be drawn: with stacks fewer than `ring.size` where episodes are very short."""
-        return ring.frames.readable * (self.rows or 1) if self.stacked else ring.size
+    def held(self, buffer: BufferState) -> Int[Array, ""]:
+        """Items that can be drawn: with stacks fewer than `buffer.size` where episodes are very short."""
+        return buffer.frames.readable * (self.rows or 1) if self.stacked else buffer.size
 
-    def draw(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
+    def draw(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn uniformly with replacement. An empty memory gives index 0."""
-        held = jnp.maximum(self.held(ring), 1)
+        held = jnp.maximum(self.held(buffer), 1)
         index = jax.random.randint(key, (batch_size,), 0, held)
         if self.stacked:
-            oldest = jnp.where(held < ring.size, ring.next * (self.rows or 1) - held, 0)
+            oldest = jnp.where(held < buffer.size, buffer.next * (self.rows or 1) - held, 0)
             index = (index + oldest) % self.capacity
-        return Drawn(index, jnp.broadcast_to(1 / held, (batch_size,)))
+        return Sample(index, jnp.broadcast_to(1 / held, (batch_size,)))
 
-    def draw_prioritized(self, ring: Ring, key: jax.Array, batch_size: int) -> Drawn:
+    def draw_prioritized(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
 
         The sum of all priorities is cut into `batch_size` equal ranges, and one index is drawn from each.
         """
-        return Drawn(*self._tree.sample(ring.priorities, key, batch_size))
+        return Sample(*self._tree.sample(buffer.priorities, key, batch_size))
 
-    def prioritize(self, ring: Ring, index: Int[Array, " B"], priority: Float[Array, " B"]) -> Ring:
+    def prioritize(self, buffer: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
         """The memory with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
         `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
         """
-        return ring.replace(priorities=self._tree.set(ring.priorities, index, priority))
+        return buffer.replace(priorities=self._tree.set(buffer.priorities, index, priority))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, ring: Ring, index: Int[Array, " *B"]) -> Any:
+    def get(self, buffer: BufferState, index: Int[Array, " *B"]) -> Any:
         """The items at given indices: leaves `[*B, ...]`."""
-        return self._steps(ring, *self._split(index))
+        return self._steps(buffer, *self._split(index))
 
-    def sample(self, ring: Ring, key: jax.Array, batch_size: int) -> Any:
+    def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
         """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
 
         An empty memory gives zeros: add items first.
         """
-        return self.get(ring, self.draw(ring, key, batch_size).index)
+        return self.get(buffer, self.draw(buffer, key, batch_size).index)
 
     def n_step(
-        self, ring: Ring, index: Int[Array, " B"], n: int, gamma: float | jax.Array
+        self, buffer: BufferState, index: Int[Array, " B"], n: int, gamma: float | jax.Array
     ) -> tuple[Any, Float[Array, " B"]]:
         """Transitions over up to `n` steps (Sutton and Barto, section 7.1), starting at given indices.
 
@@ -236,22 +239,24 @@ class Replay:
         """
         if n < 1:
             raise ValueError(f"n-step transitions of n = {n} steps; at least 1 is needed")
-        items = ring.items
+        items = buffer.items
         times, row = self._following(index, n, f"{n}-step transitions")
         reward = self._read(items.reward, times, row)
-        mask = self._mask(ring, times, row)
+        mask = self._mask(buffer, times, row)
         powers = jnp.cumprod(jnp.concatenate([jnp.ones(1), jnp.full(n, gamma, jnp.float32)]))
         steps = jnp.sum(mask, axis=1)
-        first = self.get(ring, index)
+        first = self.get(buffer, index)
         last = (jnp.take_along_axis(times, steps[:, None] - 1, axis=1)[:, 0], row[:, 0])
         return first.replace(
             reward=jnp.sum(jnp.where(mask, powers[:n] * reward, 0), axis=1),
-            next_obs=self._next_obs(ring, *last),
+            next_obs=self._next_obs(buffer, *last),
             terminated=self._read(items.terminated, *last),
             truncated=self._read(items.truncated, *last),
         ), powers[steps]
 
-    def windows(self, ring: Ring, index: Int[Array, " B"], length: int) -> tuple[Any, Bool[Array, "B {length}"]]:
+    def windows(
+        self, buffer: BufferState, index: Int[Array, " B"], length: int
+    ) -> tuple[Any, Bool[Array, "B {length}"]]:
         """Consecutive steps of one episode, starting at given indices.
 
         **Arguments:** `index`, of a draw; `length`, steps of a window.
@@ -260,12 +265,12 @@ class Replay:
         **Raises:** `ValueError` without rows.
         """
         times, row = self._following(index, length, f"windows of {length} steps")
-        mask = self._mask(ring, times, row)
+        mask = self._mask(buffer, times, row)
 
         def blank(x):
             return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
 
-        return jax.tree.map(blank, self._steps(ring, times, row)), mask
+        return jax.tree.map(blank, self._steps(buffer, times, row)), mask
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -276,36 +281,36 @@ class Replay:
     def _read(self, tree: Any, *place: Array) -> Any:
         return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
 
-    def _steps(self, ring: Ring, *place: Array) -> Any:
+    def _steps(self, buffer: BufferState, *place: Array) -> Any:
         """Whole items."""
-        items = self._read(ring.items, *place)
+        items = self._read(buffer.items, *place)
         if not self.stacked:
             return items
-        obs, next_obs = self._stacks(ring, *place)
+        obs, next_obs = self._stacks(buffer, *place)
         return items.replace(obs={**items.obs, **obs}, next_obs={**items.next_obs, **next_obs})
 
-    def _next_obs(self, ring: Ring, *place: Array) -> Any:
+    def _next_obs(self, buffer: BufferState, *place: Array) -> Any:
         """The `next_obs` of items."""
-        next_obs = self._read(ring.items.next_obs, *place)
-        return {**next_obs, **self._stacks(ring, *place)[1]} if self.stacked else next_obs
+        next_obs = self._read(buffer.items.next_obs, *place)
+        return {**next_obs, **self._stacks(buffer, *place)[1]} if self.stacked else next_obs
 
-    def _stacks(self, ring: Ring, time: Array, row: Array) -> tuple[Any, Any]:
-        back = (ring.next - 1 - time) % self.length
-        return self._frames.read(ring.frames, back, jnp.broadcast_to(row, back.shape))
+    def _stacks(self, buffer: BufferState, time: Array, row: Array) -> tuple[Any, Any]:
+        back = (buffer.next - 1 - time) % self.length
+        return self._frames.read(buffer.frames, back, jnp.broadcast_to(row, back.shape))
 
     def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
         """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
         if self.rows is None:
-            raise ValueError(f"{what} need steps in their order: give the replay memory its `rows`, the environments")
+            raise ValueError(f"{what} need steps in their order: give the replay buffer its `rows`, the environments")
         if not 1 <= count <= self.length:
-            raise ValueError(f"{what} do not fit a replay memory of {self.length} steps per environment")
+            raise ValueError(f"{what} do not fit a replay buffer of {self.length} steps per environment")
         time, row = self._split(index)
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
-    def _mask(self, ring: Ring, times: Array, row: Array) -> Array:
+    def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
         """Which steps continue the episode of the first one, bool `[B, count]`."""
-        items, held = ring.items, ring.size // (self.rows or 1)
-        oldest = jnp.where(held == self.length, ring.next, 0)
+        items, held = buffer.items, buffer.size // (self.rows or 1)
+        oldest = jnp.where(held == self.length, buffer.next, 0)
         left = held - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
@@ -322,3 +327,116 @@ def importance_weights(
     """
     weights = (jnp.maximum(size, 1) * probability) ** -beta
     return weights / jnp.max(weights)
+
+
+# --- priorities -------------------------------------------------------------------------------------------------------
+
+
+CHILDREN = 16
+
+
+@struct.dataclass
+class PriorityTree:
+    """Priorities and their sums."""
+
+    levels: Any
+    """Tuple of float32 `[nodes, 16]`: the priorities of all indices in order, 0 for empty slots; then the sums of each
+    of these nodes; and so on, up to a single node."""
+    highest: Float[Array, ""]
+    """The highest priority that was ever set; 1 before that."""
+
+
+@dataclass(frozen=True)
+class Priorities:
+    """The pure functions of a tree of `capacity` priorities: indices are sampled in proportion to them.
+
+    It is a sum tree whose nodes have 16 children. A cumulative sum over the whole buffer takes time proportional to its
+    capacity. A binary tree takes one gather for each of its 20 levels at a million entries, sequentially, and compiles
+    slowly. With 16 children there are 5 levels. Sums are recomputed from their 16 terms at every change, so rounding
+    errors do not accumulate, and no result depends on the order in which a device writes."""
+
+    capacity: int
+
+    def init(self) -> PriorityTree:
+        """A tree with all priorities 0."""
+        levels: list[jax.Array] = []
+        nodes = self.capacity
+        while not levels or nodes > 1:
+            nodes = -(-nodes // CHILDREN)
+            levels.append(jnp.zeros((nodes, CHILDREN)))
+        return PriorityTree(tuple(levels), jnp.float32(1))
+
+    def set(self, tree: PriorityTree, index: Int[Array, " N"], priority: Float[Array, " N"]) -> PriorityTree:
+        """The tree with new priorities at given indices; for a repeated index the higher priority is taken.
+
+        **Arguments:** `index`; `priority`, not negative.
+        """
+        levels, value = [], priority
+        for level in tree.levels:
+            index, child = index // CHILDREN, index % CHILDREN
+            level = level.at[index, child].set(0.0, mode="promise_in_bounds")
+            level = level.at[index, child].max(value, mode="promise_in_bounds")  # independent of the write order
+            value = jnp.sum(level.at[index].get(mode="promise_in_bounds"), axis=1)
+            levels.append(level)
+        return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
+
+    def kept(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
+        """The tree with priority 0 where the mask is False."""
+        entries = tree.levels[0].reshape(-1)
+        entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
+        levels = [entries.reshape(-1, CHILDREN)]
+        for level in tree.levels[1:]:
+            sums = jnp.sum(levels[-1], axis=1)
+            levels.append(jnp.pad(sums, (0, level.size - sums.shape[0])).reshape(level.shape))
+        return tree.replace(levels=tuple(levels))
+
+    def sample(
+        self, tree: PriorityTree, key: jax.Array, count: int
+    ) -> tuple[Int[Array, "{count}"], Float[Array, "{count}"]]:
+        """Indices, one from each of `count` equal ranges of the sum of all priorities, and the probability of each.
+
+        An index with priority 0 is never drawn, unless all are 0: then index 0 is drawn, with probability 0.
+        """
+        total = jnp.sum(tree.levels[-1])
+        ends = jnp.arange(count + 1) / count * total
+        index, weight = self.draw_between(tree, key, ends[:-1], ends[1:])
+        return index, weight / jnp.where(total > 0, total, 1)
+
+    def draw_between(
+        self, tree: PriorityTree, key: jax.Array, low: Float[Array, " B"], high: Float[Array, " B"]
+    ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+        """An index for a uniform point in each range of the cumulative sum of priorities, and its priority.
+
+        A float32 cannot name such a point: at a million equal priorities, it has 16 places within each. So every level
+        draws a new point from what the range and the chosen child have in common, which has the same distribution.
+
+        **Arguments:** `low` and `high`, the ends of the ranges, from 0 to the sum.
+        """
+        index = jnp.zeros(low.shape, jnp.int32)
+        weight = jnp.zeros(low.shape)
+        for level, level_key in zip(reversed(tree.levels), jax.random.split(key, len(tree.levels))):
+            offset = jax.random.uniform(level_key, low.shape) * (high - low)
+            child, start, weight = descend_tree(level.at[index].get(mode="promise_in_bounds"), low, offset)
+            low, high = (jnp.clip(end - start, 0, weight) for end in (low, high))
+            index = index * CHILDREN + child
+        return index, weight
+
+
+def descend_tree(
+    weights: Float[Array, "B 16"], low: Float[Array, " B"], offset: Float[Array, " B"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
+    """The child whose interval of the cumulative sum contains the point `low + offset`, the start of the interval, and
+    the child's weight.
+
+    It is never a child of weight 0 if there is another: rounding may put a point beyond the last interval, and it is
+    then assigned to the last one.
+    """
+    ends = jnp.cumsum(weights, axis=1)
+    positive = weights > 0
+    order = jnp.arange(CHILDREN, dtype=jnp.int32)
+    last = jnp.max(jnp.where(positive, order, 0), axis=1)
+    within = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
+    child = jnp.min(jnp.where(within, order, last[:, None]), axis=1)
+    weight = jnp.take_along_axis(weights, child[:, None], axis=1)[:, 0]
+    start = jnp.take_along_axis(ends, child[:, None], axis=1)[:, 0] - weight
+    return child, start, weight

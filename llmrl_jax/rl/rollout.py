@@ -1,22 +1,25 @@
-"""Rollouts of a policy in a batch of environments, shared by the algorithms."""
+"""Rollouts of a policy in a batch of environments, and their advantages; shared by the algorithms."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from envs_jax.env import Environment, Wrapper
 from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import Checked, Needs, PositiveInt
-from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.policy import Auxiliary, Policy, QPolicy
+from llmrl_jax.parallel import RULES, Placement
+from llmrl_jax.rl.policy import Auxiliary, Policy
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class RolloutConfig(Checked):
     about as many steps as the pool's episodes last."""
     reset_ratio: Annotated[PositiveInt, Needs("reset", "optimistic")] = 16
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
+
+    def vector_env(self, env: Environment) -> VectorEnv:
+        """The batch of environments. **Arguments:** `env`, one of them, wrapped."""
+        return VectorEnv(env, self.num_envs, policy=self.reset, pool_size=self.pool_size, reset_ratio=self.reset_ratio)
 
 
 @struct.dataclass
@@ -79,6 +86,9 @@ class Rollout:
     """The observation that the step reached, before any reset."""
 
 
+SHARED = ("hparams", "runner.env_params")
+"""The parts of the state of a learner that plays which are the same for all keys, see `Learner.shared`."""
+
 EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
 """The entries of an environment's `info` that `episode_metrics` reads, besides further ones named `episode_*`: numbers
 whose last value in an episode is that of the whole episode."""
@@ -89,7 +99,7 @@ def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in info.items() if name in EPISODE_INFO or name.startswith("episode_")}
 
 
-def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Array) -> Runner:
+def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
     """Reset every environment."""
 
     def own(x: Any) -> jax.Array:
@@ -97,8 +107,20 @@ def start(env: VectorEnv, env_params: Any, policy: Policy | QPolicy, key: jax.Ar
         return jnp.copy(jax.lax.convert_element_type(x, jnp.result_type(x)))
 
     env_params = jax.tree.map(own, env_params)
-    obs, env_state = jax.jit(env.reset)(key, env_params)
+    obs, env_state = _compiled_reset(env)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
+
+
+_RESETS: WeakKeyDictionary[VectorEnv, Any] = WeakKeyDictionary()
+
+
+def _compiled_reset(env: VectorEnv) -> Any:
+    """`jax.jit(env.reset)`, compiled once for several seeds: JAX forgets the program of a bound method with the
+    method, which is another object each time."""
+    if env not in _RESETS:
+        alive = weakref.ref(env)  # so that the program goes with the environment
+        _RESETS[env] = jax.jit(lambda key, params: alive().reset(key, params))  # type: ignore[union-attr]
+    return _RESETS[env]
 
 
 def step_info(env: Environment, env_params: Any) -> dict[str, Any]:
@@ -117,6 +139,19 @@ def check_statistics(env: Environment, env_params: Any) -> None:
         )
 
 
+def check_divisible(mesh: Mesh | None, sizes: Mapping[str, int]) -> None:
+    """Check that the devices over which rows are split divide `sizes`, each by its text in the message.
+
+    **Raises:** `ValueError`, with the arithmetic."""
+    if mesh is None:
+        return
+    ways = Placement(mesh).row_devices
+    devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
+    for text, size in sizes.items():
+        if size % ways:
+            raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+
+
 def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array, ""] | int, every: int) -> Runner:
     """A runner with a new pool of episodes in every `every`-th update (`env.policy` pool); else as it is."""
 
@@ -132,11 +167,11 @@ def place(runner: Runner, placement: Placement) -> Runner:
     """A runner whose environments are split over the devices, with the pool of episodes replicated."""
     env_state = runner.env_state
     return Runner(
-        env_params=placement.whole(runner.env_params),
-        env_state=env_state.replace(env=placement.rows(env_state.env), pool=placement.whole(env_state.pool)),
-        obs=placement.rows(runner.obs),
-        carry=placement.rows(runner.carry),
-        first=placement.rows(runner.first),
+        env_params=placement.replicate(runner.env_params),
+        env_state=env_state.replace(env=placement.shard_batch(env_state.env), pool=placement.replicate(env_state.pool)),
+        obs=placement.shard_batch(runner.obs),
+        carry=placement.shard_batch(runner.carry),
+        first=placement.shard_batch(runner.first),
     )
 
 
@@ -269,3 +304,41 @@ def episode_metrics(
             metrics[f"episodes/{task}"] = jnp.sum(mask).astype(jnp.float32)
             metrics[f"success/{task}"] = mean(info["success"], mask)
     return metrics
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def _accumulate(x: Float[Array, "T *B"], decay: Float[Array, "T *B"], last: Float[Array, "*B"]) -> Float[Array, "T *B"]:
+    """`y[t] = x[t] + decay[t] * y[t + 1]`, with `y[T] = last`."""
+
+    def back(y, step):
+        x_t, decay_t = step
+        y = x_t + decay_t * y
+        return y, y
+
+    return tracing.scan(back, last, (x, decay), reverse=True, unroll=min(16, x.shape[0]))[1]
+
+
+def gae(
+    reward: Float[Array, "T *B"],
+    value: Float[Array, "T *B"],
+    next_value: Float[Array, "T *B"],
+    terminated: Bool[Array, "T *B"],
+    truncated: Bool[Array, "T *B"],
+    gamma: float | jax.Array,
+    gae_lambda: float | jax.Array,
+) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"]]:
+    """Generalised advantage estimation (Schulman et al., 1506.02438, eq. 16), with termination and truncation separate.
+
+    `delta[t] = reward[t] + gamma * next_value[t] * (1 - terminated[t]) - value[t]`: a truncated step still bootstraps.
+    `A[t] = delta[t] + gamma * gae_lambda * A[t + 1]`, cut at the end of an episode of either kind.
+
+    **Arguments:** `reward`, `value` (of the step's observation), `next_value` (of the observation that the step
+    reached, before any reset), `terminated`, `truncated`, all `[T, ...]`; `gamma` and `gae_lambda`, in [0, 1].
+    **Returns:** `(advantages, returns)`, float32 `[T, ...]`; the returns are `advantages + value`.
+    """
+    goes_on = ~(terminated | truncated)
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    advantages = _accumulate(delta, gamma * gae_lambda * goes_on, jnp.zeros_like(delta[-1]))
+    return advantages, advantages + value

@@ -1,7 +1,7 @@
 """SAC, the soft actor-critic (Haarnoja et al., 1812.05905), for continuous actions with bounds.
 
 One update plays `num_steps` steps in `num_envs` environments, stores them, and takes `gradient_steps` gradient steps on
-batches from the replay memory. The first `learning_starts` steps are uniform random actions.
+batches from the replay buffer. The first `learning_starts` steps are uniform random actions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from envs_jax import spaces, tracing
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv
 from llmrl_jax.core.checks import (
     Fraction,
     Needs,
@@ -29,14 +29,15 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.actors import Scaled
-from llmrl_jax.rl.gradient import traced_floats
+from llmrl_jax.rl.actors import Critics, Scaled, SquashedActor
+from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
-from llmrl_jax.rl.offline import Trained
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.replay import Replay, Ring
+from llmrl_jax.rl.replay import COUNTERS, BufferState, Replay
 from llmrl_jax.rl.rollout import (
+    SHARED,
     RolloutConfig,
     Runner,
     check_statistics,
@@ -46,7 +47,59 @@ from llmrl_jax.rl.rollout import (
     task_names,
     with_pool,
 )
-from llmrl_jax.rl.soft import SoftActorCritic
+
+
+class SoftActorCritic:
+    """A squashed Gaussian actor, twin critics, and the weight of the entropy, which is adapted so that the entropy is
+    minus the number of action values. Hyper-parameters: `actor_learning_rate`, `temperature_learning_rate`, and
+    `initial_temperature`."""
+
+    def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str):
+        self.width = actions.width
+        self.actor = SquashedActor(actions.width, hidden, activation)
+        self.critics = Critics(actions, hidden, activation)
+
+    def networks(self, key: jax.Array, inputs: int, hparams: dict[str, jax.Array]) -> dict[str, Any]:
+        """Initial parameters: `actor`, `critic`, `log_temperature`."""
+        one, two = jax.random.split(key)
+        return {
+            "actor": self.actor.init(one, inputs),
+            "critic": self.critics.init(two, inputs),
+            "log_temperature": jnp.log(hparams["initial_temperature"]),
+        }
+
+    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
+        """The mean squared error, summed over the critics."""
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
+
+    def soft_targets(
+        self, state: TrainState, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> Float[Array, " B"]:
+        """`r + gamma (1 - terminated) [min Q'(s', a') - temperature log pi(a' | s')]`, with `a'` of the policy."""
+        action, log_prob = self.actor.sample(state.params["actor"], batch.next_obs, key)
+        value = jnp.min(self.critics(state.target["critic"], batch.next_obs, action), axis=0)
+        value = value - jnp.exp(state.params["log_temperature"]) * log_prob
+        return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
+
+    def actor_loss(self, params: Any, critic: Any, batch: Batch, key: jax.Array, temperature: Any) -> jax.Array:
+        """`mean [temperature log pi(a | s) - min Q(s, a)]` for an action of the policy, and its log-density."""
+        action, log_prob = self.actor.sample(params, batch.obs, key)
+        return jnp.mean(temperature * log_prob - jnp.min(self.critics(critic, batch.obs, action), axis=0))
+
+    def actor_step(
+        self, state: TrainState, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """A step of the entropy's weight, and one of the actor with that weight."""
+        _, log_prob = self.actor.sample(state.params["actor"], batch.obs, key)
+        distance = jnp.mean(log_prob) - self.width
+        grad = jax.grad(lambda log: -jnp.exp(log) * distance)(state.params["log_temperature"])
+        state = state.apply_gradients("log_temperature", grad, h["temperature_learning_rate"])
+        temperature = jnp.exp(state.params["log_temperature"])
+        pi_loss, grads = jax.value_and_grad(self.actor_loss)(
+            state.params["actor"], state.params["critic"], batch, key, temperature
+        )
+        state = state.apply_gradients("actor", grads, h["actor_learning_rate"])
+        return state, {"actor_loss": pi_loss, "temperature": temperature, "entropy": -jnp.mean(log_prob)}
 
 
 @dataclass(frozen=True)
@@ -61,20 +114,20 @@ class SACConfig(RolloutConfig):
     batch_size: PositiveInt = 256
     """Stored steps per gradient step."""
     replay_size: PositiveInt = 1_000_000
-    """Capacity of the replay memory in steps, rounded down to a multiple of num_envs. It is allocated at once, and is
+    """Capacity of the replay buffer in steps, rounded down to a multiple of num_envs. It is allocated at once, and is
     part of checkpoints."""
     learning_starts: NonNegativeInt = 5_000
     """Steps of uniform random actions before the first gradient step; until then losses are reported as 0."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target critics towards the critics."""
+    """Polyak averaging rate of the target critics."""
     actor_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the actor's Adam."""
+    """Learning rate of the actor."""
     critic_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     temperature_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the Adam of the entropy's weight."""
+    """Learning rate of the entropy coefficient."""
     initial_temperature: PositiveFloat = 1.0
     """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
     pool_every: Annotated[PositiveInt, Needs("reset", "pool")] = 16
@@ -96,19 +149,14 @@ class SACConfig(RolloutConfig):
         return self.replay_size // self.num_envs * self.num_envs
 
 
-class SACPolicy:
-    """The actor and critics of an environment; acts as a `llmrl_jax.agents.contract.Player`. The value is 0."""
-
-    recurrent = False
+class SACPolicy(Policy):
+    """The actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
 
     def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str, features: Features):
         """**Arguments:** `actions`, continuous; `hidden`, widths of the dense layers; `activation`; `features`, from an
         observation and its number of batch axes to float32 features."""
         self.actions, self.features = actions, features
         self.nets = SoftActorCritic(actions, hidden, activation)
-
-    def initial_carry(self, batch_size):
-        return ()
 
     def step(self, params, frozen, obs, carry, first):
         found = self.nets.actor.distribution(params["actor"], self.features(obs, 1))
@@ -136,14 +184,14 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
 
 @struct.dataclass
 class SACState:
-    """Everything that SAC carries from update to update, including the replay memory."""
+    """Everything that SAC carries from update to update, including the replay buffer."""
 
     params: dict[str, Any]
     frozen: Any
     """`()`."""
     target: dict[str, Any]
     opt_state: dict[str, Any]
-    replay: Ring
+    replay: BufferState
     """Actions are in [-1, 1]."""
     runner: Runner
     hparams: dict[str, jax.Array]
@@ -169,7 +217,7 @@ def make_sac(
         raise ValueError("sac runs on one device: leave --mesh out")
     check_statistics(env, env_params)
     sac = SAC(config, env, env_params, policy)
-    return Learner(sac.init, sac.update, config.num_envs * config.num_steps)
+    return Learner(sac.init, sac.update, config.num_envs * config.num_steps, shared=(*SHARED, *COUNTERS))
 
 
 class SAC:
@@ -178,9 +226,7 @@ class SAC:
     def __init__(self, config: SACConfig, env: Environment, env_params: Any, policy: SACPolicy):
         self.config, self.env_params, self.policy, self.nets = config, env_params, policy, policy.nets
         self.task_names = task_names(env)
-        self.vector = VectorEnv(
-            env, config.num_envs, policy=config.reset, pool_size=config.pool_size, reset_ratio=config.reset_ratio
-        )
+        self.vector = config.vector_env(env)
         self.memory = Replay(config.capacity, rows=config.num_envs)
 
     def init(self, key: jax.Array) -> SACState:
@@ -188,13 +234,12 @@ class SAC:
         runner = start(self.vector, self.env_params, self.policy, env_key)  # type: ignore[arg-type]
         hparams = traced_floats(self.config)
         inputs = self.policy.features(runner.obs, 1).shape[-1]
-        trained = jax.jit(lambda key, h: Trained.begin(self.nets.networks(key, inputs, h), ["critic"]))(
-            policy_key, hparams
-        )
+        create = jax.jit(lambda key, h: TrainState.create(self.nets.networks(key, inputs, h), ["critic"]))
+        nets = create(policy_key, hparams)
         obs = jax.tree.map(lambda x: x[0], runner.obs)
         step = Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
         replay = self.memory.init(jax.eval_shape(lambda: step))
-        return SACState(trained.params, (), trained.target, trained.opt, replay, runner, hparams, run_key, jnp.int32(0))
+        return SACState(nets.params, (), nets.target, nets.opt_state, replay, runner, hparams, run_key, jnp.int32(0))
 
     def update(self, state: SACState) -> tuple[SACState, dict[str, jax.Array]]:
         """Play, store the steps, take gradient steps."""
@@ -202,11 +247,9 @@ class SAC:
         runner = with_pool(self.vector, state.runner, pool_key, state.update, self.config.pool_every)
         runner, (steps, done, info) = self._play(state.replace(runner=runner), play_key)
         state = state.replace(runner=runner, replay=self.memory.add(state.replay, steps))
-        trained, metrics = self._learn_when_ready(state, learn_key)
+        nets, metrics = self._learn_when_ready(state, learn_key)
         metrics |= {"replay_size": state.replay.size, **episode_metrics(info, done, self.task_names)}
-        state = state.replace(
-            params=trained.params, target=trained.target, opt_state=trained.opt, update=state.update + 1
-        )
+        state = state.replace(params=nets.params, target=nets.target, opt_state=nets.opt_state, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def _play(self, state: SACState, key: jax.Array) -> tuple[Runner, Any]:
@@ -228,41 +271,41 @@ class SAC:
 
         return tracing.scan(step, state.runner, jnp.arange(config.num_steps))
 
-    def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
+    def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """`gradient_steps` steps once the memory holds enough; before that nothing changes, and metrics are 0."""
 
         def wait(state, key):
             zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}
-            return Trained(state.params, state.target, state.opt_state), zeros
+            return TrainState(state.params, state.target, state.opt_state), zeros
 
         ready = self.memory.can_sample(state.replay, max(1, self.config.learning_starts))
         return tracing.cond(ready, self._learn, wait, state, key)
 
-    def _learn(self, state: SACState, key: jax.Array) -> tuple[Trained, dict[str, jax.Array]]:
-        def one(trained, key):
+    def _learn(self, state: SACState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+        def one(nets, key):
             draw_key, step_key = jax.random.split(key)
             index = self.memory.draw(state.replay, draw_key, self.config.batch_size).index
             rows = self.memory.get(state.replay, index)
             x, y = self.policy.features(rows.obs, 1), self.policy.features(rows.next_obs, 1)
-            return self.step(trained, Batch(x, rows.action, rows.reward, y, rows.terminated), step_key, state.hparams)
+            return self.step(nets, Batch(x, rows.action, rows.reward, y, rows.terminated), step_key, state.hparams)
 
-        trained = Trained(state.params, state.target, state.opt_state)
-        trained, metrics = tracing.scan(one, trained, jax.random.split(key, self.config.gradient_steps))
-        return trained, {name: jnp.mean(x) for name, x in metrics.items()}
+        nets = TrainState(state.params, state.target, state.opt_state)
+        nets, metrics = tracing.scan(one, nets, jax.random.split(key, self.config.gradient_steps))
+        return nets, {name: jnp.mean(x) for name, x in metrics.items()}
 
     def step(
-        self, trained: Trained, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
-    ) -> tuple[Trained, dict[str, jax.Array]]:
+        self, state: TrainState, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One gradient step of every network."""
         target_key, actor_key = jax.random.split(key)
-        wanted = self.nets.soft_targets(trained, batch, target_key, h)
-        loss, grads = jax.value_and_grad(self.nets.critic_loss)(trained.params["critic"], wanted, batch)
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
-        trained, metrics = self.nets.actor_step(trained, batch, actor_key, h)
-        return trained.followed(h["tau"], "critic"), {
+        target = self.nets.soft_targets(state, batch, target_key, h)
+        loss, grads = jax.value_and_grad(self.nets.critic_loss)(state.params["critic"], target, batch)
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
+        state, metrics = self.nets.actor_step(state, batch, actor_key, h)
+        return state.polyak_update(h["tau"], "critic"), {
             **metrics,
             "critic_loss": loss,
-            "target_mean": jnp.mean(wanted),
+            "target_mean": jnp.mean(target),
         }
 
 

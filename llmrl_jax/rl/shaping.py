@@ -23,9 +23,8 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from llmrl_jax.core.checks import Checked, FiniteFloat
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.bonus import BonusState
+from llmrl_jax.rl.bonus import BonusState, Moments
 from llmrl_jax.rl.gradient import traced_floats
-from llmrl_jax.rl.moments import Moments
 from llmrl_jax.rl.rollout import next_values
 
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 from envs_jax import tracing
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, DeterministicActor
-from llmrl_jax.rl.offline import Context, Trained
-from llmrl_jax.rl.offline_config import OfflineConfig, needs_continuous
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -29,13 +29,13 @@ class TD3BCConfig(OfflineConfig):
     NAME: ClassVar[str] = "td3_bc"
     normalize: bool = True
     actor_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the actor's Adam."""
+    """Learning rate of the actor."""
     critic_learning_rate: NonNegativeFloat = 3e-4
-    """Step size of the critics' Adam."""
+    """Learning rate of the critics."""
     gamma: Fraction = 0.99
     """Discount per step."""
     tau: Fraction = 0.005
-    """Step of the target networks towards theirs, with every step of the actor."""
+    """Polyak averaging rate of the target networks, with every step of the actor."""
     alpha: NonNegativeFloat = 2.5
     """Weight of the value beside imitation; KALM's paper has 0.5."""
     policy_noise: NonNegativeFloat = 0.2
@@ -47,7 +47,7 @@ class TD3BCConfig(OfflineConfig):
 
 
 class TD3BC:
-    """See the module. PRDC differs from it in `wanted_action` alone."""
+    """TD3 with behavioural cloning. PRDC differs from it in `imitated_action` alone."""
 
     def __init__(self, config: Any, actions: ActionKind):
         needs_continuous(config, actions)
@@ -55,11 +55,11 @@ class TD3BC:
         self.actor = DeterministicActor(actions.width, config.hidden, config.activation)
         self.critics = Critics(actions, config.hidden, config.activation)
 
-    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> Trained:
+    def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
         one, two = jax.random.split(key)
         n = batch.obs.shape[-1]
         params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
-        return Trained.begin(params, ["actor", "critic"], {"actor_loss": jnp.float32(0), "bc_loss": jnp.float32(0)})
+        return TrainState.create(params, ["actor", "critic"], {"actor_loss": jnp.float32(0), "bc_loss": jnp.float32(0)})
 
     def targets(
         self, target: dict[str, Any], batch: Batch, key: jax.Array, h: dict[str, jax.Array]
@@ -71,11 +71,11 @@ class TD3BC:
         value = jnp.min(self.critics(target["critic"], batch.next_obs, action), axis=0)
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
-    def critic_loss(self, params: Any, wanted: Float[Array, " B"], batch: Batch) -> jax.Array:
+    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - wanted) ** 2, axis=1))
+        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
-    def wanted_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
+    def imitated_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
         """The actions that the actor, whose actions are `action`, imitates."""
         return batch.action
 
@@ -85,25 +85,26 @@ class TD3BC:
         first = jax.tree.map(lambda x: x[:1], critic)
         q = self.critics(first, batch.obs, action)[0]
         weight = context.hparams["alpha"] / jax.lax.stop_gradient(jnp.mean(jnp.abs(q)))
-        wanted = self.wanted_action(jax.lax.stop_gradient(action), batch, context)
-        imitation = jnp.mean((action - wanted) ** 2)
+        target = self.imitated_action(jax.lax.stop_gradient(action), batch, context)
+        imitation = jnp.mean((action - target) ** 2)
         return imitation - weight * jnp.mean(q), imitation
 
-    def step(self, trained: Trained, batch: Batch, context: Context) -> tuple[Trained, dict[str, jax.Array]]:
+    def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
-        wanted = self.targets(trained.target, batch, context.key, h)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(trained.params["critic"], wanted, batch)
-        trained = trained.descended("critic", grads, h["critic_learning_rate"])
+        target = self.targets(state.target, batch, context.key, h)
+        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
 
-        def act(trained: Trained) -> Trained:
+        def act(state: TrainState) -> TrainState:
             loss = jax.value_and_grad(self.actor_loss, has_aux=True)
-            (pi_loss, imitation), grads = loss(trained.params["actor"], trained.params["critic"], batch, context)
-            trained = trained.descended("actor", grads, h["actor_learning_rate"]).followed(h["tau"], "actor", "critic")
-            return trained.replace(extra={"actor_loss": pi_loss, "bc_loss": imitation})
+            (pi_loss, imitation), grads = loss(state.params["actor"], state.params["critic"], batch, context)
+            state = state.apply_gradients("actor", grads, h["actor_learning_rate"])
+            state = state.polyak_update(h["tau"], "actor", "critic")
+            return state.replace(extra={"actor_loss": pi_loss, "bc_loss": imitation})
 
         now = (context.count + 1) % self.config.actor_every == 0
-        trained = tracing.cond(now, act, lambda trained: trained, trained)
-        return trained, {"critic_loss": q_loss, "target_mean": jnp.mean(wanted), **trained.extra}
+        state = tracing.cond(now, act, lambda state: state, state)
+        return state, {"critic_loss": q_loss, "target_mean": jnp.mean(target), **state.extra}
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

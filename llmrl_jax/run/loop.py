@@ -336,7 +336,8 @@ class _Run:
         n = self.update - self.mark[0]
         rate = n * self.learner.steps_per_update / max(self.seconds - self.mark[1], 1e-9)
         self.mark = (self.update, self.seconds)
-        self.latest.update(metrics.window(joined))
+        means = metrics.window(joined)
+        self.latest.update(means)
         line = {
             "kind": "train",
             "update": self.update,
@@ -344,7 +345,7 @@ class _Run:
             "steps": self.update * self.learner.steps_per_update,
             "seconds": round(self.seconds, 4),
             "steps_per_second": round(rate, 2),
-            **{name: self.latest[name] for name in joined},
+            **means,
         }
         if self.exchanges is not None:
             line["exchange_seconds"] = round(self.waited + self.exchanges.seconds, 4)
@@ -498,7 +499,7 @@ def _check_best_of_training(
     **Arguments:** `state`, the learner's; `before`, the last line of metrics of each kind, of a resumed run."""
     if config.best and not _best_is_evaluated(config):
         reported = jax.eval_shape(learner.update, state)[1]
-        check_best(config, [*reported, *metrics.known(before)])
+        check_best(config, [*metrics.window({name: np.zeros(1) for name in reported}), *metrics.known(before)])
 
 
 def check_best(config: RunConfig, names: Iterable[str]) -> None:

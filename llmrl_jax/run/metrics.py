@@ -18,6 +18,7 @@ import numpy as np
 from envs_jax.extras import missing
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.core.statistics import over_runs
 from llmrl_jax.run.config import RunConfig
 
 
@@ -38,8 +39,29 @@ def window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
 
     **Arguments:** `rows`, metric name -> one value per update; nan if an update has none.
     **Returns:** means over the values that are not nan; metrics of episodes are weighted by the count `episodes`
-    (for `success/<task>` by `episodes/<task>` if that exists), and counts are summed.
+    (for `success/<task>` by `episodes/<task>` if that exists), and counts are summed. Beside the metrics of several
+    runs, `<run>/<metric>`, there is their mean as `<metric>`, with Student's interval over runs as `<metric>_low` and
+    `<metric>_high`.
     """
+    if not (runs := by_run(rows)):
+        return _window(rows)
+    lines = {run: _window(own) for run, own in runs.items()}
+    each = {f"{run}/{name}": x for run, line in lines.items() for name, x in line.items()}
+    return over_runs(list(lines.values()), values=False) | each
+
+
+def by_run(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The metrics of several runs in one program (`llmrl_jax.rl.seeds`), by the number of the run and by name; empty if
+    there are none."""
+    runs: dict[str, dict[str, Any]] = {}
+    for name, value in metrics.items():
+        run, _, metric = name.partition("/")
+        if run.isdecimal():
+            runs.setdefault(run, {})[metric] = value
+    return runs
+
+
+def _window(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     line = {}
     for name, values in rows.items():
         head, _, task = name.partition("/")
@@ -63,11 +85,7 @@ class JsonLines:
         self._file = self.path.open("a")
 
     def write(self, line):
-        clean = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in line.items()
-        }
-        self._file.write(json.dumps(clean) + "\n")
+        self._file.write(json.dumps({name: _finite(value) for name, value in line.items()}) + "\n")
         self._file.flush()
 
     def sync(self):
@@ -79,6 +97,13 @@ class JsonLines:
 
     def close(self):
         self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    """A value of a line as JSON has it."""
+    if isinstance(value, list):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, Any]]:

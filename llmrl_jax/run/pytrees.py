@@ -53,7 +53,7 @@ def settle(state: Any) -> Any:
             x = jnp.asarray(x)
         return jax.lax.convert_element_type(x, x.dtype) if not is_key(x) and x.weak_type else x
 
-    return Placement(mesh_of(state)).settled(jax.tree.map(strong, state))
+    return Placement(mesh_of(state)).device_put(jax.tree.map(strong, state))
 
 
 def _affine_checksum(x: jax.Array) -> jax.Array:

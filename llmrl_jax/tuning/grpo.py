@@ -8,7 +8,8 @@ reference policy of the KL term is the base without its adapters, so that no sec
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
+from llmrl_jax.core.checks import Checked, In, NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import accumulate, descend, in_parts
+from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.rl.precision import (
     RATIO_BOUNDS,
     SAMPLING_METRICS,
@@ -35,11 +37,89 @@ from llmrl_jax.rl.precision import (
     sampling_metrics,
 )
 from llmrl_jax.rl.shuffle import permutations
-from llmrl_jax.tuning.grpo_config import GRPOConfig, check
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.prompts import Prompts
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import first_params
+
+
+@dataclass(frozen=True)
+class GRPOConfig(Checked):
+    """Hyper-parameters. The defaults are GRPO's, without the length bias that 2503.20783 describes."""
+
+    PREFIX: ClassVar[str] = "grpo."
+
+    prompts: PositiveInt = 8
+    """Prompts per update."""
+    group: Annotated[int, In("[2, 2147483647]", "a reward is compared with those of its group")] = 8
+    """Continuations of each prompt."""
+    max_new_tokens: PositiveInt = 64
+    """Maximum number of tokens of a continuation."""
+    temperature: Annotated[float, In("(0, inf)", "for samples that differ")] = 1.0
+    """Temperature of the policy, for sampling and for ratios, KL and entropy."""
+    epochs: PositiveInt = 1
+    """Passes over the continuations of an update."""
+    minibatches: PositiveInt = 1
+    """Gradient steps per epoch; divides prompts x group."""
+    microbatches: PositiveInt = 1
+    """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
+    advantage: Literal["grpo", "centred", "leave_one_out"] = "centred"
+    """`grpo`: reward minus the group's mean, divided by its standard deviation; `centred`: not divided (Dr. GRPO), so
+    that hard and easy prompts are not weighted up; `leave_one_out`: minus the mean of the others (RLOO)."""
+    aggregate: Literal["token", "sequence"] = "token"
+    """`token`: the mean over all tokens of a minibatch (DAPO); `sequence`: the mean over continuations of the mean per
+    continuation, as published for GRPO, in which long wrong answers weigh less per token."""
+    clip_low: NonNegativeFloat = 0.2
+    """Distance of a ratio below 1 beyond which the loss is clipped."""
+    clip_high: NonNegativeFloat = 0.2
+    """Distance of a ratio above 1 beyond which the loss is clipped; 0.28 in DAPO."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL to the base, per nat (2402.03300, eq. 4: the non-negative estimator)."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of an entropy bonus, per nat and token."""
+    learning_rate: NonNegativeFloat = 1e-5
+    """Learning rate, constant."""
+    max_grad_norm: PositiveOrInf = 1.0
+    """Global norm to which gradients are clipped; inf: never."""
+    head_chunk: NonNegativeInt = 0
+    """Tokens of each continuation whose logits are in memory at once; divides max_new_tokens; 0: all."""
+    stop_tokens: tuple[int, ...] | None = None
+    """Tokens that end a continuation; None: the first end-of-sequence token of the model's configuration. Commands
+    use all that the model's folder names (`lm.end_tokens`)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head_chunk and self.max_new_tokens % self.head_chunk:
+            raise ValueError(
+                f"grpo.head_chunk is {self.head_chunk}; it must divide grpo.max_new_tokens, {self.max_new_tokens}"
+            )
+        rows, what = self.prompts * self.group, f"grpo.prompts {self.prompts} x grpo.group {self.group}"
+        for name in ("minibatches", "microbatches"):
+            parts = getattr(self, name)
+            if rows % parts:
+                raise ValueError(f"{what} = {rows} rows are not divided by grpo.{name} {parts}")
+            rows, what = rows // parts, f"{what} / grpo.{name} {parts}"
+
+
+def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
+    """Reject a configuration that is incompatible with the prompts or the mesh.
+
+    **Raises:** `ValueError` for too few prompts, or if the devices do not divide sizes (the arithmetic is shown).
+    """
+    count = prompts.tokens.shape[0]
+    if count < config.prompts:
+        raise ValueError(
+            f"there are {count} prompts, fewer than the {config.prompts} of one update: lower grpo.prompts, or add data"
+        )
+    if mesh is not None:
+        ways = Placement(mesh).row_devices
+        rows = config.prompts * config.group // config.minibatches // config.microbatches
+        what = f"grpo.prompts {config.prompts}"
+        whole = f"{what} x grpo.group {config.group} / grpo.minibatches {config.minibatches}"
+        whole += f" / grpo.microbatches {config.microbatches} = {rows} rows"
+        for size, text in ((config.prompts, what), (rows, whole)):
+            if size % ways:
+                raise ValueError(f"{text} are not divided by {ways} devices (data x fsdp)")
 
 
 @struct.dataclass
@@ -224,7 +304,7 @@ class GRPO:
         base = {"params": self.variables["params"]} if keeps_base else {}
         frozen = {"base": base, "prompts": jax.tree.map(jnp.asarray, self.prompts)}
         state = GRPOState(params, frozen, self.optimizer.init(params), run_key, jnp.int32(0))
-        return self.placement.settled(state)
+        return self.placement.device_put(state)
 
     def update(self, state: GRPOState) -> tuple[GRPOState, dict[str, jax.Array]]:
         """Sample, reward, gradient steps."""
@@ -250,7 +330,7 @@ class GRPO:
         """Continuations of this update's prompts with their advantages, and their metrics."""
         config, keys = self.config, self.keys(state.key, state.update)
         chosen = self._chosen(keys.prompts, state.update)
-        batch = self.placement.rows(jax.tree.map(lambda x: x[chosen], state.frozen["prompts"]))
+        batch = self.placement.shard_batch(jax.tree.map(lambda x: x[chosen], state.frozen["prompts"]))
         variables = self._policy(state.params, state.frozen)
         generation = generate(
             self.model, variables, batch.tokens, batch.lengths, keys.samples, self.sampling, stops=self.stops
@@ -290,7 +370,7 @@ class GRPO:
         config, rows = self.config, self.rows
 
         def flat(x):
-            return self.placement.rows(x.reshape(rows, *x.shape[2:]))
+            return self.placement.shard_batch(x.reshape(rows, *x.shape[2:]))
 
         repeated = jax.tree.map(lambda x: jnp.repeat(x, config.group, axis=0), batch)
         steps = jnp.arange(config.max_new_tokens)
@@ -322,7 +402,9 @@ class GRPO:
             params, opt_state = carry
             batch = jax.tree.map(lambda x: x[chosen], samples)
             loss, metrics, grads = self._gradient(params, state.frozen, batch)
-            params, opt_state, norm = descend(self.optimizer, params, grads, opt_state, self.config.learning_rate)
+            params, opt_state, norm = apply_gradients(
+                self.optimizer, params, grads, opt_state, self.config.learning_rate
+            )
             return (params, opt_state), metrics | {"loss": loss, "grad_norm": norm}
 
         (params, opt_state), stacked = tracing.scan(step, (state.params, state.opt_state), order)
@@ -340,7 +422,9 @@ class GRPO:
 
         def loss(params, rows):
             variables = self._policy(params, frozen)
-            return grpo_loss(self.model, variables, self.placement.rows(rows), self.config, self.minibatch, tokens)
+            return grpo_loss(
+                self.model, variables, self.placement.shard_batch(rows), self.config, self.minibatch, tokens
+            )
 
         def part(rows):
             (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, rows)

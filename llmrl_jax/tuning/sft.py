@@ -30,7 +30,7 @@ from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import RULES, Placement, shardings
-from llmrl_jax.rl.gradient import accumulate, descend, in_parts
+from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed
@@ -47,13 +47,13 @@ class SFTConfig(Checked):
     microbatches: PositiveInt = 1
     """Sequential parts in which a step's gradient is computed, to save memory; divides batch_size."""
     learning_rate: NonNegativeFloat = 2e-4
-    """Peak step size of AdamW."""
+    """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """FractionBelowOne of the step size after the warm-up, to `final_fraction` of its peak at the last update."""
+    """Fall of the learning rate after the warm-up, to `final_fraction` of its peak at the last update."""
     warmup: FractionBelowOne = 0.03
-    """Fraction of the updates over which the step size rises from zero."""
+    """Fraction of the updates over which the learning rate rises from zero."""
     final_fraction: Fraction = 0.0
-    """Step size of the last update, as a fraction of the peak; at 0, that update changes nothing."""
+    """Learning rate of the last update, as a fraction of the peak; at 0, that update changes nothing."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; norms and biases are not decayed."""
     adam_b1: FractionBelowOne = 0.9
@@ -89,7 +89,7 @@ class SFTState:
 
 
 def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
-    """The step size of each update."""
+    """The learning rate of each update."""
     rise = math.ceil(config.warmup * updates)
     peak, last = config.learning_rate, config.learning_rate * config.final_fraction
     falls: dict[str, Any] = {
@@ -98,7 +98,7 @@ def learning_rates(config: SFTConfig, updates: int) -> optax.Schedule:
         "cosine": lambda n: optax.cosine_decay_schedule(peak, n, config.final_fraction),
     }
     fall = falls[config.schedule](max(1, updates - rise - 1))  # from the first update after the warm-up to the last
-    # the first update of a warm-up has a step size above zero
+    # the first update of a warm-up has a learning rate above zero
     return optax.join_schedules([lambda n: peak * (n + 1) / (rise + 1), fall], [rise]) if rise else fall
 
 
@@ -126,7 +126,7 @@ def _decayed(params: Any) -> Any:
 
 
 def adamw(config: SFTConfig, params: Any) -> optax.GradientTransformation:
-    """From gradients to a direction; `learning_rates` gives the step size."""
+    """From gradients to a direction; `learning_rates` gives the learning rate."""
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps),
@@ -215,13 +215,15 @@ class SFT:
         base = {} if self.trained == "params" else {"params": self.variables["params"]}
         frozen = {"base": base, "data": jax.tree.map(jnp.asarray, self.data)}
         opt_state = self.optimizer(params).init(params)
-        return self.placement.settled(SFTState(params, frozen, opt_state, run_key, jnp.int32(0)))
+        return self.placement.device_put(SFTState(params, frozen, opt_state, run_key, jnp.int32(0)))
 
     def update(self, state: SFTState) -> tuple[SFTState, dict[str, jax.Array]]:
         batch = self._batch(state)
         loss, entropy, count, grads = self._gradient(state.params, state.frozen["base"], batch)
         rate = self.rate(state.update)
-        params, opt_state, norm = descend(self.optimizer(state.params), state.params, grads, state.opt_state, rate)
+        params, opt_state, norm = apply_gradients(
+            self.optimizer(state.params), state.params, grads, state.opt_state, rate
+        )
         metrics = {
             "loss": loss,
             "entropy": entropy,
@@ -246,7 +248,7 @@ class SFT:
 
         def loss(params, rows):
             variables = {**base, self.trained: params}
-            return sft_loss(self.model, variables, self.placement.rows(rows), count, self.config.head_chunk)
+            return sft_loss(self.model, variables, self.placement.shard_batch(rows), count, self.config.head_chunk)
 
         def part(rows):
             (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, rows)

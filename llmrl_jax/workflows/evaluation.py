@@ -15,7 +15,15 @@ from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report.video import write_gif
-from llmrl_jax.workflows.experiment import Experiment, Results, check_saved, record, restore, write_results
+from llmrl_jax.workflows.experiment import (
+    Experiment,
+    Results,
+    check_saved,
+    experiment_of,
+    record,
+    restore,
+    write_results,
+)
 
 
 def evaluate(
@@ -43,9 +51,8 @@ def evaluate(
     check_writable(folder, "the run's folder", folder=True)
     check_saved(folder, checkpoint)
     x = _experiment(folder, config)
-    assert x.evaluate is not None
     state, update = restore(folder, config, x.learner, checkpoint)
-    results = x.evaluate(state, x.key(seed), episodes)
+    results = x.results(state, x.key(seed), episodes)
     written = write_results(x, folder, update, seed, episodes, results)
     video = film(x, state, x.key(seed), folder / "episode.gif") if gif else None
     if json:
@@ -92,7 +99,7 @@ def play(
 
 def _experiment(folder: Path, config: Any) -> Experiment:
     """The experiment of a run. **Raises:** `ValueError` if it has no environment."""
-    x: Experiment = config.experiment()
+    x = experiment_of(folder, config)
     if x.env is None:
         raise ValueError(f"the run in {folder} has no environment to play in: train one with --env")
     return x

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 
 from envs_jax.env import Environment
-from llmrl_jax.agents.play import Episode, actor_of
-from llmrl_jax.agents.recording import make_recorder
+from llmrl_jax.agents.play import Episode, actor_of, make_recorder
 from llmrl_jax.core import config as configs
-from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import at_least
+from llmrl_jax.core.activity import doing, say
+from llmrl_jax.core.checks import at_least, check_seed
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.core.statistics import over_runs
+from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.folder import saved_updates, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -52,13 +53,17 @@ class Experiment:
     """The environment with the agent's wrappers, not batched; None: recorded steps or text."""
     env_params: Any = None
     evaluate: Callable[[Any, jax.Array, int], Results] | None = None
-    """`(state, key, episodes) -> results` of held-out episodes, beside those of random actions."""
+    """`(state, key, episodes) -> results` of held-out episodes."""
+    baseline: Callable[[Any, jax.Array, int], Results] | None = None
+    """`(state, key, episodes) -> results` of random actions in the same episodes; None: `evaluate` has them."""
     report: Callable[[Results, int], str] = field(default=lambda results, episodes: "")
-    """The results of `evaluate` as text."""
+    """The results of `results` as text."""
     during: Callable[[Any, jax.Array], Mapping[str, float]] | None = None
-    """`(state, key) -> metrics`, every `run.eval_every` updates; without `evaluate` also at the start and the end."""
+    """`(state, key) -> metrics`, every `run.eval_every` updates."""
+    at_ends: bool = False
+    """Whether `during` is called at the start and at the end even if `run.eval_every` is 0."""
     updates: int = 0
-    """Updates of the whole run; 0: as many as `config.steps` needs."""
+    """Updates of the whole run; 0: those that `config.steps` takes."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file of an evaluation says besides its results."""
     held_out: int = HELD_OUT
@@ -76,19 +81,32 @@ class Experiment:
         """The key of held-out episodes."""
         return jax.random.fold_in(jax.random.key(seed), self.held_out)
 
+    def results(self, state: Any, key: jax.Array, episodes: int) -> Results:
+        """Results of held-out episodes, beside those of random actions."""
+        assert self.evaluate is not None
+        results = self.evaluate(state, key, episodes)
+        for name, value in (self.baseline(state, key, episodes) if self.baseline else {}).items():
+            results[name] = {**results[name], **value} if name in results else value
+        return results
+
 
 def train(
-    x: Experiment, folder: Path, *, facts: Callable[[RunResult], Mapping[str, Any]] | None = None, at_end: bool = True
+    x: Experiment,
+    folder: Path,
+    *,
+    facts: Callable[[RunResult], Mapping[str, Any]] | None = None,
+    at_end: bool = True,
+    again: str = "",
 ) -> RunResult:
     """Train, evaluate what was learnt beside random actions, and write `eval-UPDATE.json` and `summary.json`.
 
     **Arguments:** `folder`, the run's, which is open; `facts`, more for the summary; `at_end`, whether the run ends
-    with an evaluation.
+    with an evaluation; `again`, see `llmrl_jax.run.loop.train`.
     **Returns:** how it ended. **Raises:** what `llmrl_jax.run.loop.train` raises.
     """
     config, run = x.config, x.config.run
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
-    if x.during is not None and x.evaluate is None:
+    if x.at_ends and x.during is not None:
         run = replace(run, eval_every=run.eval_every or updates)
     result = run_training(
         x.learner,
@@ -99,10 +117,12 @@ def train(
         folder=folder,
         title=x.title,
         shown=x.shown,
+        again=again,
     )
-    values: Results = {"steps": result.steps, **result.facts(x.unit.split()[-1]), **(facts(result) if facts else {})}
+    unit = x.unit.split()[-1]
+    values: Results = {unit: result.steps, **result.facts(unit), **(facts(result) if facts else {})}
     if at_end and x.evaluate is not None and not result.stopped:
-        results = x.evaluate(result.state, x.key(config.run.seed), config.eval_episodes)
+        results = x.results(result.state, x.key(config.run.seed), config.eval_episodes)
         write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
         values |= {**results.get("agent", {}), **{name: value for name, value in results.items() if name != "agent"}}
         print(x.report(results, config.eval_episodes))
@@ -117,6 +137,51 @@ def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes:
     path = folder / f"eval-{update}.json"
     configs.save_config({"update": update, **x.about, "seed": seed, "episodes": episodes, **results}, path)
     return path
+
+
+# --- several seeds ----------------------------------------------------------------------------------------------------
+
+
+def several_seeds(x: Experiment, mesh: str = "", *, one_by_one: bool = False) -> Experiment:
+    """The experiment with as many seeds as its configuration has (`seeds`), in one program: `x` itself for one.
+
+    All runs are evaluated on the same held-out episodes. Results are means with Student's intervals over the runs
+    (`llmrl_jax.core.statistics.over_runs`); the policy that plays is that of the first.
+
+    **Arguments:** `mesh`, the option that splits the environments over devices; `one_by_one`, see `vmap_learners`.
+    **Raises:** `ValueError` for a mesh, for seeds beyond the largest, and what `vmap_learners` raises.
+    """
+    seeds, seed = getattr(x.config, "seeds", 1), x.config.run.seed
+    if seeds == 1:
+        return x
+    if mesh:
+        raise ValueError(f"seeds is {seeds} and mesh is {mesh}: several seeds run on one device, leave --mesh out")
+    check_seed(f"the last of --seeds {seeds} from --run.seed {seed}", seed + seeds - 1)
+
+    def each(function: Any, *, values: bool) -> Any:
+        def results(state: Any, *rest: Any) -> Results:
+            return over_runs([function(select_run(state, i), *rest) for i in range(seeds)], values=values)
+
+        return function and results
+
+    def of_first(function: Any) -> Any:
+        return function and (lambda state, *rest: function(select_run(state, 0), *rest))
+
+    def report(results: Results, episodes: int) -> str:
+        return f"means of {seeds} seeds, with intervals over them (of random actions over episodes)\n" + x.report(
+            results, episodes
+        )
+
+    return replace(
+        x,
+        learner=vmap_learners(x.learner, seeds, one_by_one=one_by_one),
+        evaluate=each(x.evaluate, values=True),
+        baseline=of_first(x.baseline),
+        during=each(x.during, values=True),
+        report=report,
+        variables=lambda _, state: x.variables(x, select_run(state, 0)),
+        film=of_first(x.film),
+    )
 
 
 # --- finished and interrupted runs ------------------------------------------------------------------------------------
@@ -148,6 +213,13 @@ def check_saved(folder: Path, checkpoint: int = -1) -> None:
         raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
 
 
+def experiment_of(folder: Path, config: Any) -> Experiment:
+    """The experiment of a run with the settings `config`, whose `run` names its folder from here on: it may have been
+    moved, or named after the settings were written."""
+    folder = folder.resolve()
+    return replace(config, run=replace(config.run, out=str(folder.parent), name=folder.name)).experiment()
+
+
 def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -> tuple[Any, int]:
     """The state of a run's checkpoint (-1: the newest), and its update.
 
@@ -164,6 +236,17 @@ def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -
         Checkpoints(folder, config=config, read_only=True) as checkpoints,
     ):
         return checkpoints.restore(like, None if checkpoint < 0 else checkpoint, frozen)
+
+
+def restore_first(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -> tuple[Any, int]:
+    """`restore` of a run's learner, or of the first of its several seeds.
+
+    **Arguments:** `learner`, that of one seed."""
+    if getattr(config, "seeds", 1) == 1:
+        return restore(folder, config, learner, checkpoint)
+    say(f"note: {folder} has {config.seeds} seeds, of which the first is used")
+    state, update = restore(folder, config, vmap_learners(learner, config.seeds), checkpoint)
+    return select_run(state, 0), update
 
 
 def record(x: Experiment, state: Any, key: jax.Array, *, greedy: bool = True) -> Episode:

@@ -15,7 +15,7 @@ from envs_jax import spaces
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
-from llmrl_jax.data.foreign import parse_names
+from llmrl_jax.data.columns import parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
 from llmrl_jax.rl.networks import with_one_hots

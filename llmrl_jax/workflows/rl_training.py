@@ -16,19 +16,19 @@ import tyro
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
-from llmrl_jax.agents.random import drawable
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.statistics import mean_interval, wilson
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.networks import NetworkConfig
+from llmrl_jax.rl.policy import drawable
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm, spelled
 from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.workflows import experiment as experiments
-from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.experiment import Experiment, several_seeds
 
 
 RANDOM = "random"
@@ -52,6 +52,9 @@ class RLRun(Checked):
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation, for each way of acting: at the end, and every `run.eval_every` updates."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -121,13 +124,13 @@ def make(config: RLRun) -> Experiment:
 
         env, env_params, policy, learner = make_parts(config)
         x = Experiment(config, learner, policy, env, env_params, unit="gradient steps", **about)
-        return x if env is None else evaluated(x)
+        return several_seeds(x if env is None else evaluated(x))
     env, env_params = envs_jax.make(config.env)
     env, entry = EpisodeStatistics(env), algorithm(config.algo)
     policy = entry.policy(env, env_params, config.network, config.hyper)
     mesh = make_mesh(config.mesh) if config.mesh else None
     learner = entry.make(config.hyper, env, env_params, policy, mesh)
-    return evaluated(Experiment(config, learner, policy, env, env_params, **about))
+    return several_seeds(evaluated(Experiment(config, learner, policy, env, env_params, **about)), config.mesh)
 
 
 def evaluated(x: Experiment) -> Experiment:
@@ -135,12 +138,15 @@ def evaluated(x: Experiment) -> Experiment:
     players = functools.cache(functools.partial(evaluation, x))  # compiled once for each number of episodes
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
-        return players(episodes)(state, key) | random_evaluation(x, episodes, key)
+        return players(episodes)(state, key)
+
+    def baseline(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:
+        return random_evaluation(x, episodes, key)
 
     def during(state: Any, key: jax.Array) -> dict[str, float]:
         return players(x.config.eval_episodes)(state, key)
 
-    return replace(x, evaluate=evaluate, during=during, report=table)
+    return replace(x, evaluate=evaluate, baseline=baseline, during=during, report=table)
 
 
 def evaluation(x: Experiment, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:

@@ -278,7 +278,7 @@ def sft(config: TuneConfig) -> RunResult:
     if held_out is not None:
         evaluate = make_evaluation(model, held_out, config.sft.batch_size, config.sft.head_chunk)
     shown = {"loss": "loss", "learning_rate": "lr"}
-    x = Experiment(config, learner, updates=updates, during=evaluate, shown=shown, unit="tokens")
+    x = Experiment(config, learner, updates=updates, during=evaluate, shown=shown, unit="tokens", at_ends=True)
     return train(x, "sft", lambda result: {"rows": len(data.tokens)}, model, tokenizer, template)
 
 
@@ -349,6 +349,8 @@ def grpo(config: GrpoRun) -> RunResult:
         evaluate = make_reward_evaluation(how, model, held_out[1], judged, stops=stops)
     print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
     shown = {"reward": "reward", "length": "length", "entropy": "entropy"}
-    x = Experiment(config, learner, updates=config.updates, during=evaluate, shown=shown, unit="completions")
+    x = Experiment(
+        config, learner, updates=config.updates, during=evaluate, shown=shown, unit="completions", at_ends=True
+    )
     with rewards_named(judge, judged):
         return train(x, "grpo", lambda result: {"prompts": len(rows)}, model, tokenizer, template)

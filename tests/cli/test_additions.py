@@ -1,10 +1,11 @@
-"""One file, one folder, one folder: a toy algorithm, a toy world and a toy system, added to a copy of the packages as
-`docs/architecture.md` says, are found and run by the command line. Nothing else of the copy is edited."""
+"""A toy algorithm, a toy world and a toy system, added to a copy of the packages as the table in `docs/architecture.md`
+says, are found and run by the command line, and a toy policy from Python. Nothing else of the copy is edited."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ for line in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(line)
     outcomes.append([code, out.getvalue(), err.getvalue()])
+from policy import learned_return
+outcomes.append([0, str(learned_return()), ""])
 print(json.dumps(outcomes))
 """
 
@@ -65,15 +68,26 @@ def house(tmp_path_factory) -> Path:
     # a system: a folder
     system = folder / "llmrl_jax" / "systems" / "doors"
     shutil.copytree(ADDITIONS / "doors", system, ignore=shutil.ignore_patterns("__pycache__"))
-    assert len(list(system.iterdir())) <= 6
     return folder
+
+
+def added() -> dict[str, tuple[int, int]]:
+    """The files that `house` adds, and the lines of others that it edits."""
+    system = [path for path in (ADDITIONS / "doors").iterdir() if path.suffix == ".py"]
+    return {"algorithm": (1, LINE.count("\n")), "environment": (2, 0), "system": (len(system), 0), "policy": (1, 0)}
+
+
+def test_the_page_counts_what_is_added():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| an? (\w+) \| (\d+) files?(?:, (\d+) lines?)?:", page, re.M)
+    assert {name: (int(files), int(lines or 0)) for name, files, lines in rows} == added()
 
 
 @pytest.fixture(scope="module")
 def outcomes(house, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
     """What every line of `LINES` returned and printed, all run by one process."""
     folder = tmp_path_factory.mktemp("runs")
-    env = {**os.environ, "PYTHONPATH": str(house)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(house), str(ADDITIONS)])}
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(LINES)], capture_output=True, text=True, env=env, cwd=folder
     )
@@ -82,7 +96,7 @@ def outcomes(house, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
     for line, (code, _, err) in zip(LINES[1:], results[1:]):
         assert code == 0, (line, err)
     outcomes = {" ".join(line[:2]) + (" " + line[-1] if line else ""): tuple(x) for line, x in zip(LINES, results)}
-    outcomes["folder"] = (0, str(folder), "")
+    outcomes["folder"], outcomes["policy"] = (0, str(folder), ""), tuple(results[-1])
     return outcomes
 
 
@@ -109,6 +123,10 @@ def test_an_algorithm_is_one_file_and_a_line(outcomes):
     assert returns[0] < 4 and 4.7 < returns[-1] <= 5  # chance: 2.5
     assert json.loads((folder / "config.json").read_text())["algo"] == "reinforce"
     assert "algo: dqn" in outcomes["rl train --print-config"][1]
+
+
+def test_a_policy_is_one_class(outcomes):
+    assert 4.7 < float(outcomes["policy"][1]) <= 5
 
 
 def _flat(line, place=""):

@@ -14,12 +14,11 @@ import envs_jax
 from llmrl_jax.chat import Message
 from llmrl_jax.cli.main import main
 from llmrl_jax.run import metrics
-from llmrl_jax.systems.bkrl import collected
-from llmrl_jax.systems.bkrl.artifacts import load_potential
+from llmrl_jax.systems.bkrl import collect
 from llmrl_jax.systems.bkrl.potentials import on_windows
-from llmrl_jax.systems.bkrl.samples import ScriptedCoder
-from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge
-from llmrl_jax.systems.bkrl.worlds import world_of
+from llmrl_jax.systems.bkrl.prompts import world_of
+from llmrl_jax.systems.bkrl.scripted import ScriptedCoder, ScriptedGoals, ScriptedJudge
+from llmrl_jax.systems.bkrl.train import load_potential
 from tests.bkrl_world import CRAFTER, crafter_played, world
 from tests.chat_server import completion, send
 from tests.compile_cache import cached_in
@@ -65,13 +64,14 @@ def preferred(out):
     return out / "preferred"
 
 
-def test_episodes_are_collected_at_intervals(out):
+def test_episodes_are_collected_at_intervals(out, capsys):
     files = sorted(path.name for path in (out / "episodes" / "collected").iterdir())
     assert files == ["update-000000.parquet", "update-000002.parquet", "update-000004.parquet"]
-    data = collected.read(out / "episodes")
+    data = collect.read_episodes(out / "episodes")
     assert len(data) == 18 and {"image", "text", "mission"} <= set(data.obs)
     summary = json.loads((out / "episodes" / "summary.json").read_text())
     assert summary["data"] == data.digest and summary["collected_steps"] == len(data.action)
+    assert main(["play", str(out / "episodes")]) == 0 and "step 1: " in capsys.readouterr().out
 
 
 def test_preferences_become_a_potential(preferred, out, capsys):
@@ -149,7 +149,7 @@ ASKING = {
 def test_crafter_has_every_potential(command, tmp_path):
     """From collected episodes to a potential that differs between windows."""
     data = crafter_played()
-    collected.write(tmp_path / "episodes" / "a.parquet", data)
+    collect.write_episodes(tmp_path / "episodes" / "a.parquet", data)
     kind, options = ASKING[command]
     args = ["--data", str(tmp_path / "episodes"), "--env", CRAFTER, *options.split(), "--run.out", str(tmp_path)]
     assert main(["bkrl", command, *args, "--run.name", "made"]) == 0
@@ -203,9 +203,9 @@ def test_a_server_takes_the_place_of_the_scripted_adviser(command, out, server, 
 @pytest.mark.parametrize(
     ("args", "match"),
     [
-        (["train", "--alg", "bk-code"], "there is no potential: give the --potential folder"),
+        (["train", "--alg", "bk-code"], "is empty: give the --potential folder"),
         (["train", "--alg", "none", "--potential", "x"], "which nothing reads: leave it out"),
-        (["train", "--alg", "random"], "there are no data: give the --data folder"),
+        (["train", "--alg", "random"], "is empty: give the --data folder"),
         (["train", "--alg", "none", "--shaping.coef", "2"], "shaping"),
         (["train", "--env", "CartPole-v1"], "BK-RL has no description of CartPole-v1"),
         (["train", "--alg", "bk-pref", "--potential", "nowhere"], "there is no potential in nowhere"),

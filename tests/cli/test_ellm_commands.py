@@ -14,7 +14,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.run import metrics
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.systems.ellm import prompts
-from llmrl_jax.systems.ellm.runs import load_run
+from llmrl_jax.systems.ellm.build import load_run
 from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 

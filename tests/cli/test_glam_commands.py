@@ -20,11 +20,11 @@ from llmrl_jax.core.config import save_config
 from llmrl_jax.run.config import RunConfig, resumed
 from llmrl_jax.run.folder import open_folder
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.glam import demo as _glam_prior, training
-from llmrl_jax.systems.glam.prior import PriorConfig
-from llmrl_jax.systems.glam.reading import ReadingConfig
-from llmrl_jax.systems.glam.runs import HELD_OUT, load_run
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam import demo, eval as glam_eval
+from llmrl_jax.systems.glam.config import TrainConfig
+from llmrl_jax.systems.glam.eval import load_run
+from llmrl_jax.workflows import curriculum, experiment
+from llmrl_jax.workflows.curriculum import PriorConfig, ReadingConfig
 from tests.glam import TINY
 
 
@@ -125,13 +125,13 @@ def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monk
     assert written["greedy"]["success_low"] <= written["greedy"]["success"] <= written["greedy"]["success_high"]
     assert (run / "episode.gif").stat().st_size > 1000 and str(run / "episode.gif") in said
     written.pop("kind", None)
-    key = jax.random.fold_in(jax.random.key(0), HELD_OUT)
+    key = jax.random.fold_in(jax.random.key(0), experiment.HELD_OUT)
     agent = loaded[1]
     count = agent.config.num_actions
     chance = play_random(agent.env, agent.env_params, key, episodes=12, num_actions=count)
     assert written["random"]["success"] == chance.success.mean() and "\nrandom" in said
     rates = {True: written["greedy"], False: written["sampled"]}
-    monkeypatch.setattr(training, "evaluation", lambda agent, episodes: lambda state, key, greedy: rates[greedy])
+    monkeypatch.setattr(glam_eval, "evaluation", lambda *made: lambda state, key, greedy: rates[greedy])
     assert main(["glam", "eval", str(run), "--episodes", "12", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert all(printed[way] == written[way] for way in ("sampled", "greedy", "random"))
@@ -168,10 +168,10 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
         kill("prior")
         (folder / "tokenizer.json").touch()
 
-    monkeypatch.setattr(_glam_prior, "run_training", training)
-    monkeypatch.setattr(_glam_prior, "save_prior", saved)
-    monkeypatch.setattr(_glam_prior, "make_agent", lambda config: kill("PPO"))
-    monkeypatch.setattr(_glam_prior, "build", functools.cache(_glam_prior.build))  # seconds, at every start
+    monkeypatch.setattr(curriculum, "run_training", training)
+    monkeypatch.setattr(curriculum, "save_prior", saved)
+    monkeypatch.setattr(demo, "make_agent", lambda config: kill("PPO"))
+    monkeypatch.setattr(demo, "build", functools.cache(demo.build))  # seconds, at every start
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
     again = replace(run, resume=True)
 
@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
         killed_in = place
         begun.clear()
         with pytest.raises(Killed):
-            _glam_prior.prior_then_ppo(glam, IMITATION, 16, run)
+            demo.prior_then_ppo(glam, IMITATION, 16, run)
         return list(begun)
 
     with pytest.raises(FileNotFoundError, match="no run 'r'"):
@@ -210,22 +210,25 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_rl_goes_on_with_the_same_bits(tmp_path, monkeypatch):
     """In reading and in imitation, each after one of two updates: the prior is that of a run that never stopped."""
-    real = _glam_prior.run_training
+    real = curriculum.run_training
+
+    def killed(*args, **how):
+        raise Killed
+
+    monkeypatch.setattr(experiment, "run_training", killed)
 
     def start(name, place, resume=False):
         def training(learner, run, *, num_updates, title, **how):
-            if title == "PPO":
-                raise Killed
             cut = num_updates - 1 if title == place else num_updates
             result = real(learner, run, num_updates=cut, title=title, **how)
             if cut < num_updates:
                 raise Killed
             return result
 
-        monkeypatch.setattr(_glam_prior, "run_training", training)
+        monkeypatch.setattr(curriculum, "run_training", training)
         run = RunConfig(name=name, out=str(tmp_path), progress="off", resume=resume)
         with pytest.raises(Killed):
-            _glam_prior.prior_then_ppo(TINY, IMITATION, 16, run, reading=READING)
+            demo.prior_then_ppo(TINY, IMITATION, 16, run, reading=READING)
 
     start("whole", "PPO")
     start("cut", "reading")

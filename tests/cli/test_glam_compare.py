@@ -16,8 +16,8 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.config import load_config, save_config
 from llmrl_jax.report import compare, figures
-from llmrl_jax.systems.glam.commands.test import compare as compare_runs, export
-from llmrl_jax.systems.glam.settings import CloneRun, TrainConfig
+from llmrl_jax.systems.glam.commands import compare as compare_runs, export
+from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from tests.paths import ROOT
 
 

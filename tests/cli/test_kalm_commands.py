@@ -13,19 +13,20 @@ import pytest
 import envs_jax
 from envs_jax.clevr import to_published
 from envs_jax.metaworld.instructions import NAMES
+from llmrl_jax.cli.loading import load
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.masked import read_published, to_masked, write_masked
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.lm.encoder_names import make_encoder
-from llmrl_jax.systems.kalm import collecting, grounded, imagining, testing
+from llmrl_jax.rl.seeds import select_run
+from llmrl_jax.systems.kalm import collect, ground, imagine
+from llmrl_jax.systems.kalm.collect import greedy_of
 from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
-from llmrl_jax.systems.kalm.converting import metaworld_goals
-from llmrl_jax.systems.kalm.datasets import get_dataset
-from llmrl_jax.systems.kalm.testing import play_random, rates
-from llmrl_jax.systems.kalm.training import sentence_table
-from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, world_of
+from llmrl_jax.systems.kalm.eval import key_of, play_random, rates
+from llmrl_jax.systems.kalm.train import get_dataset, sentence_table
+from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, metaworld_goals, world_of
 from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 
@@ -56,7 +57,7 @@ def summary_of(folder):
 
 
 def test_recorded_episodes_begin_and_end_as_they_should(out):
-    world, level, data = collecting.read(out / "recorded")
+    world, level, data = collect.read_episodes(out / "recorded")
     assert (world.name, level, len(data)) == ("clevr", "real", 24)
     summary = json.loads((out / "recorded" / "summary.json").read_text())
     ends = np.asarray(data.terminated)[np.arange(24), np.asarray(data.length) - 1]
@@ -72,16 +73,16 @@ def test_recorded_episodes_begin_and_end_as_they_should(out):
 
 
 def test_a_grounded_model_is_read_as_it_was_written(out):
-    found = grounded.load(out / "model")
+    found = ground.load_model(out / "model")
     assert found.world.name == "clevr" and found.model.slots.action == 40 and found.model.states == "changes"
     summary = json.loads((out / "model" / "summary.json").read_text())
     assert summary["updates"] > 1 and {"held_out/state", "held_out/action", "held_out/text"} <= summary.keys()
     assert 0 <= summary["held_out/explained"] <= 1
     text = found.world.instructions.texts[-1]
     assert " ".join(found.tokenizer.decode([token]) for token in found.tokenizer.encode(text)) == text
-    assert np.isfinite(np.asarray(found.units.std)).all() and found.units.std.shape == (10,)
+    assert np.isfinite(np.asarray(found.normalizer.std)).all() and found.normalizer.std.shape == (10,)
     with pytest.raises(FileNotFoundError, match="give a finished run of `llmrl kalm ground`"):
-        grounded.load(out / "recorded")
+        ground.load_model(out / "recorded")
 
 
 def test_grounding_goes_on_where_it_stopped(out):
@@ -91,7 +92,7 @@ def test_grounding_goes_on_where_it_stopped(out):
     first = summary_of(out / "stopped")
     assert first["stopped"] and not (out / "stopped" / "grounded").exists()
     assert main(["kalm", "ground", "--run.resume", str(out / "stopped"), "--run.progress", "off"]) == 0
-    whole, parts = grounded.load(out / "model"), grounded.load(out / "stopped")
+    whole, parts = ground.load_model(out / "model"), ground.load_model(out / "stopped")
     jax.tree.map(np.testing.assert_array_equal, parts.variables, whole.variables)
     assert summary_of(out / "stopped")["held_out/state"] == summary_of(out / "model")["held_out/state"]
 
@@ -100,21 +101,21 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", "easy"]
     args += ["--episodes", "6", "--together", "2", "--run.out", str(out)]
     assert main(["kalm", "imagine", *args, "--run.name", "whole"]) == 0
-    write = imagining._write_part
+    write = imagine._write_part
 
     def interrupted(file, made):
         if file.name == "4-6.npz":
             raise KeyboardInterrupt
         write(file, made.replace(states=made.states + 100.0) if file.name == "0-2.npz" else made)  # to be seen later
 
-    monkeypatch.setattr(imagining, "_write_part", interrupted)
+    monkeypatch.setattr(imagine, "_write_part", interrupted)
     assert main(["kalm", "imagine", *args, "--run.name", "broken"]) != 0
     assert sorted(file.name for file in (out / "broken" / "parts").iterdir()) == ["0-2.npz", "2-4.npz"]
     monkeypatch.undo()
     assert main(["kalm", "imagine", *args, "--level", "hard", "--run.name", "broken", "--run.resume"]) != 0
     assert main(["kalm", "imagine", "--run.resume", str(out / "broken")]) == 0
     assert not (out / "broken" / "parts").exists()
-    whole, found = (collecting.read(out / name, imagined=True)[2] for name in ("whole", "broken"))
+    whole, found = (collect.read_episodes(out / name, imagined=True)[2] for name in ("whole", "broken"))
     for name in ("action", "reward", "length"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     moved = np.where(np.arange(6) < 2, np.float32(100.0), np.float32(0.0))[:, None, None]
@@ -127,14 +128,14 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
     size = ["--episodes", "6", "--together", "4"]
     assert main(["kalm", "imagine", *args, *size, *here, "--run.name", f"imagined-{level}"]) == 0
-    world, found, data = collecting.read(out / f"imagined-{level}", imagined=True)
+    world, found, data = collect.read_episodes(out / f"imagined-{level}", imagined=True)
     with pytest.raises(DataError, match="has imagined episodes, and recorded ones are needed here: .* kalm collect"):
-        collecting.read(out / f"imagined-{level}")
+        collect.read_episodes(out / f"imagined-{level}")
     said = np.asarray(data.obs["instruction"])[:, 0]
     assert found == level and len(data) == 6 and set(said) <= set(world.instructions.of(level))
     goals = world.instructions.configuration[said]
     assert len(set(goals.tolist())) == 6  # each goal of the level once before any twice
-    real = np.asarray(collecting.read(out / "recorded")[2].obs["state"])[:, 0]
+    real = np.asarray(collect.read_episodes(out / "recorded")[2].obs["state"])[:, 0]
     first = np.asarray(data.obs["state"])[:, 0]
     assert (np.abs(first[:, None] - real[None]).max(-1).min(1) == 0).all()
     summary = summary_of(out / f"imagined-{level}")
@@ -166,7 +167,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     assert main(["kalm", "train", *args, *small, *QUIET, *here, "--run.name", "agent"]) == 0
     shown = capsys.readouterr().out
     tested = json.loads(next((out / "agent").glob("eval-*.json")).read_text())
-    chance = rates(play_random(world, ["real"], 4, 0))
+    chance = rates(play_random(world, ["real"], 4, key_of(0)))
     assert tested["random"] == configs.to_json(chance) and tested["seed"] == 0
     line = next(line for line in shown.splitlines() if line.startswith("real "))
     assert all(f"{found['real']:.3f} [{found['real_low']:.3f}" in line for found in (tested, chance))
@@ -192,11 +193,11 @@ def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_mode
     args = ["--data", str(out / "recorded"), "--imagined", both, "--encoder", str(out / "model"), "--run.out", str(out)]
     small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels easy --eval-episodes 4".split()
     assert main(["kalm", "train", *args, *small, *QUIET, "--run.name", "reader"]) == 0
-    _, made, (state,), _ = testing.load_agents(out / "reader")
-    hashed = sentence_table(made.world, "hashed")
-    vectors = grounded.sentence_vectors(grounded.load(out / "model"), made.world.instructions.texts)
+    world, state = world_of("clevr"), load(out / "reader").state
+    hashed = sentence_table(world, "hashed")
+    vectors = ground.sentence_vectors(ground.load_model(out / "model"), world.instructions.texts)
     np.testing.assert_array_equal(state.frozen.table, np.concatenate([hashed, vectors], axis=1))
-    sets = [collecting.read(out / f"few-{level}", imagined=True)[2] for level in ("rephrase", "easy")]
+    sets = [collect.read_episodes(out / f"few-{level}", imagined=True)[2] for level in ("rephrase", "easy")]
     assert [int(size) for size in state.frozen.sizes[1:]] == [int(np.sum(data.length)) for data in sets]
     odd = ["--bc.batch-size", "10", "--run.name", "odd"]
     assert main(["kalm", "train", *args, *small[:4], *odd]) != 0
@@ -226,12 +227,13 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     here = ["--run.out", str(out), "--run.name", "again"]
     size = "--level easy --episodes 3 --together 3 --noise 0".split()
     assert main(["kalm", "collect", "--agent", str(out / "cloned"), *size, *here]) == 0
-    world, level, data = collecting.read(out / "again")
-    _, made, (state, other), _ = testing.load_agents(out / "cloned")
+    world, level, data = collect.read_episodes(out / "again")
+    cloned = load(out / "cloned")
+    state, other = (select_run(cloned.state, i) for i in (0, 1))
     assert (np.asarray(state.params["actor"][0]["kernel"]) != np.asarray(other.params["actor"][0]["kernel"])).any()
     obs = jax.tree.map(lambda x: x[:, 0], data.obs)
     frozen = state.frozen.replace(given=())
-    found = made.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()
+    found = cloned.experiment.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()
     np.testing.assert_array_equal(data.action[:, 0], found)
     assert main(["kalm", "collect", "--agent", str(out / "model"), *size, *here[:-1], "wrong"]) != 0
     assert "one of llmrl kalm train or llmrl rl train is needed" in capsys.readouterr().err.replace("\n", " ")
@@ -246,9 +248,9 @@ def test_an_agent_of_online_rl_records_episodes(out, capsys):
     assert main(["rl", "train", "--algo", "ppo", *env, *small, *here, "ppo"]) == 0
     size = "--level easy --episodes 3 --together 3 --noise 0 --agent".split()
     assert main(["kalm", "collect", *size, str(out / "ppo"), *here, "of-ppo"]) == 0
-    _, _, data = collecting.read(out / "of-ppo")
+    _, _, data = collect.read_episodes(out / "of-ppo")
     assert data.obs["instruction"].shape == (3, 1) and (np.asarray(data.length) == 1).all()
-    act = testing.greedy_of(out / "ppo", world_of("clevr"))
+    act = greedy_of(out / "ppo", world_of("clevr"))
     states = jax.vmap(lambda balls, goal: state_of(balls, goal))(data.obs["state"][:, 0], data.obs["goal"][:, 0])
     np.testing.assert_array_equal(data.action[:, 0], act(None, states))
     assert main(["rl", "train", "--algo", "ppo", "--steps", "16", "--eval-episodes", "2", *small, *here, "cart"]) == 0
@@ -268,15 +270,15 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
     how = ["--dtype", "mixed", "--run.name", "returns"]
     assert main(["kalm", "ground", *data, *SMALL, *args, *QUIET, *how]) == 0
-    found = grounded.load(out / "returns")
-    assert found.model.llama.factors == jnp.bfloat16 and grounded.load(out / "model").model.llama.factors is None
+    found = ground.load_model(out / "returns")
+    assert found.model.llama.factors == jnp.bfloat16 and ground.load_model(out / "model").model.llama.factors is None
     assert found.returns is not None and found.model.slots.state == 11
     size = "--levels easy --episodes 3 --together 2".split()
     for name in ("returns", "model"):
         assert main(["kalm", "test", str(out / name), *size]) == 0
         tested = json.loads((out / name / "test.json").read_text())
         assert tested["episodes"] == 3 and round(tested["easy"] * 3, 9) in (0, 1, 2, 3)
-        assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, 0)))
+        assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, key_of(0))))
     args = ["--grounded", str(out / "returns"), "--data", str(out / "recorded"), "--run.out", str(out)]
     assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
     assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")
@@ -324,7 +326,7 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
         assert said in capsys.readouterr().err.replace("\n", " "), args
     assert not (out / "wrong").exists()
     with pytest.raises(DataError, match="has episodes of 'clevr', and 'metaworld' is needed"):
-        collecting.read(out / "recorded", "metaworld")
+        collect.read_episodes(out / "recorded", "metaworld")
 
 
 def test_damaged_folders_are_refused(out, tmp_path, capsys):
@@ -341,7 +343,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
     ):
         about.write_text(text)
         with pytest.raises(DataError, match=said):
-            collecting.read(folder)
+            collect.read_episodes(folder)
     about.write_text(json.dumps(kept))
     data = read_parquet(folder / "episodes.parquet").data
 
@@ -359,7 +361,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
     ):
         write_parquet(folder / "episodes.parquet", data.replace(**changed))
         with pytest.raises(DataError, match=said):
-            collecting.read(folder)
+            collect.read_episodes(folder)
     for command in (["ground"], ["train", "--encoder", "hashed"], ["imagine", "--grounded", str(out / "model")]):
         assert main(["kalm", *command, "--data", str(folder), "--run.out", str(tmp_path), "--run.name", "wrong"]) != 0
         assert "obs.instruction of step 0 of the data" in capsys.readouterr().err.replace("\n", " ")
@@ -368,7 +370,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
 
 def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     """`collect --from FILE`: KALM's own form, written from recorded episodes, comes back as these."""
-    world, _, data = collecting.read(out / "recorded")
+    world, _, data = collect.read_episodes(out / "recorded")
     codes = np.repeat(to_published(np.asarray(data.obs["goal"])[:, 0])[:, None], data.reward.shape[1], axis=1)
     wordings = np.array([["in their words"] * 54] * 24)
     whole = to_masked(data.replace(obs=data.obs["state"], next_obs=data.next_obs["state"]))
@@ -376,7 +378,7 @@ def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     write_masked(tmp_path / "clevr.npy", whole)
     here = ["--run.out", str(tmp_path), "--run.name"]
     assert main(["kalm", "collect", "--from", str(tmp_path / "clevr.npy"), *here, "taken"]) == 0
-    _, level, taken = collecting.read(tmp_path / "taken")
+    _, level, taken = collect.read_episodes(tmp_path / "taken")
     for one, two in ((taken.obs, data.obs), (taken.next_obs, data.next_obs)):
         np.testing.assert_array_equal(one["state"], two["state"])
         np.testing.assert_array_equal(one["goal"], two["goal"])

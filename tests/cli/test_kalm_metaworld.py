@@ -10,8 +10,8 @@ import pytest
 
 from envs_jax import metaworld
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.kalm import collecting
-from llmrl_jax.systems.kalm.datasets import get_dataset
+from llmrl_jax.systems.kalm import collect
+from llmrl_jax.systems.kalm.train import get_dataset
 
 
 @pytest.mark.skipif(importlib.util.find_spec("metaworld") is None, reason="its scenes need the package metaworld")
@@ -19,7 +19,7 @@ def test_recorded_episodes_of_continuous_actions(tmp_path):
     args = ["--world", "metaworld", "--episodes", "4", "--together", "4", "--run.out", str(tmp_path)]
     assert main(["kalm", "collect", *args, "--run.name", "recorded"]) == 0
     folder = tmp_path / "recorded"
-    world, level, data = collecting.read(folder)
+    world, level, data = collect.read_episodes(folder)
     summary = json.loads((folder / "summary.json").read_text())
     length = np.asarray(data.length)
     assert (world.name, level, len(data)) == ("metaworld", "real", 4) and summary["steps"] == length.sum()

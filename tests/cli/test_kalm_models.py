@@ -11,8 +11,7 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.kalm import grounded
-from llmrl_jax.systems.kalm.grounded import FRAMES
+from llmrl_jax.systems.kalm.ground import FRAMES, load_model
 from llmrl_jax.systems.kalm.worlds import world_of
 from tests.compile_cache import cached_in
 
@@ -59,7 +58,7 @@ def ground(out, name, *more):
 @pytest.mark.parametrize("init", ["pretrained", "random"])
 def test_adapters_are_grounded_merged_and_imagine(out, init):
     assert ground(out, f"lora-{init}", "--tune", "lora", "--init", init, "--states", "absolute") == 0
-    found = grounded.load(out / f"lora-{init}")
+    found = load_model(out / f"lora-{init}")
     assert found.model.llama.lora is None and found.model.states == "absolute"
     _, base = lm.load(out / "model")
     own = found.variables["params"]["layers"]["mlp"]["up_proj"]["kernel"]

@@ -11,10 +11,8 @@ import pytest
 
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
-from llmrl_jax.data.arrays import write_arrays
-from llmrl_jax.data.columns import D4RL_NAMES
-from llmrl_jax.data.foreign import parse_names
-from llmrl_jax.data.reading import read_data
+from llmrl_jax.data.columns import D4RL_NAMES, parse_names
+from llmrl_jax.data.reading import read_data, write_arrays
 from llmrl_jax.data.transitions import Transitions, to_trajectories
 from llmrl_jax.rl.registry import OFFLINE
 from llmrl_jax.workflows import rl_training

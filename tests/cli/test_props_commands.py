@@ -16,8 +16,8 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config, to_json
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.run.folder import held
-from llmrl_jax.systems.props import search_run as props, table_run
-from llmrl_jax.systems.props.settings import FinetuneRun, PropsRun, TableConfig
+from llmrl_jax.systems.props import table as props_table, train as props
+from llmrl_jax.systems.props.config import FinetuneRun, PropsRun, TableConfig
 from llmrl_jax.workflows.chat_model import make_chat
 from tests.chat_server import silent
 from tests.paths import ROOT
@@ -29,7 +29,7 @@ pytest_plugins = ("tests.chat_server",)
 def table(out, work, **options):
     """`llmrl props table` with a page in `out` and the searches in `work`; resumes what is there."""
     run = BaseRunConfig(work.name, str(work.parent), resume=(work / "config.json").exists())
-    return table_run.make_table(TableConfig(page=out, run=run, **options))
+    return props_table.make_table(TableConfig(page=out, run=run, **options))
 
 
 SMALL = ["--episodes", "2", "--final-episodes", "3", "--warmup", "1", "--max-steps", "20"]
@@ -126,19 +126,8 @@ def test_runs_from_before_version_1_are_read(tmp_path):
 
 
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
-    args = [
-        "props",
-        "run",
-        "--tasks",
-        "nim",
-        "--iterations",
-        "6",
-        *SMALL,
-        "--run.out",
-        str(tmp_path),
-        "--run.name",
-        "one",
-    ]
+    args = ["props", "run", "--tasks", "nim", "--iterations", "6", *SMALL]
+    args += ["--run.out", str(tmp_path), "--run.name", "one"]
     assert main([*args, "--chat.max-calls", "2"]) == 1
     assert "2 of 2 calls are spent" in capsys.readouterr().out
     again = ["props", "run", "--run.out", str(tmp_path), "--run.name", "one", "--run.resume"]
@@ -169,20 +158,9 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
     def broken(*args):
         raise RuntimeError("MuJoCo cannot draw here: no OpenGL context")
 
-    monkeypatch.setattr("llmrl_jax.systems.props.episode.EpisodeRecorder.play", broken)
-    args = [
-        "props",
-        "run",
-        "--tasks",
-        "nim",
-        "--iterations",
-        "2",
-        *SMALL,
-        "--run.out",
-        str(tmp_path),
-        "--run.name",
-        "one",
-    ]
+    monkeypatch.setattr("llmrl_jax.systems.props.study.EpisodeRecorder.play", broken)
+    args = ["props", "run", "--tasks", "nim", "--iterations", "2", *SMALL]
+    args += ["--run.out", str(tmp_path), "--run.name", "one"]
     assert main([*args, "--video"]) == 1
     assert "nim has no video: MuJoCo cannot draw here" in capsys.readouterr().out
     assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()
@@ -193,9 +171,9 @@ def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")
     cut = {**options, "out": tmp_path / "cut", "work": tmp_path / "cut"}
     with monkeypatch.context() as patched:
-        train = table_run.run_training
+        train = props_table.run_training
         patched.setattr(
-            table_run, "run_training", lambda a, run, **more: train(a, replace(run, max_seconds=1e-9), **more)
+            props_table, "run_training", lambda a, run, **more: train(a, replace(run, max_seconds=1e-9), **more)
         )
         table(**cut)
         assert f"stopped by time budget; continue with --run.resume {tmp_path}/cut" in capsys.readouterr().out
@@ -269,7 +247,7 @@ def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys, monk
     table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
     assert all(log.stat().st_mtime_ns != was for log, was in zip(logs, before))
     with monkeypatch.context() as patched:  # stopped in it, it goes on without --again, and measures what is left
-        patched.setattr(table_run, "_measured", lambda *args: None)
+        patched.setattr(props_table, "_measure", lambda *args: None)
         table(methods=("ars", "scripted"), final_episodes=4, again=True, **options)
     assert f"continue with --run.resume {tmp_path} (without --again)" in capsys.readouterr().out
     assert not json.loads((tmp_path / "props-table.json").read_text())["rows"] and not logs[1].exists()

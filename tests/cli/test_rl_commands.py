@@ -13,7 +13,7 @@ from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.cli.loading import load, settings_of
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.registry import ALGORITHMS
 from llmrl_jax.workflows import evaluation, rl_training
 
@@ -78,6 +78,30 @@ def test_other_worlds_are_played(env, tmp_path, capsys):
     assert "everything is in" in capsys.readouterr().out
 
 
+def test_several_seeds_are_evaluated_compared_and_resumed(tmp_path, capsys):
+    options = ["--run.out", str(tmp_path), "--steps", "64"]
+    assert main(command("ppo", "CartPole-v1", *options, "--run.name", "both", "--seeds", "2", "--run.seed", "3")) == 0
+    assert main(command("ppo", "CartPole-v1", *options, "--run.name", "alone", "--run.seed", "4")) == 0
+    both, alone = (tmp_path / name for name in ("both", "alone"))
+    found = json.loads((both / "eval-4.json").read_text())
+    own = found["greedy/episode_return_runs"]
+    assert len(own) == 2 and found["greedy/episode_return"] == pytest.approx(sum(own) / 2)
+    assert "random/episode_return_runs" not in found and "random/episode_return_low" in found
+    lines = [[json.loads(line) for line in (x / "metrics.jsonl").read_text().splitlines()] for x in (both, alone)]
+    assert [x["1/loss"] for x in lines[0]] == pytest.approx([x["loss"] for x in lines[1]], rel=1e-3, abs=1e-5)
+    assert all(x["loss_low"] <= x["loss"] <= x["loss_high"] for x in lines[0])
+    at_end = (both / "eval-4.json").read_text()
+    assert main(["eval", str(both), "--seed", "3"]) == 0 and (both / "eval-4.json").read_text() == at_end
+    assert main(["play", str(both)]) == 0
+    capsys.readouterr()
+    assert main(["runs", "compare", str(both), str(alone), "--out", str(tmp_path / "a.png"), "--json"]) == 0
+    (group, *others) = json.loads(capsys.readouterr().out)["groups"]
+    assert len(group["runs"]) == 2 and group["label"] == "both and 1 more seed", "seeds 3 and 4"
+    assert [x["runs"] for x in others] == [[str(alone)]], "a repetition of seed 4 is no further sample"
+    assert main(["rl", "train", "--run.resume", str(both), "--steps", "80"]) == 0 and (both / "eval-5.json").exists()
+    assert main(["rl", "train", "--run.resume", str(both), "--seeds", "3"]) == 2
+
+
 def test_settings_go_to_a_file_and_back(tmp_path, capsys):
     assert main(["rl", "train", "--algo", "dqn", "--dqn.n-step", "3", "--steps", "1e5", "--print-config"]) == 0
     file = tmp_path / "settings.yaml"
@@ -108,6 +132,11 @@ def test_every_algorithm_has_settings_with_its_name():
         (["--network.hidden", "0"], "network.hidden is 0; at least 1"),
         (["--algo", "dqn", "--dqn.gamma", "2"], "dqn.gamma is 2.0; from 0 to 1"),
         (["--steps", "0"], "steps is 0; at least 1"),
+        (["--seeds", "2", "--mesh", "data=1"], "several seeds run on one device, leave --mesh out"),
+        (
+            ["--seeds", "2", "--run.seed", "4294967295"],
+            "the last of --seeds 2 from --run.seed 4294967295 is 4294967296",
+        ),
     ],
 )
 def test_the_command_line_says_what_is_wrong(options, message, tmp_path, capsys):

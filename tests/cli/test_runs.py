@@ -14,7 +14,7 @@ from llmrl_jax.cli import main as cli
 from llmrl_jax.core.config import stamped
 from llmrl_jax.report import figures, runs
 from llmrl_jax.run.folder import Status, held, write_status
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.config import TrainConfig
 
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"

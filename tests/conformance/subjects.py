@@ -16,13 +16,11 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.apt import APT
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.noveld import NovelD
+from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm
-from llmrl_jax.rl.rnd import RND
 from llmrl_jax.tuning import Example, GRPOConfig, Prompts, SFTConfig, make_grpo, make_sft, pack
 from tests.lm_random import random_variables
 
@@ -110,7 +108,7 @@ def glam() -> Learner:
 
 def ellm() -> Learner:
     from llmrl_jax.rl.branches import BranchConfig
-    from llmrl_jax.rl.dqn_config import DQNConfig
+    from llmrl_jax.rl.dqn import DQNConfig
     from llmrl_jax.systems.ellm.build import build
     from llmrl_jax.systems.ellm.config import EllmConfig
     from tests.ellm_world import Yard

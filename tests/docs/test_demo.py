@@ -50,5 +50,5 @@ def test_what_readme_says_of_all_seeds():
     text = " ".join(readme().split())
     for row in rows[1:]:
         assert f"seed {row['seed']}: {row['after'][0]:.3f} sampled, {row['after_greedy'][0]:.3f} greedy" in text
-    assert f"{first['steps']} steps of RL at {first['steps_per_second']:.0f} steps/s" in text
+    assert f"{first['steps']} steps at {first['steps_per_second']:.0f} per second" in text
     assert f"took {first['total_seconds']:.0f} seconds" in text

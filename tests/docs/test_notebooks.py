@@ -19,16 +19,16 @@ from safetensors.numpy import load_file
 from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
-from llmrl_jax.systems.bkrl import collecting, preferences, training as bkrl_training
-from llmrl_jax.systems.ellm import accuracy, training as ellm_training
-from llmrl_jax.systems.glam import cloning_run, posttest_run, training as glam_training
+from llmrl_jax.systems.bkrl import collect as bkrl_collect, preferences, train as bkrl_train
+from llmrl_jax.systems.ellm import accuracy, train as ellm_train
+from llmrl_jax.systems.glam import clone as glam_clone, eval as glam_eval, results as glam_results, train as glam_train
 from llmrl_jax.systems.glam.posttest import TESTS
 from llmrl_jax.systems.kalm import (
-    collecting as kalm_collecting,
+    collect as kalm_collect,
+    eval as kalm_eval,
     ground as kalm_ground,
-    imagining,
-    testing as kalm_testing,
-    training as kalm_training,
+    imagine as kalm_imagine,
+    train as kalm_train,
 )
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
@@ -135,28 +135,28 @@ def test_glam_gives_commands_that_are_accepted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     commands = commands_of("glam", EPISODES="64", STEPS="1024")
     work = (
-        (cloning_run, "clone"),
-        (glam_training, "train"),
-        (glam_training, "evaluate"),
-        (posttest_run, "give_tests"),
+        (glam_clone, "clone"),
+        (glam_train, "train"),
+        (glam_eval, "evaluate"),
+        (glam_results, "post_test"),
     )
-    cloned, trained, (evaluated, _), (tested, tests, how) = asked_by(monkeypatch, commands, *work)
+    cloned, trained, (evaluated, _), tested = asked_by(monkeypatch, commands, *work)
     assert (cloned.episodes, trained.steps, cloned.glam.embedded.spare_words) == (64, 1024, 64)
-    assert trained.glam.model == how["model"] == f"runs/{cloned.run.name}/model"
-    assert evaluated == Path(f"runs/{trained.run.name}") and list(tested) == [evaluated]
-    assert set(tests) <= set(TESTS)
+    assert trained.glam.model == tested.model == f"runs/{cloned.run.name}/model"
+    assert evaluated == Path(f"runs/{trained.run.name}") and list(tested.runs) == [evaluated]
+    assert set(tested.tests) <= set(TESTS)
 
 
 def test_ellm_gives_commands_that_are_accepted(monkeypatch):
     commands = commands_of("ellm", STEPS="1024", MODEL="smollm2-135m", STATES="2")
-    asked = asked_by(monkeypatch, commands, (ellm_training, "pretrain"), (accuracy, "accuracy"))
+    asked = asked_by(monkeypatch, commands, (ellm_train, "pretrain"), (accuracy, "accuracy"))
     assert [type(x).KIND for x in asked] == ["ellm pretrain", "ellm accuracy"]
     assert asked[0].steps == 1024 and asked[1].chat.model == "local:smollm2-135m" and asked[1].states == 2
 
 
 def test_bkrl_gives_commands_that_are_accepted(monkeypatch):
     commands = commands_of("bkrl", STEPS="1024", MODEL="smollm2-135m", PAIRS="2")
-    work = ((collecting, "collect"), (preferences, "prefer"), (bkrl_training, "train"))
+    work = ((bkrl_collect, "collect"), (preferences, "prefer"), (bkrl_train, "train"))
     collected, preferred, plain, shaped, chosen = asked_by(monkeypatch, commands, *work)
     assert [x.steps for x in (collected, plain, shaped)] == [1024] * 3 and collected.episodes == 20
     assert (plain.alg, shaped.alg) == ("none", "bk-pref")
@@ -167,11 +167,11 @@ def test_bkrl_gives_commands_that_are_accepted(monkeypatch):
 def test_kalm_gives_commands_that_are_accepted(monkeypatch):
     commands = commands_of("kalm", EPISODES="64", EPOCHS="1", IMAGINED="32", STEPS="1024")
     work = (
-        (kalm_collecting, "collect"),
+        (kalm_collect, "collect"),
         (kalm_ground, "ground"),
-        (imagining, "imagine_run"),
-        (kalm_training, "train"),
-        (kalm_testing, "test_run"),
+        (kalm_imagine, "imagine_run"),
+        (kalm_train, "train"),
+        (kalm_eval, "test_run"),
     )
     recorded, model, imagined, plain, both, tested = asked_by(monkeypatch, commands, *work)
     assert (recorded.episodes, model.epochs, imagined.episodes) == (64, 1, 32)

@@ -1,9 +1,10 @@
 """What the README and the pages show is what happens.
 
-Every block fenced as `python` runs; those of one page run in order, in one process, as a reader would. A block fenced
-as `python slow` runs with the slow tests, one as `python no-run` never. Shell blocks run where they are fenced as
-`sh run`, with the project's programs on the path. `needs=NAME` skips a block where that program, packaged model or
-Python module is not installed. Pages run in an empty folder.
+Every block of Python runs; those of one page run in order, in one process, as a reader would. The line before a block
+may have tags, as in `<!-- test: run needs=curl -->`: a block of Python tagged `slow` runs with the slow tests, one
+tagged `no-run` never; a block of shell runs if it is tagged `run`, with the project's programs on the path.
+`needs=NAME` skips a block where that program, packaged model or Python module is not installed. Pages run in an empty
+folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from llmrl_jax.core.packaged import LANGUAGE_MODELS
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 300
 """Seconds that a page may take."""
-FENCE = re.compile(r"^( *)(?:```)([^\n`]*)\n(.*?)^\1```[ ]*$", re.M | re.S)
+FENCE = re.compile(r"^(?: *<!-- test: ([^\n>]*) -->\n)?( *)```([^\n`]*)\n(.*?)^\2```[ ]*$", re.M | re.S)
+"""A fenced block: its tags, its indentation, its language, its text."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ def blocks(text: str) -> list[Block]:
     """The blocks of a page that run, in order."""
     found = []
     for match in FENCE.finditer(text):
-        language, *tags = match[2].split() or [""]
+        tags, language = (match[1] or "").split(), match[3].strip()
         if any(t.startswith("needs=") and not is_here(t.removeprefix("needs=")) for t in tags):
             continue
         if language == "python" and "no-run" not in tags or language == "sh" and "run" in tags:
-            indent = len(match[1])
-            code = "".join(line[indent:] for line in match[3].splitlines(keepends=True))
-            found.append(Block(language, "slow" in tags, text.count("\n", 0, match.start()) + 1, code))
+            indent = len(match[2])
+            code = "".join(line[indent:] for line in match[4].splitlines(keepends=True))
+            found.append(Block(language, "slow" in tags, text.count("\n", 0, match.start(2)) + 1, code))
     return found
 
 
@@ -100,16 +102,16 @@ def test_slow_page(page, tmp_path):
 
 def test_the_rule(tmp_path):
     text = "\n".join(
-        ["x", "```python", "a = 1", "```", "```python no-run", "1/0", "```", "```sh", "false", "```"]
-        + ["1. item", "   ```python", "   assert a == 1", "   ```", "```sh run", "echo hi > out", "```"]
-        + ["```python slow", "b = 2", "```"]
+        ["x", "```python", "a = 1", "```", "<!-- test: no-run -->", "```python", "1/0", "```", "```sh", "false", "```"]
+        + ["1. item", "   ```python", "   assert a == 1", "   ```"]
+        + ["<!-- test: run -->", "```sh", "echo hi > out", "```", "<!-- test: slow -->", "```python", "b = 2", "```"]
     )
     found = blocks(text)
     assert [(b.language, b.slow, b.line) for b in found] == [
         ("python", False, 2),
-        ("python", False, 12),
-        ("sh", False, 15),
-        ("python", True, 18),
+        ("python", False, 13),
+        ("sh", False, 17),
+        ("python", True, 21),
     ]
     run("page", found, tmp_path)
     assert (tmp_path / "out").read_text() == "hi\n"

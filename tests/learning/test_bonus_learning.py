@@ -11,10 +11,8 @@ import envs_jax
 from envs_jax.control.debug import Corridor, DebugParams
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.noveld import NovelD, NovelDConfig
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RND, RNDConfig
+from llmrl_jax.rl.novelty import RND, NovelD, NovelDConfig, RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
 
 PPO = PPOConfig(num_envs=16, num_steps=64, learning_rate=1e-3, pool_size=1)

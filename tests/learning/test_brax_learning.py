@@ -10,8 +10,7 @@ import envs_jax
 from envs_jax.bridges import brax as bridge
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
 
 @pytest.fixture(autouse=True)

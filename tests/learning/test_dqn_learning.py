@@ -8,9 +8,8 @@ import pytest
 
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkQPolicy
 
 
 def train(id, config, updates, seed=0, **network):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.evaluation import make_player, summarise
+from llmrl_jax.systems.ellm.eval import make_player, summarise
 from tests.ellm_world import Yard
 
 
@@ -41,9 +41,9 @@ def test_goals_teach_what_random_play_does_not_reach():
     run = jax.jit(lambda s: jax.lax.fori_loop(0, 600, lambda _, s: learner.update(s)[0], s))
     state = run(learner.init(jax.random.key(0)))
     params, key = state.runner.env_params, jax.random.key(1)
-    play, chance = (make_player(made.env, made.facts, policy, 64) for policy in (made.policy, RandomPolicy(9)))
-    agent = summarise(made.facts, play(state.params, state.frozen, params, key))
-    random = summarise(made.facts, chance((), (), params, key))
+    play, chance = (make_player(made.env, policy, 64) for policy in (made.policy, RandomPolicy(9)))
+    agent = summarise(made.spec, play(state.params, state.frozen, params, key))
+    random = summarise(made.spec, chance((), (), params, key))
     assert agent["achievements"] > 1.5 > 0.7 > random["achievements"]
     assert agent["unlocked/place_table"] > 0.7 > 0.2 > random["unlocked/place_table"]
     assert agent["paid/good"] == 1

@@ -8,13 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
+from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.systems.glam.build import make_agent
+from llmrl_jax.systems.glam.config import DRRN, SYMBOLIC, GlamConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 
 

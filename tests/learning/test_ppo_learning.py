@@ -9,8 +9,7 @@ import pytest
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
 
 def train(id, config, updates, seed=0, **network):

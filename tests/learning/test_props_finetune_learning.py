@@ -13,9 +13,8 @@ from experiments.props_finetune import PriorConfig, make_prior
 from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.props.finetune import FinetuneConfig
-from llmrl_jax.systems.props.finetune_run import finetune
-from llmrl_jax.systems.props.settings import FinetuneRun
+from llmrl_jax.systems.props.config import FinetuneConfig, FinetuneRun
+from llmrl_jax.systems.props.finetune import finetune
 from llmrl_jax.tuning import GRPOConfig, SFTConfig
 
 

@@ -16,7 +16,7 @@ from benchmarks.torch_glam import Worlds, describe  # noqa: E402
 from benchmarks.torch_peer import compiler_error  # noqa: E402
 from envs_jax.babyai import import_state  # noqa: E402
 from llmrl_jax.systems.glam.build import make_world  # noqa: E402
-from llmrl_jax.systems.glam.prompt import glam_prompt  # noqa: E402
+from llmrl_jax.systems.glam.prompts import glam_prompt  # noqa: E402
 from tests.parity.test_babyai_text import describe as by_grammar, random_views  # noqa: E402
 
 

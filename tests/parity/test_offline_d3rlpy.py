@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from llmrl_jax.rl.actors import GaussianActor
+from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.iql import LOG_STD_MIN
-from llmrl_jax.rl.offline import Context, Trained
+from llmrl_jax.rl.offline import Context
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import algorithm
 from tests.paths import DATA
@@ -75,7 +76,7 @@ def method_of(name: str, **changes: Any) -> tuple[Any, dict[str, jax.Array]]:
     return method, {k: jnp.float32(v) for k, v in vars(config).items() if isinstance(v, float)}
 
 
-def learned(recorded: dict[str, np.ndarray], name: str, steps: int, **changes: Any) -> tuple[Any, Trained]:
+def learned(recorded: dict[str, np.ndarray], name: str, steps: int, **changes: Any) -> tuple[Any, TrainState]:
     """The method, and its networks after gradient steps from d3rlpy's initial weights on d3rlpy's batches."""
     method, hparams = method_of(name, **changes)
     first = networks(recorded, name, 0)
@@ -84,14 +85,14 @@ def learned(recorded: dict[str, np.ndarray], name: str, steps: int, **changes: A
         columns["action"] = jnp.asarray(recorded["choice"])
     columns["terminated"] = jnp.asarray(recorded["terminated"]) > 0
 
-    def one(trained: Trained, at: tuple[jax.Array, jax.Array]) -> tuple[Trained, None]:
+    def one(trained: TrainState, at: tuple[jax.Array, jax.Array]) -> tuple[TrainState, None]:
         rows, count = at
         batch = Batch(**{k: v[rows] for k, v in columns.items()})
         context = Context(jax.random.fold_in(jax.random.key(0), count), hparams, count, None)  # type: ignore[arg-type]
         return method.step(trained, batch, context)[0], None
 
     rows = jnp.asarray(recorded["rows"][:steps], jnp.int32)
-    begun = Trained.begin(first, [n for n in first if n == "critic"])
+    begun = TrainState.create(first, [n for n in first if n == "critic"])
     return method, jax.jit(lambda t: jax.lax.scan(one, t, (rows, jnp.arange(steps)))[0])(begun)
 
 

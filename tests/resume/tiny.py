@@ -177,7 +177,7 @@ class Config:
     devices: int = 1
     """Devices over which environments are split."""
     learning_rate: float = 0.05
-    """Step size of Adam."""
+    """Learning rate."""
     size: int = 8
     """Width of the map."""
     num_updates: int = field(default=40, metadata=FREE)
@@ -217,8 +217,7 @@ def make(config: Config) -> Any:
         import envs_jax
         from envs_jax.wrappers import EpisodeStatistics
         from llmrl_jax.rl.networks import NetworkPolicy
-        from llmrl_jax.rl.ppo import make_ppo
-        from llmrl_jax.rl.ppo_config import PPOConfig
+        from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
         env, params = envs_jax.make("Debug-Recall-v0")
         policy = NetworkPolicy(env.action_space(params), hidden=(8,), memory=8)
@@ -227,8 +226,7 @@ def make(config: Config) -> Any:
     from dataclasses import replace
 
     from llmrl_jax.systems.glam.build import build
-    from llmrl_jax.systems.glam.config import EmbeddedConfig
-    from llmrl_jax.systems.glam.presets import DEMO
+    from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 
     small = replace(
         DEMO,

@@ -21,18 +21,17 @@ from llmrl_jax.cli.workloads import fit
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.run.chunk import compile_chunk
 from llmrl_jax.systems.ellm.build import build as build_ellm
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.glam.build import build as build_glam
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
-from llmrl_jax.systems.kalm import patterns
-from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
-from llmrl_jax.systems.kalm.patterns import Episodes
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
+from llmrl_jax.systems.kalm import prompts
+from llmrl_jax.systems.kalm.config import Weights
+from llmrl_jax.systems.kalm.ground import make_grounding
+from llmrl_jax.systems.kalm.prompts import Episodes
 from llmrl_jax.systems.kalm.world_model import WorldModel
 from llmrl_jax.tuning import Packed, SFTConfig
 from llmrl_jax.tuning.sft import sft_loss
@@ -83,15 +82,15 @@ def grounding(mesh: str):
     observations = rng.normal(size=(3 * ROWS, 2)).astype(np.float32)
     actions = rng.integers(0, 3, 2 * ROWS).astype(np.int32)
     episodes = Episodes(observations, actions, ends * 3, ends * 2, np.full(ROWS, 2))
-    words = WordTokenizer.from_texts([patterns.ROLLOUT, *patterns.EXPLANATION, "go"])
-    written = patterns.write(episodes, [["go"]] * ROWS, words, rng, patterns=("rollout", "explanation"))
+    words = WordTokenizer.from_texts([prompts.ROLLOUT, *prompts.EXPLANATION, "go"])
+    written = prompts.write(episodes, [["go"]] * ROWS, words, rng, patterns=("rollout", "explanation"))
     llama = lm.Llama(replace(SHAPE, eos_token_id=words.eos_id))
     learner = make_grounding(
         SFTConfig(batch_size=ROWS),
         Weights(),
         WorldModel.around(llama, episodes, 3),
         placed(llama, mesh),
-        patterns.pack(written, 32),
+        prompts.pack(written, 32),
         episodes,
         2,
         make_mesh(mesh),

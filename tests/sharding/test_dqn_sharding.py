@@ -11,9 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkQPolicy
 
 
 CONFIG = DQNConfig(

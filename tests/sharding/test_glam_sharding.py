@@ -12,8 +12,7 @@ import pytest
 
 from llmrl_jax.rl.precision import LENGTHS_BOUND
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 
 
 CONFIG = replace(
@@ -76,9 +75,9 @@ def test_lengths_by_group_on_eight_devices_change_nothing_but_the_speed(alone):
     program = step.lower(state.params, state.frozen, state.runner.obs).compile()
     moved = re.findall(r"= (\S+) (all-gather|all-to-all|collective-permute|all-reduce)\(", program.as_text())
     assert moved == [("s32[2]{0}", "all-reduce")], "the longest prompt of each group, and nothing else"
-    sizes = np.asarray(glam.policy.sizes(state.runner.obs))
+    sizes = np.asarray(glam.policy.lengths(state.runner.obs))
     assert len(set(np.searchsorted(glam.policy.widths, sizes))) > 1, "several lengths are in use"
-    assert len(glam.policy.forms(8)) == 4, "learning chooses lengths too"
+    assert len(glam.policy.buckets(8)) == 4, "learning chooses lengths too"
     kept = jax.tree.map(lambda x: x.sharding, state)
     update = jax.jit(learner.update, out_shardings=(kept, None)).lower(state).compile()
     text = update.as_text()

@@ -9,9 +9,10 @@ import pytest
 from llmrl_jax.lm import Llama, LlamaConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.parallel import make_mesh, shardings
-from llmrl_jax.systems.kalm import patterns
-from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
-from llmrl_jax.systems.kalm.patterns import Episodes
+from llmrl_jax.systems.kalm import prompts
+from llmrl_jax.systems.kalm.config import Weights
+from llmrl_jax.systems.kalm.ground import make_grounding
+from llmrl_jax.systems.kalm.prompts import Episodes
 from llmrl_jax.systems.kalm.world_model import WorldModel
 from llmrl_jax.tuning.sft import SFTConfig
 from tests.lm_random import random_variables
@@ -28,9 +29,9 @@ def data():
         ends * 2,
         np.full(8, 2),
     )
-    words = WordTokenizer.from_texts([patterns.ROLLOUT, *patterns.EXPLANATION, "go"])
-    rows = patterns.write(episodes, [["go"]] * 8, words, rng, patterns=("rollout", "explanation"))
-    return episodes, words, patterns.pack(rows, 32)
+    words = WordTokenizer.from_texts([prompts.ROLLOUT, *prompts.EXPLANATION, "go"])
+    rows = prompts.write(episodes, [["go"]] * 8, words, rng, patterns=("rollout", "explanation"))
+    return episodes, words, prompts.pack(rows, 32)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl import rollout
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 
 
 CONFIG = PPOConfig(num_envs=16, num_steps=24, epochs=2, minibatches=2, pool_size=16, learning_rate=3e-3)

@@ -19,9 +19,9 @@ from envs_jax.crafter import render, tiles, worldgen
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig
 from llmrl_jax.lm.lora import merge
 from llmrl_jax.rl import prdc
-from llmrl_jax.rl.apt import neighbour_distance
+from llmrl_jax.rl.novelty import neighbour_distance
 from llmrl_jax.rl.shaping import Window
-from llmrl_jax.systems.bkrl.goal_potential import GoalPotential, Library
+from llmrl_jax.systems.bkrl.goals import GoalPotential, Library
 from llmrl_jax.systems.bkrl.potentials import RandomPotential
 from llmrl_jax.systems.bkrl.preference_model import Scorer
 from tests.lm_random import random_variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import os
 import re
@@ -187,6 +188,62 @@ def test_no_module_of_run_names_a_system():
     for path in (p for name in ("options", "report", "run") for p in (ROOT / "llmrl_jax" / name).rglob("*.py")):
         words = set(re.findall(r"[a-z]+", path.read_text().lower()))
         assert not words & (SYSTEMS | set(folders("llmrl_jax/systems"))), path.name
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of ours that a file imports, at its top or inside a function; not for types alone, and not inside
+    `experiment`, by which the settings of a command name the module that trains with them."""
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.FunctionDef) and node.name == "experiment":
+            return
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return names
+
+
+def circle(files: dict[str, Path]) -> list[str]:
+    """Modules that import one another in a circle, the first that is found; empty if there is none."""
+    graph = {name: imports(path) & set(files) for name, path in files.items()}
+    for name, others in graph.items():  # `import package.module` names the package too
+        others -= {x for x in others if any(y.startswith(f"{x}.") for y in {*others, name})}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_one_another():
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert circle(files) == []
+
+
+def test_a_circle_is_found(tmp_path):
+    for name, source in (
+        ("a", "import b"),
+        ("b", "def f():\n    from c import x"),
+        ("c", "import a"),
+        ("d", "import a"),
+    ):
+        (tmp_path / f"{name}.py").write_text(source)
+    files = {path.stem: path for path in tmp_path.glob("*.py")}
+    assert set(circle(files)) == {"a", "b", "c"}
+    (tmp_path / "b.py").write_text("class Run:\n    def experiment(self):\n        from c import x")
+    assert circle(files) == []
 
 
 # -------------------------------------------------------------------------------------------------- the sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from llmrl_jax.advice.sandbox import gate
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.limits import DEFAULT, Limits
 from llmrl_jax.advice.sandbox.process import Reply, contact
 from llmrl_jax.advice.sandbox.program import Program
-from llmrl_jax.advice.sandbox.spec import Spec, spec_of
-from llmrl_jax.advice.sandbox.windows import random_windows
+from llmrl_jax.advice.sandbox.spec import DEFAULT, Limits, SandboxError, Spec, random_windows, spec_of
+from llmrl_jax.chat.thinking import strip_thinking
 
 
 _WINDOWS = 4_096
 _AFTER = 1.0
-"""Seconds that are kept for what follows the child."""
+"""Seconds reserved for the stages after the child."""
 
 
 def admit(
@@ -49,12 +48,11 @@ def admit(
     **Raises:** `SandboxError`, naming the line where one is the cause, within `limits.seconds`; `ValueError` for an
     observation, window or option that is wrong; `RuntimeError` if no child process can be started.
     """
-    made = admit_many(
-        [source], observation, window=window, actions=actions, parts=parts, windows=windows, limits=limits
-    )[0]
-    if isinstance(made, SandboxError):
-        raise made
-    return made
+    options: Any = {"window": window, "actions": actions, "parts": parts, "windows": windows, "limits": limits}
+    (program,) = admit_many([source], observation, **options)
+    if isinstance(program, SandboxError):
+        raise program
+    return program
 
 
 def admit_many(
@@ -74,24 +72,24 @@ def admit_many(
     **Returns:** for each text its program, or the error that refuses it.
     """
     started = time.monotonic()
-    spec, drawn, given = _inputs(observation, window, actions, parts, windows)
+    spec, drawn, sampled = _inputs(observation, window, actions, parts, windows)
     checked = [_gate(source, limits) for source in sources]
     waiting = [i for i, error in enumerate(checked) if error is None]
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(workers or processors, max(len(waiting), 1))
 
-    def first_contact(i: int) -> Reply | SandboxError:
+    def checked_by_child(i: int) -> Reply | SandboxError:
         # With one candidate, the time of the gate is part of its own.
         begun = started if len(sources) == 1 else time.monotonic()
         try:
             return contact(
-                sources[i], spec, drawn, given, limits, begun + max(limits.seconds - _AFTER, limits.seconds / 2)
+                sources[i], spec, drawn, sampled, limits, begun + max(limits.seconds - _AFTER, limits.seconds / 2)
             )
         except SandboxError as error:
             return error
 
     with ThreadPoolExecutor(count) as pool:
-        replies = dict(zip(waiting, pool.map(first_contact, waiting)))
+        replies = dict(zip(waiting, pool.map(checked_by_child, waiting)))
     return [_made(sources[i], replies.get(i, error), spec, limits) for i, error in enumerate(checked)]
 
 
@@ -101,13 +99,13 @@ def _inputs(
     if isinstance(actions, bool) or not isinstance(actions, int) or not 1 <= actions <= 2**31 - 1:
         raise ValueError(f"actions is {actions!r}; the number of actions of the world is needed, at least 1")
     spec = spec_of(observation, window, parts)
-    given: list[np.ndarray] = []
+    sampled: list[np.ndarray] = []
     if windows is not None:
-        given = [np.asarray(x) for x in spec.flat(*windows, leading=1)]
-        sizes = {len(x) for x in given}
+        sampled = [np.asarray(x) for x in spec.flat(*windows, leading=1)]
+        sizes = {len(x) for x in sampled}
         if len(sizes) != 1 or not 2 <= min(sizes) <= _WINDOWS:
             raise ValueError(f"windows have {sorted(sizes)} entries; one number from 2 to {_WINDOWS:,} is needed")
-    return spec, random_windows(observation, spec, actions), given
+    return spec, random_windows(observation, spec, actions), sampled
 
 
 def _gate(source: str, limits: Limits) -> SandboxError | None:
@@ -128,3 +126,34 @@ def _made(source: str, reply: Reply | SandboxError | None, spec: Spec, limits: L
         return Program(reply.module, reply.version, source, spec, reply.components, limits.bound, reply.report)
     except SandboxError as error:
         return error
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
+_PYTHON = ("python", "py", "python3")
+
+
+def code_block(reply: str) -> str:
+    """The one Python block of a reply without its thoughts, between lines of three backquotes; a block without a
+    language counts only if no block is marked as Python.
+
+    **Raises:** `SandboxError` if there is none, more than one, or one without an end.
+    """
+    reply = strip_thinking(reply)
+    blocks: list[tuple[str, str]] = []
+    at = 0
+    while opening := _FENCE.search(reply, at):
+        closing = re.compile(rf"^[ \t]*{re.escape(opening[1])}[ \t]*$", re.MULTILINE).search(reply, opening.end())
+        if closing is None:
+            raise SandboxError("the code block has no end: close it by a line of three backquotes, and write less")
+        blocks.append((opening[2].lower(), reply[opening.end() + 1 : closing.start()]))
+        at = closing.end()
+    marked = [code for language, code in blocks if language in _PYTHON]
+    chosen = marked or [code for language, code in blocks if not language]
+    if len(chosen) != 1:
+        number = "no Python code block" if not chosen else f"{len(chosen)} Python code blocks"
+        raise SandboxError(
+            f"the reply has {number}; exactly one is needed, which starts with ```python and ends with ```"
+        )
+    if not chosen[0].strip():
+        raise SandboxError("the code block is empty")
+    return chosen[0]

@@ -1,23 +1,20 @@
-"""The static gate: a program's syntax tree against a whitelist. What is not named here is refused; nothing runs."""
+"""The static gate: a program's syntax tree against a whitelist, and the rewritten program.
+
+What the whitelist does not name is refused; nothing runs. A checked tree is rewritten so that every operation passes
+through a guard: `a + b` becomes `guard.binary("+", a, b)`, and likewise items, attributes, methods, loops and displays;
+`jnp.sum` becomes a name of its own. So the program holds no module, and no value whose attributes it could follow.
+Names with a dot cannot be written in Python, so a program cannot reach a guard by its name.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
+import warnings
+from types import CodeType
+from typing import Any
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.limits import DEFAULT, Limits
-from llmrl_jax.advice.sandbox.syntax import (
-    LARGEST,
-    check_size,
-    dotted,
-    is_docstring,
-    known,
-    parse,
-    root,
-    rounds,
-    stored,
-)
+from llmrl_jax.advice.sandbox.spec import DEFAULT, Limits, SandboxError, lines_of
 from llmrl_jax.advice.sandbox.tables import (
     BUILTINS,
     CONSTANTS,
@@ -26,6 +23,7 @@ from llmrl_jax.advice.sandbox.tables import (
     FUNCTIONS,
     KEYWORDS,
     METHODS,
+    ROOTS,
     UPDATES,
     VALUE_TYPES,
 )  # fmt: skip
@@ -33,13 +31,18 @@ from llmrl_jax.advice.sandbox.tables import (
 
 MAIN = "compute_potential"
 """The function that a program defines, of `obs`, `past_obs` and `past_actions`."""
+FILE = "<program>"
+"""The file name of programs, by which their frames are recognised in a traceback."""
+LARGEST = 2**31 - 1
+"""The largest integer of a program."""
 _EXPONENT = 64
 _OPERATORS = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,
     ast.RShift, ast.MatMult, ast.And, ast.Or, ast.Not, ast.Invert, ast.UAdd, ast.USub, ast.Eq, ast.NotEq, ast.Lt,
     ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot, ast.In, ast.NotIn, ast.Load, ast.Store,
 )  # fmt: skip
-_WORDS = {
+_ANNOTATION = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.BinOp, ast.BitOr, ast.Load)
+_REFUSED = {
     "Import": "imports: jnp, lax and jax.nn are there already",
     "ImportFrom": "imports: jnp, lax and jax.nn are there already",
     "While": "while loops: use a for loop over range(number)",
@@ -91,7 +94,7 @@ class _Gate:
         self.source, self.tree, self.limits = source, tree, limits
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         self.constants = stored([node for node in tree.body if not isinstance(node, ast.FunctionDef)])
-        self.known: set[str] = set()  # names of values where the visit is
+        self.scope: set[str] = set()  # names of values at the current node
         self.product = 1
 
     def refuse(self, node: ast.AST, reason: str) -> SandboxError:
@@ -102,10 +105,10 @@ class _Gate:
             if isinstance(node, ast.FunctionDef):
                 self.function(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                self.known = self.constants
+                self.scope = self.constants
                 self.visit(node)
             elif not (i == 0 and is_docstring(node)):
-                word = _WORDS.get(type(node).__name__, "at the top level, anything but functions and constants")
+                word = _REFUSED.get(type(node).__name__, "at the top level, anything but functions and constants")
                 raise self.refuse(node, f"not allowed: {word}")
         if MAIN not in self.functions:
             raise SandboxError(f"it defines no function {MAIN}(obs, past_obs, past_actions)")
@@ -132,17 +135,14 @@ class _Gate:
             else:
                 self.visit(each)
         self.annotation(node.returns)
-        self.known = self.constants | {each.arg for each in a.args} | stored(node.body)
+        self.scope = self.constants | {each.arg for each in a.args} | stored(node.body)
         for statement in node.body[1:] if is_docstring(node.body[0]) else node.body:
             self.visit(statement)
 
     def annotation(self, node: ast.expr | None) -> None:
         """Annotations are dropped, so their names need no meaning; anything that could run is refused."""
         for part in ast.walk(node) if node else ():
-            fine = isinstance(
-                part, ast.Name | ast.Attribute | ast.Subscript | ast.Tuple | ast.BinOp | ast.BitOr | ast.Load
-            )
-            if not fine and not (isinstance(part, ast.Constant) and part.value in (None, ...)):
+            if not isinstance(part, _ANNOTATION) and not (isinstance(part, ast.Constant) and part.value in (None, ...)):
                 raise self.refuse(node, "an annotation may only name types")  # type: ignore[arg-type]
             if isinstance(part, ast.Name | ast.Attribute):
                 self.underscore(part, part.id if isinstance(part, ast.Name) else part.attr)
@@ -162,7 +162,7 @@ class _Gate:
             return
         method = getattr(self, type(node).__name__, None)
         if method is None:
-            word = _WORDS.get(type(node).__name__, f"{type(node).__name__}")
+            word = _REFUSED.get(type(node).__name__, f"{type(node).__name__}")
             raise self.refuse(node, f"not allowed: {word}")
         method(node)
 
@@ -181,7 +181,7 @@ class _Gate:
     def Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Call | ast.Name | ast.Attribute):
             self.visit(node.value)  # for the more exact reason
-        elif type(node.value).__name__ in _WORDS:
+        elif type(node.value).__name__ in _REFUSED:
             self.visit(node.value)
         raise self.refuse(node, "an expression whose value is not used is not allowed")
 
@@ -198,26 +198,22 @@ class _Gate:
 
     def Name(self, node: ast.Name) -> None:
         self.name(node, node.id, stored=isinstance(node.ctx, ast.Store))
-        if isinstance(node.ctx, ast.Store) or node.id in self.known or node.id in VALUE_TYPES:
+        if isinstance(node.ctx, ast.Store) or node.id in self.scope or node.id in VALUE_TYPES:
             return
         if node.id in self.functions or node.id in BUILTINS:
             raise self.refuse(node, f"{node.id} can only be called, not passed or stored")
-        remedy = (
-            "use jnp"
-            if node.id in ("np", "numpy")
-            else "only jnp, lax, jax.nn, a few builtins and your own names exist"
-        )
+        exists = "only jnp, lax, jax.nn, a few builtins and your own names exist"
+        remedy = "use jnp" if node.id in ("np", "numpy") else exists
         raise self.refuse(node, f"the name {node.id[:60]!r} is unknown here: {remedy}")
 
     def Attribute(self, node: ast.Attribute) -> None:
         self.underscore(node, node.attr)
-        name = known(node)
+        name = qualified(node)
         if name is not None:
             if name not in CONSTANTS and name not in DTYPES:
-                said = (
-                    "can only be called" if name in FUNCTIONS else "is not allowed: it is not in the list of functions"
-                )
-                raise self.refuse(node, f"{dotted(node)} {said}"[:200])
+                called = name in FUNCTIONS
+                reason = "can only be called" if called else "is not allowed: it is not in the list of functions"
+                raise self.refuse(node, f"{dotted(node)} {reason}"[:200])
         elif not isinstance(node.ctx, ast.Load):
             raise self.refuse(node, "attributes cannot be changed")
         elif node.attr in METHODS | UPDATES:
@@ -305,8 +301,8 @@ class _Gate:
         self.product = before
 
     def ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> None:
-        before, outside = self.product, self.known
-        self.known = self.known | stored([g.target for g in node.generators])
+        before, outside = self.product, self.scope
+        self.scope = self.scope | stored([g.target for g in node.generators])
         for generator in node.generators:
             if generator.is_async:
                 raise self.refuse(node, "async comprehensions are not allowed")
@@ -314,12 +310,12 @@ class _Gate:
             for condition in generator.ifs:
                 self.visit(condition)
         self.visit(node.elt)
-        self.product, self.known = before, outside
+        self.product, self.scope = before, outside
 
     GeneratorExp = ListComp
 
     def loop(self, node: ast.AST, source: ast.expr, target: ast.expr) -> None:
-        """What is iterated over: a range, a literal, or pairs of such. What is not a literal is bounded by `guards`."""
+        """Check the sequence of a loop: a range, a literal, or pairs of such. The others are bounded by `guards`."""
         self.pattern(target)
         called = source.func.id if isinstance(source, ast.Call) and isinstance(source.func, ast.Name) else None
         if called not in ("range", "enumerate", "zip", "reversed") and not isinstance(
@@ -355,11 +351,8 @@ class _Gate:
             if node.func.id not in self.functions and node.func.id not in BUILTINS:
                 self.visit(node.func)
                 raise self.refuse(node, f"{node.func.id} is not a function that may be called")
-            names = (
-                None
-                if node.func.id in self.functions or node.func.id == "dict"
-                else frozenset(("start", "key", "default"))
-            )
+            free = node.func.id in self.functions or node.func.id == "dict"
+            names = None if free else frozenset(("start", "key", "default"))
         elif isinstance(node.func, ast.Attribute):
             self.called(node.func)
             names = KEYWORDS
@@ -375,16 +368,286 @@ class _Gate:
 
     def called(self, node: ast.Attribute) -> None:
         self.underscore(node, node.attr)
-        name = known(node)
+        name = qualified(node)
         if name is not None:
             if name not in FUNCTIONS and name not in DTYPES:
-                said = dotted(node) or name
-                for part in said.split("."):
+                spelling = dotted(node) or name
+                for part in spelling.split("."):
                     self.underscore(node, part)
-                raise self.refuse(node, f"{said[:100]} is not allowed: it is not in the list of functions")
+                raise self.refuse(node, f"{spelling[:100]} is not allowed: it is not in the list of functions")
             return
         if node.attr not in METHODS and node.attr not in UPDATES:
             if dotted(node) is not None:
                 self.visit(root(node))
             raise self.refuse(node, self.no_attribute(node.attr))
         self.visit(node.value)
+
+
+# --- the syntax tree, and what can be read off it without running it --------------------------------------------------
+
+
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a text. **Raises:** `SandboxError` for a text that has none, naming its line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source, FILE, type_comments=False)
+    except SyntaxError as error:
+        line = error.lineno if error.lineno and error.lineno > 0 else _line_at(source, source.find("\0"))
+        raise SandboxError(f"it is not Python: {error.msg}", line, source) from None
+    except (ValueError, OverflowError) as error:
+        index = error.start if isinstance(error, UnicodeEncodeError) else source.find("\0")
+        raise SandboxError(f"it is not Python: {error}", _line_at(source, index), source) from None
+    except (RecursionError, MemoryError):
+        raise SandboxError("its expressions are nested too deeply to be parsed", _deep(source), source) from None
+
+
+def _line_at(source: str, index: int) -> int | None:
+    """The line of a character; None for a negative index."""
+    return len(lines_of(source[:index])) if index >= 0 else None
+
+
+def _deep(source: str) -> int:
+    """The first line up to which a text is nested too deeply to be parsed, by bisection: adding lines does not make a
+    text less deep."""
+    lines = lines_of(source)
+    low, high = 0, len(lines)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ast.parse("\n".join(lines[:middle]), FILE)
+        except (RecursionError, MemoryError):
+            high = middle
+            continue
+        except (SyntaxError, ValueError, OverflowError):  # it is cut in the middle
+            pass
+        low = middle
+    return high
+
+
+def check_size(tree: ast.Module, source: str, limits: Limits) -> None:
+    """Without recursion, which a deep tree would exhaust."""
+    count, level = 0, [tree]
+    for _ in range(limits.depth + 1):
+        count += len(level)
+        if count > limits.nodes:
+            raise SandboxError(f"the program has more than {limits.nodes:,} syntax nodes; make it shorter")
+        level = [child for node in level for child in ast.iter_child_nodes(node)]  # type: ignore[misc]
+        if not level:
+            return
+    line = next((node.lineno for node in level if hasattr(node, "lineno")), None)
+    raise SandboxError(f"expressions and blocks are nested more than {limits.depth} levels deep", line, source)
+
+
+def dotted(node: ast.expr) -> str | None:
+    """`a.b.c` of an attribute chain whose root is a name; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def qualified(node: ast.expr) -> str | None:
+    """The name in `tables` of what an attribute chain names, such as `jnp.sum`; None if its root is another name."""
+    name = dotted(node)
+    if name is None or name.split(".")[0] not in ("jnp", "lax", "jax"):
+        return None
+    for root in sorted(ROOTS, key=len, reverse=True):
+        if name.startswith(root + "."):
+            return ROOTS[root] + name[len(root) :]
+    return name
+
+
+def root(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def stored(nodes: list) -> set[str]:
+    """Names that are assigned in statements or targets."""
+    parts = (part for node in nodes for part in ast.walk(node))
+    return {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def rounds(node: ast.expr) -> int:
+    """Rounds of a loop as far as literals tell; 1 where they do not."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return len(node.elts)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return 1
+    if node.func.id == "range":
+        numbers = [_integer(each) for each in node.args]
+        if not 1 <= len(numbers) <= 3 or None in numbers or (len(numbers) == 3 and numbers[2] == 0):
+            return 1
+        return _length(range(*numbers))  # type: ignore[arg-type]
+    return min((rounds(each) for each in node.args), default=1)
+
+
+def _length(numbers: range) -> int:
+    """`len`, without its bound."""
+    return max(0, -((numbers.start - numbers.stop) // numbers.step))
+
+
+def _integer(node: ast.expr) -> int | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _integer(node.operand)
+        return None if inner is None else -inner
+    fine = isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool)
+    return node.value if fine else None  # type: ignore[attr-defined]
+
+
+# --- the rewritten program --------------------------------------------------------------------------------------------
+
+
+_SYMBOLS = {
+    "Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "FloorDiv": "//", "Mod": "%", "Pow": "**", "BitAnd": "&",
+    "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@",
+}  # fmt: skip
+
+
+def compiled(tree: ast.Module) -> CodeType:
+    """The code of a tree that the gate has checked; its free names are those of `guards.Guards.namespace`."""
+    body = [node for node in tree.body if not isinstance(node, ast.Expr)]
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    rewriter = _Rewriter(functions)
+    module = ast.Module(rewriter._body(body), type_ignores=[])
+    return compile(ast.fix_missing_locations(module), FILE, "exec", dont_inherit=True, optimize=0)
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _guarded(at: Any, guard: str, *arguments: ast.expr) -> ast.Call:
+    return ast.copy_location(ast.Call(_name(f"guard.{guard}"), list(arguments), []), at)
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, functions: set[str]):
+        self.functions = functions
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        first = node.body[0]
+        if isinstance(first, ast.Expr):  # the docstring
+            node.body = node.body[1:] or [ast.copy_location(ast.Pass(), first)]
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+        node.body = self._body(node.body)
+        node.decorator_list = [_name("guard.function")]
+        return node
+
+    def _body(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Statements, of which one may become several."""
+        visited = [self.visit(statement) for statement in statements]
+        return [part for x in visited for part in (x if isinstance(x, list) else [x])]
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign:
+        assert node.value is not None
+        return ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        value, statements = self.visit(node.value), []
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            return ast.copy_location(ast.Assign(node.targets, value), node)
+        stored = ast.copy_location(ast.Assign([ast.Name("guard.value", ast.Store())], value), node)
+        for target in node.targets:
+            statement: ast.stmt
+            if isinstance(target, ast.Subscript):
+                item = (self.visit(target.value), target.slice, _name("guard.value"))
+                statement = ast.Expr(_guarded(node, "store", *item))
+            else:
+                unpacked: ast.expr = _name("guard.value")
+                if isinstance(target, ast.Tuple | ast.List):
+                    unpacked = _guarded(node, "unpack", unpacked, ast.Constant(len(target.elts)))
+                statement = ast.Assign([target], unpacked)
+            statements.append(ast.copy_location(statement, node))
+        return [stored, *statements]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign:
+        assert isinstance(node.target, ast.Name)
+        symbol = ast.Constant(_SYMBOLS[type(node.op).__name__])
+        value = _guarded(node, "binary", symbol, _name(node.target.id), self.visit(node.value))
+        return ast.copy_location(ast.Assign([node.target], value), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.Call:
+        symbol = ast.Constant(_SYMBOLS[type(node.op).__name__])
+        return _guarded(node, "binary", symbol, self.visit(node.left), self.visit(node.right))
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        """The first of several comparisons decides by its truth whether the next is made, as in Python."""
+        node.left = _guarded(node, "operand", self.visit(node.left))
+        node.comparators = [_guarded(node, "operand", self.visit(each)) for each in node.comparators]
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Call:
+        return _guarded(node, "item", self.visit(node.value), self._index(node.slice))
+
+    def _index(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Slice):
+            parts = [each and self.visit(each) for each in (node.lower, node.upper, node.step)]
+            return _guarded(node, "slice", *(each or ast.Constant(None) for each in parts))
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple([self._index(each) for each in node.elts], ast.Load()), node)
+        return self.visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        name = qualified(node)
+        if name is not None:
+            assert name in DTYPES or name in CONSTANTS
+            return ast.copy_location(_name(f"value.{name}"), node)
+        return _guarded(node, "attribute", self.visit(node.value), ast.Constant(node.attr))
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.copy_location(_name(f"value.{node.id}"), node) if node.id in VALUE_TYPES else node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        arguments = [self.visit(each) for each in node.args]
+        keywords = [ast.keyword(each.arg, self.visit(each.value)) for each in node.keywords]
+        function: ast.expr
+        if isinstance(node.func, ast.Name):
+            function = node.func if node.func.id in self.functions else _name(f"function.{node.func.id}")
+        else:
+            assert isinstance(node.func, ast.Attribute)
+            name = qualified(node.func)
+            if name is None:
+                function = _name("guard.method")
+                arguments = [self.visit(node.func.value), ast.Constant(node.func.attr), *arguments]
+            else:
+                assert name in FUNCTIONS or name in DTYPES
+                function = _name(f"function.{name}")
+        return ast.copy_location(ast.Call(ast.copy_location(function, node), arguments, keywords), node)
+
+    def visit_Tuple(self, node: ast.Tuple | ast.List) -> ast.expr:
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        self.generic_visit(node)
+        return _guarded(node, "container", node)
+
+    visit_List = visit_Tuple
+
+    def visit_Dict(self, node: ast.Dict) -> ast.expr:
+        node.values = [self.visit(value) for value in node.values]
+        return _guarded(node, "container", node)
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        node.iter = _guarded(node.iter, "loop", self.visit(node.iter))
+        node.body = self._body(node.body)
+        return node
+
+    def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.Call:
+        for generator in node.generators:
+            generator.iter = _guarded(generator.iter, "loop", self.visit(generator.iter))
+            generator.ifs = [self.visit(each) for each in generator.ifs]
+        listed = ast.copy_location(ast.ListComp(self.visit(node.elt), node.generators), node)
+        return _guarded(node, "container", listed)
+
+    visit_GeneratorExp = visit_ListComp

@@ -1,4 +1,4 @@
-"""The child process: what it takes from itself before it executes a program's text.
+"""The protections that the child process sets for itself before it executes a program's text.
 
 This file is started as a script, `python -I jail.py`, and imports the standard library only: a user namespace can be
 entered while there is one thread, and JAX starts several. `docs/security.md` lists the protections. Each is a promise
@@ -116,8 +116,8 @@ def filter_calls() -> bool:
     column, architecture, number = MACHINES[platform.machine()]
     program = b"".join(_instructions(column, architecture))
     libc = ctypes.CDLL(None, use_errno=True)
-    held = ctypes.create_string_buffer(program, len(program))
-    described = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held)))
+    code = ctypes.create_string_buffer(program, len(program))
+    described = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return False
     every_thread, mode_filter = 1, 1
@@ -173,7 +173,7 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
 
 
 def main() -> None:
-    """Read the request from standard input, and hand over to `child` with a descriptor for the reply."""
+    """Read the request from standard input; `process.check_program` gets a descriptor for the reply."""
     reply = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 1)
@@ -182,9 +182,9 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read(size))
     payload = sys.stdin.buffer.read()
     sys.path[:] = request["path"]
-    from llmrl_jax.advice.sandbox import child
+    from llmrl_jax.advice.sandbox import process
 
-    child.run(request, payload, reply, granted, confine)
+    process.check_program(request, payload, reply, granted, confine)
     os._exit(0)  # no destructors, which might wait for threads
 
 

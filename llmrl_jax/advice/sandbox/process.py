@@ -1,4 +1,4 @@
-"""The parent's side of the child process: start, deadline, and a reply that is not trusted."""
+"""The child process that checks a program: the parent starts it, sets a deadline, and does not trust its reply."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import export
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.limits import Limits
-from llmrl_jax.advice.sandbox.spec import Spec
+from llmrl_jax.advice.sandbox.spec import Limits, SandboxError, Spec
+from llmrl_jax.advice.sandbox.stablehlo import lower
+from llmrl_jax.advice.sandbox.trace import check_behaviour, trace
 
 
 _SCRIPT = Path(__file__).with_name("jail.py")
@@ -37,12 +40,12 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""All that the child sees."""
+"""The child's environment, complete."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a child says about a program that it admits; its types are checked, and nothing else."""
+    """A child's reply about a program that it admits; its types are checked, and nothing else."""
 
     module: bytes
     version: int
@@ -51,11 +54,11 @@ class Reply:
 
 
 def contact(
-    source: str, spec: Spec, drawn: Sequence[np.ndarray], given: Sequence[np.ndarray], limits: Limits, deadline: float
+    source: str, spec: Spec, drawn: Sequence[np.ndarray], sampled: Sequence[np.ndarray], limits: Limits, deadline: float
 ) -> Reply:
     """Have a child process check a program.
 
-    **Arguments:** `drawn`, `given`, windows as flat inputs, `given` may be empty; `deadline`, of `time.monotonic`.
+    **Arguments:** `drawn`, `sampled`, windows as flat inputs, `sampled` may be empty; `deadline`, of `time.monotonic`.
     **Raises:** `SandboxError` if the child refuses the program, ends, or takes until the deadline; `RuntimeError` if
     the child could not start, which is not the program's fault.
     """
@@ -66,16 +69,16 @@ def contact(
         "spec": spec.to_json(),
         "limits": dataclasses.asdict(limits),
         "drawn": _described(drawn, payload),
-        "given": _described(given, payload),
+        "sampled": _described(sampled, payload),
     }
     body = json.dumps(request).encode()
-    with tempfile.TemporaryDirectory(prefix="llmrl-sandbox-") as folder, tempfile.TemporaryFile() as asked:
-        asked.write(struct.pack("<Q", len(body)) + body + b"".join(payload))
-        asked.seek(0)
+    with tempfile.TemporaryDirectory(prefix="llmrl-sandbox-") as folder, tempfile.TemporaryFile() as stdin:
+        stdin.write(struct.pack("<Q", len(body)) + body + b"".join(payload))
+        stdin.seek(0)
         try:
             child = subprocess.Popen(
                 [sys.executable, "-I", str(_SCRIPT)],
-                stdin=asked,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=folder,
@@ -85,12 +88,12 @@ def contact(
         except OSError as error:
             raise RuntimeError(f"the process that checks programs could not start: {error}") from None
         try:
-            said, errors, late = _read(child, _TEXT + limits.module, deadline)
+            output, errors, late = _read(child, _TEXT + limits.module, deadline)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # before its end is collected, while the number is its own
             child.wait()
-    return _outcome(said, errors, late, child.returncode, source, limits)
+    return _outcome(output, errors, late, child.returncode, source, limits)
 
 
 def _described(arrays: Sequence[np.ndarray], payload: list[bytes]) -> list[dict[str, Any]]:
@@ -105,12 +108,12 @@ def _described(arrays: Sequence[np.ndarray], payload: list[bytes]) -> list[dict[
 
 def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[bytes, bytes, bool]:
     """Standard output and error until both are closed or one is too long, and whether the deadline passed before."""
-    found: dict[IO[bytes], bytearray] = {}
+    read: dict[IO[bytes], bytearray] = {}
     with selectors.DefaultSelector() as selector:
         for stream in (child.stdout, child.stderr):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ)
-            found[stream] = bytearray()
+            read[stream] = bytearray()
         late = False
         while selector.get_map():
             left = deadline - time.monotonic()
@@ -118,17 +121,17 @@ def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[b
                 break
             for key, _ in selector.select(left):
                 chunk = os.read(key.fd, 1 << 16)
-                found[key.fileobj] += chunk  # type: ignore[index]
+                read[key.fileobj] += chunk  # type: ignore[index]
                 if not chunk:
                     selector.unregister(key.fileobj)
-            if max(map(len, found.values())) > most:  # more than any honest child says
+            if max(map(len, read.values())) > most:  # more than any honest child sends
                 break
-        for stream in found:
+        for stream in read:
             stream.close()
     if not late:
         _let_end(child, min(time.monotonic() + 1.0, deadline))
-    said, errors = found.values()
-    return bytes(said), bytes(errors), late
+    output, errors = read.values()
+    return bytes(output), bytes(errors), late
 
 
 def _let_end(child: subprocess.Popen[bytes], until: float) -> None:
@@ -139,10 +142,10 @@ def _let_end(child: subprocess.Popen[bytes], until: float) -> None:
         time.sleep(0.002)
 
 
-def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, limits: Limits) -> Reply:
+def _outcome(output: bytes, errors: bytes, late: bool, code: int, source: str, limits: Limits) -> Reply:
     stage, protections = "", list[str]()
-    while (end := said.find(b"\n")) >= 0 and end < _TEXT:
-        line, said = said[:end], said[end + 1 :]
+    while (end := output.find(b"\n")) >= 0 and end < _TEXT:
+        line, output = output[:end], output[end + 1 :]
         try:
             word = json.loads(line)
             if "stage" in word:
@@ -155,7 +158,7 @@ def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, lim
                 "protections": [_printable(p, 60) for p in protections]
             }
             components = tuple(_printable(name, 64) for name in word["components"])
-            module = said[: limits.module + 1]
+            module = output[: limits.module + 1]
             if (
                 int(word["bytes"]) != len(module)
                 or len(set(components)) != len(components)
@@ -185,3 +188,65 @@ def _outcome(said: bytes, errors: bytes, late: bool, code: int, source: str, lim
 
 def _printable(text: Any, length: int) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:length])
+
+
+# --- the child's side -------------------------------------------------------------------------------------------------
+
+
+def check_program(
+    request: dict[str, Any],
+    payload: bytes,
+    reply: BinaryIO,
+    granted: list[str],
+    confine: Callable[[int, float], list[str]],
+) -> None:
+    """Check one program and write the reply: a line of JSON for each stage, one for the outcome, and the module.
+
+    **Arguments:** `request`, of `contact`; `payload`, the bytes of its arrays; `granted`, protections that are
+    active already; `confine`, which sets the others.
+    """
+    limits = Limits(**request["limits"])
+    spec = Spec.from_json(request["spec"])
+    drawn, sampled = _arrays(request["drawn"], payload), _arrays(request["sampled"], payload)
+    np.asarray(jax.jit(lambda x: x + 1)(jnp.zeros(3)))  # the compiler's threads start before they are limited
+    granted = [*granted, *confine(limits.memory, limits.seconds)]
+
+    def say(**what: Any) -> None:
+        reply.write(json.dumps(what).encode() + b"\n")
+        reply.flush()
+
+    started = time.monotonic()
+    say(stage="being traced", protections=granted)
+    try:
+        traced = trace(request["source"], spec, limits)
+        say(stage="being exported")
+        module = lower(traced)
+        say(stage="being compiled and evaluated")
+        measured = _behaviour(traced, drawn, sampled, limits)
+    except SandboxError as error:
+        say(error=error.reason, line=error.line)
+        return
+    say(
+        components=traced.components,
+        report=measured | {"operations": traced.equations, "work": traced.work, "seconds": time.monotonic() - started},
+        version=export.maximum_supported_calling_convention_version,
+        bytes=len(module),
+    )
+    reply.write(module)
+    reply.flush()
+
+
+def _behaviour(traced: Any, drawn: list[np.ndarray], sampled: list[np.ndarray], limits: Limits) -> dict[str, Any]:
+    try:
+        return check_behaviour(traced, drawn, sampled or None, limits)
+    except SandboxError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of the compiler
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "allocat" in str(error):
+            raise SandboxError("it needs more memory than a program may have; use smaller arrays") from None
+        first = str(error).strip().split("\n")[0][:200]
+        raise SandboxError(f"it cannot be compiled or evaluated: {type(error).__name__}: {first}") from None
+
+
+def _arrays(described: list[dict[str, Any]], payload: bytes) -> list[np.ndarray]:
+    return [np.frombuffer(payload[x["start"] : x["end"]], x["dtype"]).reshape(x["shape"]) for x in described]

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.spec import Spec
+from llmrl_jax.advice.sandbox.spec import SandboxError, Spec
 from llmrl_jax.advice.sandbox.stablehlo import verified
 from llmrl_jax.core.files import expanded, write_whole
 
@@ -28,9 +27,9 @@ class Program:
 
     **Arguments:** `module`, StableHLO over a batch of windows of any size; `version`, of its calling convention;
     `source`, its text; `spec`, its inputs; `components`, their names; `bound`, to which values are clipped; `report`,
-    what the admission found: protections that were active, seconds, numbers of operations and windows, and the lowest
+    findings of the admission: protections that were active, seconds, numbers of operations and windows, and the lowest
     and highest potential.
-    **Raises:** `SandboxError` for a module that is not what the description says, or not in the whitelist.
+    **Raises:** `SandboxError` for a module that differs from its description, or not in the whitelist.
     """
 
     def __init__(
@@ -149,9 +148,9 @@ def _vectorised(exported: Any) -> Any:
 
     @call.def_vmap
     def batched(size: int, mapped: Any, *inputs: jax.Array) -> Any:
-        every = [x if is_mapped else jnp.broadcast_to(x, (size, *x.shape)) for x, is_mapped in zip(inputs, mapped)]
-        n = every[0].shape[1]
-        outputs = call(*(x.reshape(size * n, *x.shape[2:]) for x in every))
+        batch = [x if is_mapped else jnp.broadcast_to(x, (size, *x.shape)) for x, is_mapped in zip(inputs, mapped)]
+        n = batch[0].shape[1]
+        outputs = call(*(x.reshape(size * n, *x.shape[2:]) for x in batch))
         return tuple(x.reshape(size, n) for x in outputs), (True,) * len(outputs)
 
     return call

@@ -1,14 +1,87 @@
-"""What a program sees of a world: the numeric parts of an observation, as int32 or float32."""
+"""The terms of an admission: what a program sees of a world, what it may use, and the error that refuses it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from llmrl_jax.core.checks import Checked, In, PositiveInt
+
+
+class SandboxError(ValueError):
+    """A program that is refused. The message is written for the author of the program, a language model included.
+
+    **Arguments:** `reason`; `line`, the line of the source, from 1, or None where no single line is the cause;
+    `source`, from which the line is quoted.
+    """
+
+    def __init__(self, reason: str, line: int | None = None, source: str = ""):
+        self.reason, self.line = reason, line
+        lines = lines_of(source)
+        code = lines[line - 1].strip() if line and line <= len(lines) else ""
+        quoted = f" ({code if len(code) <= 80 else code[:77] + '...'})" if code else ""
+        super().__init__(f"line {line}{quoted}: {reason}" if line else reason)
+
+
+def lines_of(source: str) -> list[str]:
+    """The lines of a text as Python counts them."""
+    return re.split(r"\r\n|\r|\n", source)
+
+
+@dataclass(frozen=True)
+class Limits(Checked):
+    """The limits of one admission. Sizes of arrays are those of one window, without the batch.
+
+    **Raises:** `ValueError` for a limit that is not positive.
+    """
+
+    PREFIX: ClassVar[str] = "limits."
+
+    seconds: Annotated[float, In("(0, 3600]")] = 30.0
+    """Wall-clock seconds from the call of `admit` to its end, the start of Python and JAX included."""
+    memory: Annotated[int, In("[1, 1152921504606846976]")] = 1 << 30
+    """Bytes of address space that the child process may add to what Python and JAX have reserved before."""
+    source: PositiveInt = 16_384
+    """Characters of the source."""
+    nodes: PositiveInt = 3_000
+    """Nodes of its syntax tree."""
+    depth: PositiveInt = 32
+    """Levels of its syntax tree."""
+    loop: PositiveInt = 64
+    """Rounds of one loop or comprehension."""
+    unrolled: PositiveInt = 1_024
+    """Rounds of nested loops, multiplied."""
+    steps: PositiveInt = 5_000
+    """Operations, calls and rounds that tracing executes."""
+    sequence: PositiveInt = 1_024
+    """Elements of a tuple, list or dict, those of its parts included."""
+    elements: PositiveInt = 32_768
+    """Elements of an array."""
+    dimensions: PositiveInt = 8
+    """Dimensions of an array."""
+    equations: PositiveInt = 5_000
+    """Operations of the traced program."""
+    work: PositiveInt = 1 << 23
+    """Elements that one evaluation computes, where a matrix product counts its multiplications, a running sum a window
+    at every place, and a sort its comparisons."""
+    components: PositiveInt = 32
+    """Components beside the potential."""
+    bound: Annotated[float, In("(0, 1e9]")] = 1_000.0
+    """Largest magnitude of the potential and its components on sample windows."""
+    module: PositiveInt = 4 << 20
+    """Bytes of the exported program."""
+
+
+DEFAULT = Limits()
+
+
+# --- the inputs of a program ------------------------------------------------------------------------------------------
 
 
 NOT_NUMBERS = ("text", "mission", "key")
@@ -59,9 +132,8 @@ class Spec:
         **Arguments:** `leading`, the number of batch dimensions, whose sizes are not checked.
         **Raises:** `ValueError` naming a part that is missing or has another shape or kind.
         """
-        wanted = self.inputs()
-        n, found = len(self.parts), []
-        for i, want in enumerate(wanted):
+        n, inputs = len(self.parts), []
+        for i, want in enumerate(self.inputs()):
             where = ("obs", "past_obs", "past_actions")[min(i // n, 2)]
             x = (obs, past_obs, past_actions)[min(i // n, 2)]
             name = self.parts[i % n].name if i < 2 * n else ""
@@ -77,8 +149,8 @@ class Spec:
                 raise ValueError(f"{where} {what}: the program was admitted for another world, or another window")
             if np.issubdtype(want.dtype, np.integer) and np.issubdtype(x.dtype, np.floating):
                 raise ValueError(f"{where} is {x.dtype}; integers are needed: the program was admitted for these")
-            found.append(x.astype(want.dtype))
-        return found
+            inputs.append(x.astype(want.dtype))
+        return inputs
 
     def to_json(self) -> dict[str, Any]:
         parts = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in self.parts]
@@ -131,3 +203,32 @@ def _part(name: str, x: Any) -> Part:
         raise ValueError(f"the observation's part {name!r} is no array of numbers")
     x = x if hasattr(x, "dtype") else np.asarray(x)
     return Part(name, tuple(x.shape), np.dtype(x.dtype).name)
+
+
+RANDOM = 128
+"""Windows that are drawn."""
+
+
+def random_windows(observation: Any, spec: Spec, actions: int, seed: int = 0) -> list[np.ndarray]:
+    """Windows drawn around one observation, as flat inputs with a leading dimension of `RANDOM`.
+
+    Half of them keep most of the observation, half are uniform between 0 and its largest value (at least 10), so that
+    codes of things that the observation does not show occur too. A third of them have every second
+    observation twice.
+    """
+    rng = np.random.default_rng(seed)
+    now, past = [], []
+    for part in spec.parts:
+        x = np.asarray(observation[part.name] if part.name else observation, part.seen)
+        shape = (RANDOM, spec.window + 1, *x.shape)
+        if x.dtype.kind == "i":
+            drawn: np.ndarray = rng.integers(0, max(10, min(int(x.max(initial=0)), 1000)) + 1, shape)
+        else:
+            drawn = rng.uniform(float(x.min(initial=0)), float(x.max(initial=1)), shape)
+        replaced = rng.random(shape) < np.where(np.arange(RANDOM) % 2, 1.0, 0.2).reshape(-1, *[1] * (len(shape) - 1))
+        values = np.where(replaced, drawn, x)
+        values[::3] = np.repeat(values[::3, ::2], 2, axis=1)[:, : shape[1]]
+        values = values.astype(part.seen)
+        past.append(values[:, :-1])
+        now.append(values[:, -1])
+    return [*now, *past, rng.integers(0, actions, (RANDOM, spec.window)).astype(np.int32)]

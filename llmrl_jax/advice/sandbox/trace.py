@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from llmrl_jax.advice.sandbox.budget import Refused
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.gate import MAIN, check
-from llmrl_jax.advice.sandbox.guards import Guards
-from llmrl_jax.advice.sandbox.hints import translated
-from llmrl_jax.advice.sandbox.limits import DEFAULT, Limits
-from llmrl_jax.advice.sandbox.rewrite import FILE, compiled
-from llmrl_jax.advice.sandbox.spec import Spec
+from llmrl_jax.advice.sandbox.gate import FILE, MAIN, check, compiled
+from llmrl_jax.advice.sandbox.guards import Guards, Refused
+from llmrl_jax.advice.sandbox.spec import DEFAULT, RANDOM, Limits, SandboxError, Spec
 from llmrl_jax.advice.sandbox.tables import PRIMITIVES
 
 
@@ -131,22 +128,22 @@ def work_of(eqn: Any) -> int:
     """Elements that an operation computes, at least as many as XLA's ways of doing it; each is one pass over what it
     makes, but for those that read more than they make or do so several times."""
     name = eqn.primitive.name
-    made = sum(_size(v) for v in eqn.outvars)
+    size = sum(_size(v) for v in eqn.outvars)
     largest = max((_size(v) for v in eqn.invars), default=0)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return made * max(1, math.prod(eqn.invars[0].aval.shape[i] for i in contracted))
+        return size * max(1, math.prod(eqn.invars[0].aval.shape[i] for i in contracted))
     if name.startswith("cum"):  # a window as long as the axis at every place, if no pass of XLA takes it apart
-        return made * eqn.invars[0].aval.shape[eqn.params["axis"]]
+        return size * eqn.invars[0].aval.shape[eqn.params["axis"]]
     if name in ("sort", "top_k"):  # accelerators sort by a network
         axis = eqn.params["dimension" if name == "sort" else "axis"]
         levels = max(eqn.invars[0].aval.shape[axis] - 1, 1).bit_length()
         return sum(_size(v) for v in eqn.invars) * levels * (levels + 1) // 2
     if name.startswith(("reduce", "arg", "scatter")):
-        return max(made, largest)
+        return max(size, largest)
     if name == "integer_pow":
-        return made * 2 * max(abs(eqn.params["y"]).bit_length(), 1)
-    return made
+        return size * 2 * max(abs(eqn.params["y"]).bit_length(), 1)
+    return size
 
 
 def _size(variable: Any) -> int:
@@ -191,3 +188,118 @@ def _line(eqn: Any) -> int | None:
     trace = getattr(eqn.source_info, "traceback", None)
     frames = getattr(trace, "frames", ()) if trace is not None else ()
     return next((frame.line_num for frame in frames if frame.file_name == FILE), None)
+
+
+# --- its values on sample windows -------------------------------------------------------------------------------------
+
+
+LOOPED = 4
+"""Windows that are also evaluated one by one."""
+
+
+def check_behaviour(
+    traced: Traced, drawn: Sequence[Any], sampled: Sequence[Any] | None, limits: Limits
+) -> dict[str, float]:
+    """Evaluate a program on windows.
+
+    **Arguments:** `drawn`, of `random_windows`; `sampled`, windows of play in the same form, or None; the potential
+    must vary on these if there are any.
+    **Returns:** the least and the largest potential, and the number of windows.
+    **Raises:** `SandboxError` if a value is not finite or beyond `limits.bound`, if two evaluations differ, or a batch
+    and a loop, or if the potential is the same on all windows.
+    """
+    function = jaxpr_as_fun(traced.jaxpr)
+    batched, single = jax.jit(jax.vmap(function)), jax.jit(function)
+    values = np.stack(batched(*drawn))
+    if not np.array_equal(values, np.stack(batched(*drawn)), equal_nan=True):
+        raise SandboxError("two evaluations of the same windows differ")
+    if sampled is not None:
+        varying = np.stack(batched(*_repeated(sampled)))[:, : len(sampled[0])]
+        values = np.concatenate([values, varying], axis=1)
+    else:
+        varying = values
+    for name, row in zip(("the potential", *(f"the component {n!r}" for n in traced.components)), values):
+        if not np.isfinite(row).all():
+            bad = "NaN" if np.isnan(row).any() else "infinite"
+            count = int((~np.isfinite(row)).sum())
+            raise SandboxError(
+                f"{name} is {bad} on {count} of {row.size} windows: guard divisions, logarithms and roots"
+            )
+        if np.abs(row).max() > limits.bound:
+            raise SandboxError(
+                f"{name} reaches {np.abs(row).max():.4g}; at most {limits.bound:g} is allowed: scale it down"
+            )
+    for i in range(LOOPED):
+        alone = np.stack(single(*(x[i] for x in drawn)))
+        if not np.allclose(alone, values[:, i], rtol=1e-4, atol=1e-4):
+            raise SandboxError("a window evaluated alone and in a batch give different values")
+    low, high = float(varying[0].min()), float(varying[0].max())
+    if high - low <= 1e-6:
+        kind = "sampled" if sampled is not None else "random"
+        raise SandboxError(
+            f"the potential is {low:.4g} on all {varying.shape[1]} {kind} windows: it must depend on what it is given"
+        )
+    return {"lowest": low, "highest": high, "windows": int(values.shape[1])}
+
+
+def _repeated(sampled: Sequence[Any]) -> list[np.ndarray]:
+    """Windows repeated to a multiple of `RANDOM`, so that the compiled program of the drawn windows is used again where
+    there are as many."""
+    n = len(sampled[0])
+    index = np.arange(-(-n // RANDOM) * RANDOM) % n
+    return [np.asarray(x)[index] for x in sampled]
+
+
+# --- errors of a program, as one hint with the line of its source -----------------------------------------------------
+
+
+_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (
+        jax.errors.TracerBoolConversionError,
+        "the truth of an array is not known while it is traced, so `if`, `and`, `or`, `not` and chains such as "
+        "a < b < c cannot use it: use jnp.where(condition, a, b), and &, |, ~ between conditions",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "an array cannot be indexed by a condition: use jnp.where(condition, x, 0) and reduce it",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "the value of an array is not known while it is traced: use it as an index of an array, not of a list",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "the value of an array is needed while it is traced, where it is not known: sizes, axes and range need plain "
+        "numbers; give size= to functions such as jnp.nonzero, and use jnp.where for choices",
+    ),
+    (jax.errors.TracerArrayConversionError, "an array cannot become a NumPy array while it is traced: use jnp"),
+    (RecursionError, "functions or values are nested too deeply"),
+    (MemoryError, "it needs more memory than a program may have"),
+    (ZeroDivisionError, "a plain number is divided by zero"),
+    (OverflowError, "a plain number becomes too large"),
+)
+_UNBOUND = re.compile(r"variable '(\w+)'|name '([\w. ]+)'")
+
+
+def translated(error: BaseException, source: str) -> SandboxError:
+    """The refusal that an error in a program stands for."""
+    line = line_of(error)
+    if isinstance(error, Refused):
+        return SandboxError(str(error), line, source)
+    for kind, hint in _KINDS:
+        if isinstance(error, kind):
+            return SandboxError(hint, line, source)
+    if isinstance(error, NameError):
+        match = _UNBOUND.search(str(error))
+        name = next(filter(None, match.groups()), "a name") if match else "a name"
+        return SandboxError(f"{name} has no value here: assign it before, on every path", line, source)
+    first = str(error).strip().split("\n")[0][:240]
+    if "incompatible shapes" in first or "broadcast" in first or "must have equal shapes" in first:
+        return SandboxError(f"shapes do not fit together: {first}", line, source)
+    return SandboxError(f"{type(error).__name__}: {first}" if first else type(error).__name__, line, source)
+
+
+def line_of(error: BaseException) -> int | None:
+    """The innermost line of the program in an error's traceback."""
+    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == FILE]
+    return lines[-1] if lines else None

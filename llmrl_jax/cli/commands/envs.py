@@ -143,12 +143,12 @@ def demos(
         batch: Episodes played at once; the file does not depend on it.
     """
     import envs_jax
-    from llmrl_jax.agents.babyai_demonstrations import babyai_steps, text_id, write_demos
-    from llmrl_jax.agents.demonstrations import play_episodes
+    from llmrl_jax.agents.agent import play_episodes
+    from llmrl_jax.agents.babyai import babyai_steps, text_id, write_demos
     from llmrl_jax.core.checks import COUNT, check_seed, in_interval
     from llmrl_jax.core.files import check_writable
     from llmrl_jax.run import info
-    from llmrl_jax.systems.glam.agents import make_agent
+    from llmrl_jax.systems.glam.build import make_agent
     from llmrl_jax.systems.glam.config import GlamConfig
 
     check_seed("seed", seed)
@@ -161,7 +161,7 @@ def demos(
     bot = make_agent(GlamConfig(agent="bot", env=level, num_actions=len(world.action_names), reward_scale=1.0))
     started = time.monotonic()
     see = babyai_steps(world)
-    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, see=see, batch_size=batch)
+    played = play_episodes(bot, (), (), seed=seed, episodes=episodes, record=see, batch_size=batch)
     facts = {"player": "bot", "versions": info.versions()}
     written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
     print(

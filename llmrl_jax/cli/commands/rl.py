@@ -12,7 +12,7 @@ def start(get: Get) -> RLRun:
 
 
 FREQUENT = (
-    *("algo", "env", "steps", "data", "imagined", "ppo.num-envs", "ppo.learning-rate", "dqn.num-envs"),
+    *("algo", "env", "steps", "seeds", "data", "imagined", "ppo.num-envs", "ppo.learning-rate", "dqn.num-envs"),
     *("dqn.learning-rate", "mesh", "eval-episodes", "config", "run.name", "run.seed", "run.resume", "run.eval-every"),
     "run.checkpoint-every",
 )

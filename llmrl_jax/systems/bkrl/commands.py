@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from llmrl_jax.options.command import Get, command
-from llmrl_jax.systems.bkrl import presets
-from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun
+from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, preset
 
 
 PRESET_HELP = """Starting point: `babyai`, `crafter` (two cores: the published hyper-parameters of PPO, dense networks
@@ -19,7 +18,7 @@ ASKING = (
 
 def start_collect(get: Get) -> CollectRun:
     """The settings of a preset."""
-    return CollectRun(agent=presets.collect(get("preset") or "babyai"))
+    return CollectRun(agent=preset(get("preset") or "babyai", collects=True))
 
 
 @command(CollectRun, start=start_collect, preset="babyai", preset_help=PRESET_HELP)
@@ -27,15 +26,15 @@ def collect(config: CollectRun) -> int:
     """Play an agent that seeks novelty, and write whole episodes at intervals, for a chat model to look at.
 
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.bkrl import collecting
+    from llmrl_jax.systems.bkrl import collect as workflow
 
-    collecting.collect(config)
+    workflow.collect(config)
     return 0
 
 
 def start_train(get: Get) -> TrainRun:
     """The settings of a preset."""
-    return TrainRun(agent=presets.train(get("preset") or "babyai"))
+    return TrainRun(agent=preset(get("preset") or "babyai"))
 
 
 @command(TrainRun, start=start_train, preset="babyai", preset_help=PRESET_HELP)
@@ -43,9 +42,9 @@ def train(config: TrainRun) -> int:
     """Train PPO with the world's reward and a shaping potential, or a control; flags override the preset.
 
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.bkrl import training
+    from llmrl_jax.systems.bkrl import train as workflow
 
-    training.train(config)
+    workflow.train(config)
     return 0
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from llmrl_jax.core.checks import Checked, Fraction, In, Needs, NonNegativeInt, PositiveInt, Steps, refuse_unread
+from llmrl_jax.core.checks import (
+    Checked,
+    Fraction,
+    In,
+    Needs,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Steps,
+    nearest,
+    refuse_unread,
+)
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.novelty import RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.rl.shaping import ShapingConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.bkrl.preference_model import PreferenceModelConfig
 from llmrl_jax.workflows.chat_model import SCRIPTED, ChatConfig
 
 
@@ -42,10 +52,63 @@ class AgentConfig:
         refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic")
 
 
+# --- presets: small settings for two cores, and the published ones (bkrl reference, section 1.1) ----------------------
+
+_PUBLISHED = PPOConfig(
+    num_envs=8,
+    num_steps=128,
+    epochs=4,
+    minibatches=4,
+    learning_rate=3e-4,
+    clip_eps=0.1,
+    value_clip=0.1,
+    entropy_coef=0.01,
+    pool_size=64,
+    pool_every=16,
+)
+_BABYAI_PPO = replace(_PUBLISHED, num_steps=64, learning_rate=1e-3, entropy_coef=0.02)
+_CRAFTER_PPO = replace(_PUBLISHED, num_envs=16, num_steps=256)
+_SMALL = NetworkConfig(hidden=(128, 64))
+_CONVOLUTIONS = NetworkConfig(hidden=(512, 512), channels=(32, 64, 64))
+_CRAFTER = "Crafter-Text-CollectDrink?view=true&image=none"
+
+PRESETS: dict[str, AgentConfig] = {
+    "babyai": AgentConfig(network=_SMALL, ppo=_BABYAI_PPO),
+    "crafter": AgentConfig(env=_CRAFTER, network=_SMALL, ppo=_CRAFTER_PPO),
+    "babyai-published": AgentConfig(network=_CONVOLUTIONS, ppo=_PUBLISHED, rnd=RNDConfig()),
+    "crafter-published": AgentConfig(
+        env="Crafter-Text-CollectDrink", network=_CONVOLUTIONS, ppo=_CRAFTER_PPO, rnd=RNDConfig()
+    ),
+}
+"""The published hyper-parameters of PPO, but in `babyai` (docs/systems/bkrl.md); the first two with dense networks of
+symbols, for two cores."""
+
+COLLECT_ENVS = {
+    "babyai": "BabyAI-Text-GoToLocal-Pretraining-S20",
+    "crafter": "Crafter-Text-Reward?view=true&image=none",
+    "babyai-published": "BabyAI-Text-GoToLocal-Pretraining-S20",
+    "crafter-published": "Crafter-Text-Reward",
+}
+"""The environments in which episodes are collected."""
+
+
+def preset(name: str, *, collects: bool = False) -> AgentConfig:
+    """The preset `name`. **Arguments:** `collects`, whether its environment is that in which episodes are collected.
+
+    **Raises:** `KeyError`, with the nearest name, for an unknown one.
+    """
+    if name not in PRESETS:
+        raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
+    return replace(PRESETS[name], env=COLLECT_ENVS[name]) if collects else PRESETS[name]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class CollectRun(Checked):
-    """Play with novelty as a bonus, and write whole episodes at intervals. `presets.collect(name)` gives values for
-    `agent`."""
+    """Play with novelty as a bonus, and write whole episodes at intervals. `preset(name, collects=True)` gives
+    values for `agent`."""
 
     KIND: ClassVar[str] = "bkrl collect"
 
@@ -63,10 +126,21 @@ class CollectRun(Checked):
         if not self.run.eval_every:
             raise ValueError("run.eval_every is 0, so that episodes are never written: give updates between two times")
 
+    @property
+    def eval_episodes(self) -> int:
+        """Held-out episodes of `llmrl eval`."""
+        return self.episodes
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        from llmrl_jax.systems.bkrl.collect import experiment
+
+        return experiment(self)
+
 
 @dataclass(frozen=True)
 class TrainRun(Checked):
-    """PPO with a shaping potential, or a control. `presets.train(name)` gives values for `agent`."""
+    """PPO with a shaping potential, or a control. `preset(name)` gives values for `agent`."""
 
     KIND: ClassVar[str] = "bkrl train"
 
@@ -85,19 +159,27 @@ class TrainRun(Checked):
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
     """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=10, checkpoint_every=200))
 
     def __post_init__(self):
         super().__post_init__()
-        made = self.alg.startswith("bk-")
-        if made != bool(self.potential):
-            fault = "there is no potential" if made else f"potential is {self.potential!r}, which nothing reads"
-            remedy = "give the --potential folder of `llmrl bkrl code`, `prefer` or `goals`" if made else "leave it out"
-            raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
-        if (self.alg == "random") != bool(self.data):
-            fault = "there are no data" if not self.data else f"data is {self.data!r}, which nothing reads"
-            remedy = "give the --data folder of `llmrl bkrl collect`" if not self.data else "leave it out"
-            raise ValueError(f"alg is {self.alg} and {fault}: {remedy}")
+        if self.alg == "random" and self.seeds > 1:
+            raise ValueError(
+                f"seeds is {self.seeds}, but --run.seed draws the random potential: leave --seeds out, and start a run "
+                "for each --run.seed"
+            )
+        for name, needed, source in (
+            ("potential", self.alg.startswith("bk-"), "`llmrl bkrl code`, `prefer` or `goals`"),
+            ("data", self.alg == "random", "`llmrl bkrl collect`"),
+        ):
+            value = getattr(self, name)
+            if needed and not value:
+                raise ValueError(f"alg is {self.alg} and {name} is empty: give the --{name} folder of {source}")
+            if value and not needed:
+                raise ValueError(f"alg is {self.alg} and {name} is {value!r}, which nothing reads: leave it out")
         if self.alg == "rnd":
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
         if self.alg == "none":  # the world's reward has the same weight as with a potential
@@ -108,9 +190,9 @@ class TrainRun(Checked):
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
-        from llmrl_jax.systems.bkrl.training import make
+        from llmrl_jax.systems.bkrl.train import experiment
 
-        return make(self)
+        return experiment(self)
 
 
 @dataclass(frozen=True)
@@ -128,7 +210,7 @@ class WindowConfig(Checked):
 
     @staticmethod
     def upgraded(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Settings of before: `unpickle` allowed what is not done any more."""
+        """Drops the obsolete option `unpickle`."""
         return {name: value for name, value in values.items() if name != "unpickle"}
 
 
@@ -154,6 +236,30 @@ class CodeRun(Checked):
     gamma: Fraction = 0.99
     """Discount of the rewards with which potentials are compared."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+
+@dataclass(frozen=True)
+class PreferenceModelConfig(Checked):
+    """Sizes of the preference transformer, and how it is fitted."""
+
+    PREFIX: ClassVar[str] = "model."
+
+    width: PositiveInt = 128
+    """Of embeddings; one attention head."""
+    feed_forward: PositiveInt = 256
+    """Of the hidden layer after attention."""
+    hidden: PositiveInt = 128
+    """Of the hidden layer of the encoder of observations."""
+    epochs: PositiveInt = 5
+    """Passes over the pairs."""
+    batch_size: PositiveInt = 32
+    """Pairs per gradient step."""
+    learning_rate: PositiveFloat = 3e-4
+    """Learning rate of AdamW, whose weight decay is 0.01."""
+    smoothing: Annotated[float, In("[0, 0.5)")] = 0.1
+    """Probability of the other answer that is assumed for every pair."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
 
 
 @dataclass(frozen=True)

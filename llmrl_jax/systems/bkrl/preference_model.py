@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,36 +19,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int
+from safetensors.numpy import load_file, save_file
 
 from envs_jax import tracing
+from envs_jax.env import Environment
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import Checked, In, PositiveFloat, PositiveInt
+from llmrl_jax.core.files import new_draft
 from llmrl_jax.rl.shaping import NO_ACTION, Window
+from llmrl_jax.systems.bkrl.build import make_features, observed_parts
+from llmrl_jax.systems.bkrl.config import PreferenceModelConfig
+from llmrl_jax.systems.bkrl.potentials import ArtifactError
 
 
-@dataclass(frozen=True)
-class PreferenceModelConfig(Checked):
-    """Sizes of the preference transformer, and how it is fitted."""
-
-    PREFIX: ClassVar[str] = "model."
-
-    width: PositiveInt = 128
-    """Of embeddings; one attention head."""
-    feed_forward: PositiveInt = 256
-    """Of the hidden layer after attention."""
-    hidden: PositiveInt = 128
-    """Of the hidden layer of the encoder of observations."""
-    epochs: PositiveInt = 5
-    """Passes over the pairs."""
-    batch_size: PositiveInt = 32
-    """Pairs per gradient step."""
-    learning_rate: PositiveFloat = 3e-4
-    """Step size of AdamW, whose weight decay is 0.01."""
-    smoothing: Annotated[float, In("[0, 0.5)")] = 0.1
-    """Probability of the other answer that is assumed for every pair."""
-    max_grad_norm: PositiveFloat = 1.0
-    """Global norm to which gradients are clipped."""
+WEIGHTS = "preference_model.safetensors"
 
 
 class Encoder(nn.Module):
@@ -79,7 +65,7 @@ class _Layer(nn.Module):
 
 @struct.dataclass
 class Encoded:
-    """What a window needs of an observation."""
+    """An observation, encoded for the windows that hold it."""
 
     vector: Float[Array, "*B W"]
     """Of the encoder."""
@@ -186,11 +172,11 @@ class Scorer(nn.Module):
         steps, width = self.window, self.width
         verbs, place = self.encoded(self.action.embedding), self.encoded(self.place)
 
-        def places(seen: jax.Array, verbs: jax.Array, place: jax.Array) -> jax.Array:
+        def places(observations: jax.Array, verbs: jax.Array, place: jax.Array) -> jax.Array:
             # observations and actions in turn: o_0 a_0 o_1 a_1 ... o_K
-            between = jnp.stack([seen[:, :-1], verbs[action - NO_ACTION]], axis=2)
-            joined = between.reshape(-1, 2 * steps, seen.shape[-1])
-            return jnp.concatenate([joined, seen[:, -1:]], axis=1) + place
+            between = jnp.stack([observations[:, :-1], verbs[action - NO_ACTION]], axis=2)
+            joined = between.reshape(-1, 2 * steps, observations.shape[-1])
+            return jnp.concatenate([joined, observations[:, -1:]], axis=1) + place
 
         x = places(features.vector, verbs.vector, place.vector)
         products = places(features.products, verbs.products, place.products)
@@ -202,8 +188,8 @@ class Scorer(nn.Module):
         # the newest place attends to all of them, and adds their values
         x = self.norm_2(x)
         key, _ = self.key()
-        asked = self.query(x[:, -1]) @ key.T  # the key's bias is the same for all places
-        weights = jnp.einsum("bw,bsw->bs", asked, x) / np.sqrt(width)
+        query = self.query(x[:, -1]) @ key.T  # the key's bias is the same for all places
+        weights = jnp.einsum("bw,bsw->bs", query, x) / np.sqrt(width)
         weights = jax.nn.softmax(jnp.where(real, weights, -1e9), axis=-1)
         return jnp.sum(weights * self.value(x)[..., 0], axis=-1)
 
@@ -259,8 +245,8 @@ def bradley_terry(
 
     **Arguments:** `second_wins`, 1, 0, or 0.5 for a tie; `smoothing`, the probability of the other answer.
     """
-    wanted = second_wins * (1 - 2 * smoothing) + smoothing
-    return optax.losses.sigmoid_binary_cross_entropy(second - first, wanted)  # type: ignore[arg-type]
+    target = second_wins * (1 - 2 * smoothing) + smoothing
+    return optax.losses.sigmoid_binary_cross_entropy(second - first, target)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -280,19 +266,20 @@ class Pairs:
         return len(self.second_wins)
 
 
-def descend(
+def fit_rows(
     loss: Callable[..., jax.Array],
     params: Any,
     data: Any,
     config: PreferenceModelConfig,
     key: jax.Array,
-    judge: Callable[[Any], float],
+    validate: Callable[[Any], float],
 ) -> tuple[Any, float]:
-    """AdamW over shuffled rows, `config.epochs` times; the parameters of the epoch that `judge` finds best are kept.
+    """AdamW over shuffled rows, `config.epochs` times.
 
-    **Arguments:** `loss`, of parameters and the leaves of some rows; `data`, leaves `[P, ...]`; `judge`, of parameters;
-    nan: it cannot say, and the last ones are kept.
-    **Returns:** the parameters, and the mean loss of the last epoch.
+    **Arguments:** `loss`, of parameters and the leaves of some rows; `data`, leaves `[P, ...]`; `validate`, of
+    parameters: a score, or nan where there is nothing to validate with.
+    **Returns:** the parameters of the epoch with the highest score (nan: of the last), and the mean loss of the last
+    epoch.
     """
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(config.learning_rate, weight_decay=0.01)
@@ -314,15 +301,15 @@ def descend(
         (params, opt_state), losses = tracing.scan(step, (params, opt_state), order)
         return params, opt_state, jnp.mean(losses)
 
-    opt_state, best, kept, value = optimizer.init(params), -np.inf, params, jnp.float32(0)
+    opt_state, best_score, best, value = optimizer.init(params), -np.inf, params, jnp.float32(0)
     with doing("fitting", config.epochs, "epochs") as activity:
         for i in range(config.epochs):
             params, opt_state, value = epoch(params, opt_state, jax.random.fold_in(key, i))
-            reached = judge(params)
-            if not reached <= best:
-                best, kept = reached, params
+            score = validate(params)
+            if not score <= best_score:
+                best_score, best = score, params
             activity.done = i + 1
-    return kept, float(value)
+    return best, float(value)
 
 
 def fit(
@@ -343,20 +330,19 @@ def fit(
     def loss(params: Any, obs: Any, action: Any, wins: Any) -> jax.Array:
         return jnp.mean(bradley_terry(*scores(params, obs, action), wins, config.smoothing))
 
-    judge = jax.jit(scores)
+    compiled = jax.jit(scores)
 
     def accuracy(params: Any, of: Pairs) -> float:
         clear = of.second_wins != 0.5
         if not clear.any():
             return float("nan")
-        found = judge(params, jax.tree.map(jnp.asarray, of.obs), jnp.asarray(of.action))
-        first, second = map(np.asarray, found)
+        first, second = map(np.asarray, compiled(params, jax.tree.map(jnp.asarray, of.obs), jnp.asarray(of.action)))
         return float(np.mean((second > first)[clear] == (of.second_wins[clear] > 0.5)))
 
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0, 0]), pairs.obs))
     data = (pairs.obs, pairs.action, pairs.second_wins)
-    kept, value = descend(loss, params, data, config, jax.random.fold_in(key, 1), lambda p: accuracy(p, test))
-    return kept, {"train_accuracy": accuracy(kept, pairs), "validation_accuracy": accuracy(kept, test), "loss": value}
+    best, value = fit_rows(loss, params, data, config, jax.random.fold_in(key, 1), lambda p: accuracy(p, test))
+    return best, {"train_accuracy": accuracy(best, pairs), "validation_accuracy": accuracy(best, test), "loss": value}
 
 
 def distil(
@@ -365,32 +351,62 @@ def distil(
     values: Float[np.ndarray, " P"],
     config: PreferenceModelConfig,
     key: jax.Array,
-    held: Any,
+    is_test: Any,
 ) -> tuple[Any, dict[str, float]]:
     """Fit the model to values of windows, by squared errors in units of their standard deviation.
 
-    **Arguments:** `windows`, observations, leaves `[P, K + 1, ...]`, and actions; `held`, bool `[P]`: those that it is
-    tested with.
-    **Returns:** the parameters, and the share of the variance that is explained in training and in the test.
+    **Arguments:** `windows`, observations, leaves `[P, K + 1, ...]`, and actions; `is_test`, bool `[P]`: those that it
+    is tested with.
+    **Returns:** the parameters, and the fraction of the variance that is explained in training and in the test.
     """
-    mean, spread = float(values.mean()), float(values.std()) or 1.0
-    wanted = ((values - mean) / spread).astype(np.float32)
+    target = ((values - float(values.mean())) / (float(values.std()) or 1.0)).astype(np.float32)
     obs, action = windows
     score = jax.jit(model.score)
 
     def take(index: Any) -> tuple[Any, Any, Any]:
-        return jax.tree.map(lambda x: x[index], obs), action[index], wanted[index]
+        return jax.tree.map(lambda x: x[index], obs), action[index], target[index]
 
     def explained(params: Any, index: Any) -> float:
-        some, actions, right = take(index)
-        error = np.asarray(score(params, jax.tree.map(jnp.asarray, some), jnp.asarray(actions))) - right
-        return float(1 - error.var() / max(float(right.var()), 1e-12))
+        obs, action, target = take(index)
+        error = np.asarray(score(params, jax.tree.map(jnp.asarray, obs), jnp.asarray(action))) - target
+        return float(1 - error.var() / max(float(target.var()), 1e-12))
 
-    def loss(params: Any, obs: Any, action: Any, right: Any) -> jax.Array:
-        return jnp.mean((model.score(params, obs, action) - right) ** 2)
+    def loss(params: Any, obs: Any, action: Any, target: Any) -> jax.Array:
+        return jnp.mean((model.score(params, obs, action) - target) ** 2)
 
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0]), obs))
-    rest, tests = np.flatnonzero(~held), np.flatnonzero(held)
-    fitted = descend(loss, params, take(rest), config, jax.random.fold_in(key, 1), lambda p: explained(p, tests))
-    kept, value = fitted
-    return kept, {"train_explained": explained(kept, rest), "test_explained": explained(kept, tests), "loss": value}
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    best, value = fit_rows(loss, params, take(train), config, jax.random.fold_in(key, 1), lambda p: explained(p, test))
+    return best, {"train_explained": explained(best, train), "test_explained": explained(best, test), "loss": value}
+
+
+def make_model(env: Environment, family: str, config: PreferenceModelConfig, params: Any, window: int) -> Any:
+    """The preference transformer of a world."""
+    reads = observed_parts(env, family)
+    space: Any = env.observation_space(env.default_params)
+    features = make_features(space, reads, flat=True)
+    return PreferencePotential(config, params, features, reads, len(env.action_names), window)
+
+
+def load_model(env: Environment, family: str, config: PreferenceModelConfig, path: Path, window: int) -> Any:
+    """The preference transformer whose weights `save_weights` wrote.
+
+    **Raises:** `ArtifactError` for weights of a model of other sizes."""
+    model = make_model(env, family, config, unflatten_dict(load_file(path), sep="/"), window)
+    space: Any = env.observation_space(env.default_params)
+    obs = {name: jax.ShapeDtypeStruct((1, *space.spaces[name].shape), space.spaces[name].dtype) for name in model.reads}
+    expected = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), obs), sep="/")
+    loaded = flatten_dict(model.params, sep="/")
+    for name in sorted(expected.keys() | loaded.keys()):
+        has, needs = (str(tree[name].shape) if name in tree else "nothing" for tree in (loaded, expected))
+        if has != needs:
+            raise ArtifactError(
+                f"{path} has the weights of another model: {name} is {has}, and {needs} is needed; make it again"
+            )
+    return model
+
+
+def save_weights(path: Path, params: Any) -> None:
+    """Write the parameters of a preference transformer, atomically."""
+    with new_draft(path) as draft:
+        save_file({name: np.asarray(x) for name, x in flatten_dict(params, sep="/").items()}, draft)

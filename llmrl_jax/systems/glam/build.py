@@ -1,9 +1,11 @@
-"""From settings to a program: the wrapped environment, the prompt, the model, the policy and the learner."""
+"""From settings to a program: the wrapped environment, the prompt, the model, the policy and the learner; and the other
+agents of GLAM's comparison behind the same interface (glam reference, sections 1 and 4)."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,20 +20,25 @@ from envs_jax.history import PromptHistory
 from envs_jax.text import CompiledPrompt, Tokenizer
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 from llmrl_jax import lm
+from llmrl_jax.agents.agent import Agent, SimpleAgent
+from llmrl_jax.agents.babyai import BotPolicy, StateView
 from llmrl_jax.agents.competence import Competence
-from llmrl_jax.agents.heads import ActionHead, HeadsPolicy
-from llmrl_jax.agents.language import LanguagePolicy, ScoringPolicy
+from llmrl_jax.agents.drrn import DRRNPolicy
+from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, ScoringPolicy
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import option, refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.narrow import computed
 from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.dqn import make_dqn
+from llmrl_jax.rl.policy import RandomPolicy
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.rl.precision import platform_of
-from llmrl_jax.systems.glam.config import EMBEDDED, EmbeddedConfig, GlamConfig
-from llmrl_jax.systems.glam.prompt import GlamPrompt, check_observed, glam_prompt
-from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, ExtraActions, check_done
+from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
+from llmrl_jax.systems.glam.prompts import GlamPrompt, check_observed, glam_prompt
+from llmrl_jax.systems.glam.symbolic import SymbolicPolicy, SymbolicView
 
 
 @dataclass(frozen=True)
@@ -66,35 +73,61 @@ class Glam:
         return replace(ppo, microbatches=ppo.microbatches * part // self.policy.rows)
 
 
-class FirstActions(OtherActions):
-    """An environment restricted to its first `n` actions, as in GLAM's restricted action sets."""
+EXTRA_ACTIONS = ("sleep", "do nothing", "think")
+"""Actions without effect, which extend the canonical six to the augmented set of nine."""
 
-    def __init__(self, env: Environment, n: int):
+
+def check_done(env: Environment, actions: Sequence[str]) -> None:
+    """Check that the missions of an environment can be accomplished with some of its actions: the option `done_actions`
+    makes "done" one of those that are needed. **Raises:** `ValueError` if it is missing."""
+    if getattr(env.unwrapped, "done_actions", False) and "done" not in actions:
+        raise ValueError(
+            f"{env.id} is won by saying done, but num_actions is {len(actions)}, without it: take "
+            f"{env.action_names.index('done') + 1}, or leave done_actions out of the environment"
+        )
+
+
+class ChosenActions(OtherActions):
+    """A BabyAI environment with its first `n` actions, as GLAM's restricted action sets, and further ones without
+    effect.
+
+    Each of these is the environment's "done", as in the published code (glam reference, section 2.2). Environments that
+    read it (`done_actions`) are refused. If the environment masks useless actions, the further ones are always masked.
+    """
+
+    def __init__(self, env: Environment, n: int, extra: tuple[str, ...] = ()):
+        """**Raises:** `ValueError` for an `n` that the environment does not have; with further actions, for an `n` that
+        includes "done", a name that is already an action's, or an environment that reads "done"."""
         super().__init__(env)
         known = env.action_names
-        if not 1 <= n <= len(known):
-            raise ValueError(
-                f"num_actions is {n}, but {env.id} has {len(known)} actions: {', '.join(known)}; 9 adds "
-                f"{', '.join(EXTRA_ACTIONS)} to the first six"
-            )
-        check_done(env, known[:n])
-        self.n = n
+        self.idle = known.index("done") if extra else len(known)
+        if not 1 <= n <= self.idle:
+            has = f"{self.idle} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
+            adds = "" if extra else f"; 9 adds {', '.join(EXTRA_ACTIONS)} to the first six"
+            raise ValueError(f"num_actions is {n}, but {env.id} has {has}{adds}")
+        if len({*known, *extra}) < len(known) + len(extra):
+            raise ValueError(f"two of the actions {', '.join((*known, *extra))} have the same name")
+        check_done(env, (*known[:n], *extra))
+        self.n, self.extra = n, extra
+
+    def step(self, key, state, action, params):
+        action = jnp.where(action < self.n, action, self.idle) if self.extra else action
+        return super().step(key, state, action, params)
 
     def offered(self, mask):
-        return mask[: self.n]
+        return jnp.concatenate([mask[: self.n], jnp.zeros(len(self.extra), bool)])
 
     def action_space(self, params):
-        return envs_jax.spaces.Discrete(self.n)
+        return envs_jax.spaces.Discrete(self.n + len(self.extra))
 
     @property
     def action_names(self):
-        return self.env.action_names[: self.n]
+        return (*self.env.action_names[: self.n], *self.extra)
 
 
 def with_actions(env: Environment, n: int) -> Environment:
     """An environment with `n` actions: its first `n`, or, for the paper's nine, six and three without effect."""
-    nine = len(EXTRA_ACTIONS) + 6
-    return ExtraActions(env, 6, EXTRA_ACTIONS) if n == nine else FirstActions(env, n)
+    return ChosenActions(env, 6, EXTRA_ACTIONS) if n == 6 + len(EXTRA_ACTIONS) else ChosenActions(env, n)
 
 
 def make_world(config: GlamConfig) -> tuple[Environment, Any]:
@@ -111,24 +144,8 @@ def prompted(env: Environment, config: GlamConfig) -> Environment:
     """An environment with the observations from which prompts are made: the window of `config`, and the action mask if
     the environment has one."""
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
-    kept = [MASK] if MASK in parts else []
-    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=kept)
-
-
-def embedded_config(sizes: EmbeddedConfig, tokenizer: Tokenizer, positions: int) -> lm.LlamaConfig:
-    """The configuration of the small Llama, given a tokenizer and a prompt length."""
-    return lm.LlamaConfig(
-        vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, divisible by common meshes
-        hidden_size=sizes.hidden_size,
-        intermediate_size=sizes.intermediate_size,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.heads,
-        max_position_embeddings=positions,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_id,
-        eos_token_id=tokenizer.eos_id,
-    )
+    keep = [MASK] if MASK in parts else []
+    return PromptHistory(ScaleReward(env, config.reward_scale), config.history, keep=keep)
 
 
 def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
@@ -139,34 +156,54 @@ def build(config: GlamConfig, mesh: jax.sharding.Mesh | None = None) -> Glam:
     cannot assemble the prompt or a prompt longer than the model's positions, `FileNotFoundError` or `ValueError` for a
     model that cannot be loaded.
     """
-    if mesh is None and config.mesh:
-        mesh = make_mesh(config.mesh)
+    mesh = _mesh(config) if mesh is None else mesh
     env, env_params = make_world(config)
     template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
-    make_model = _embedded_model if config.model == EMBEDDED else _given_model
-    tokenizer, compiled, model, base = make_model(config, template, mesh)
+    tokenizer, compiled, model, base = _model(config, template, mesh)
     policy = _policy(config, template, compiled, model, base, mesh)
     return Glam(config, env, env_params, template, compiled, tokenizer, policy, mesh)
+
+
+def _mesh(config: GlamConfig) -> jax.sharding.Mesh | None:
+    return make_mesh(config.mesh) if config.mesh else None
 
 
 Base = Callable[[jax.Array], Any]
 """From a PRNG key to base parameters."""
 
 
-def _embedded_model(
+def _model(
     config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
 ) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The small Llama with random weights; its vocabulary is the words of the prompt."""
-    if config.init == "embeddings":
+    """The tokenizer, the prompt for it, the model and its initial weights.
+
+    The embedded model is a small Llama with random weights, whose vocabulary is the words of the prompt.
+    """
+    embedded, heal, options = config.model == EMBEDDED, config.candidate_space == "healed", computed(config.dtype)
+    if embedded and config.init == "embeddings":
         raise ValueError("init is embeddings, but the embedded model has none to keep: give --model, or --init random")
-    tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
-    compiled = template.compile(tokenizer, config.max_prompt or None, heal=config.candidate_space == "healed")
-    longest = compiled.max_length * (2 if config.embedded.spare_words else 1)
-    sizes = embedded_config(config.embedded, tokenizer, longest + 16)
-    model = lm.Llama(
-        sizes, lora=_adapters(config), remat=config.remat, attention=config.attention, **computed(config.dtype)
-    )
-    return tokenizer, compiled, model, partial(_drawn_base, model.clone(lora=None), mesh, _quantized(config))
+    tokenizer: Tokenizer
+    if embedded:
+        tokenizer = words = WordTokenizer.from_prompt(template.prompt, template.actions, config.embedded.spare_words)
+        compiled = template.compile(tokenizer, config.max_prompt or None, heal=heal)
+        sizes = config.embedded.llama(words, compiled.max_length * (2 if config.embedded.spare_words else 1) + 16)
+    else:
+        sizes = lm.read_config(config.model)
+        tokenizer = load_tokenizer(lm.locate(config.model))
+        longest = sizes.max_position_embeddings - longest_answer(tokenizer, template)
+        compiled = template.compile(tokenizer, min(config.max_prompt or longest, longest), heal=heal)
+        check_vocabulary(compiled, sizes.vocab_size, config.model)
+        # trained weights stay float32, since updates of 1e-6 would be lost to rounding
+        options["param_dtype"] = jnp.dtype(jnp.float32) if config.tune == "full" else options["dtype"]
+    blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
+    kind = None if config.quantize == "none" else config.quantize
+    base: dict[str, Base] = {
+        "pretrained": partial(_loaded_base, config.model, mesh, blank.param_dtype, kind),
+        "random": partial(_random_base, blank, mesh, kind),
+        "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
+    }
+    model = blank.clone(lora=None if config.tune == "full" else config.lora)
+    return tokenizer, compiled, model, base["random" if embedded else config.init]
 
 
 def check_vocabulary(compiled: CompiledPrompt, vocab_size: int, model: str) -> None:
@@ -176,31 +213,6 @@ def check_vocabulary(compiled: CompiledPrompt, vocab_size: int, model: str) -> N
             f"a prompt holds the token {compiled.top_token}, but the vocabulary of {model} is 0 to {vocab_size - 1}: "
             "the tokenizer there is not the model's"
         )
-
-
-def _given_model(
-    config: GlamConfig, template: GlamPrompt, mesh: jax.sharding.Mesh | None
-) -> tuple[Tokenizer, CompiledPrompt, lm.Llama, Base]:
-    """The model of a folder or hub id, with weights according to `config.init`."""
-    sizes = lm.read_config(config.model)
-    tokenizer = load_tokenizer(lm.locate(config.model))
-    room = sizes.max_position_embeddings - longest_answer(tokenizer, template)
-    limit = min(config.max_prompt or room, room)
-    compiled = template.compile(tokenizer, limit, heal=config.candidate_space == "healed")
-    check_vocabulary(compiled, sizes.vocab_size, config.model)
-    how = computed(config.dtype)
-    # trained weights stay float32, since updates of 1e-6 would be lost to rounding
-    kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
-    model = lm.Llama(
-        sizes, lora=_adapters(config), param_dtype=kept, remat=config.remat, attention=config.attention, **how
-    )
-    blank, kind = model.clone(lora=None), _quantized(config)
-    base: dict[str, Base] = {
-        "pretrained": partial(_loaded_base, config.model, mesh, kept, kind),
-        "random": partial(_drawn_base, blank, mesh, kind),
-        "embeddings": partial(_base_with_embeddings, config.model, blank, mesh, kind),
-    }
-    return tokenizer, compiled, model, base[config.init]
 
 
 def _policy(
@@ -311,15 +323,7 @@ def grouping(
     return (rows, paddings(longest, count)) if rows >= min(GROUP // 2, ppo.num_envs) else (0, ())
 
 
-def _adapters(config: GlamConfig) -> lm.LoRAConfig | None:
-    return None if config.tune == "full" else config.lora
-
-
-def _quantized(config: GlamConfig) -> str | None:
-    return None if config.quantize == "none" else config.quantize
-
-
-def _drawn_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
+def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
@@ -334,5 +338,74 @@ def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, kind: st
 
 def _base_with_embeddings(path: str, model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array):
     """Randomly initialised base parameters, except for the token embeddings, which are loaded from files."""
-    kept = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
-    return {**_drawn_base(model, mesh, kind, key), "embed_tokens": kept}
+    embeddings = _loaded_base(path, mesh, model.param_dtype, None, key)["embed_tokens"]
+    return {**_random_base(model, mesh, kind, key), "embed_tokens": embeddings}
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def make_agent(config: GlamConfig) -> Agent:
+    """The agent `config.agent`, with its environment.
+
+    **Raises:** `ValueError` for changed settings that the agent does not read, and what `build` raises.
+    """
+    make, reads = AGENTS[config.agent]
+    unread = [f.name for f in dataclasses.fields(config) if f.name not in reads]
+    remedy = f"or begin with a preset of this agent; it reads {', '.join(option(name) for name in sorted(reads))}"
+    refuse_unread(config, unread, f"the agent {config.agent}", remedy=remedy)
+    with doing("preparing the agent"):
+        return make(config)
+
+
+def _view_world(config: GlamConfig, view: Callable[[Environment], Environment]) -> tuple[Environment, Any]:
+    """The wrapped environment without its text, with the observations of `view`."""
+    env, params = envs_jax.make(config.env)
+    env = EpisodeStatistics(with_actions(view(env), config.num_actions))
+    return ScaleReward(env, config.reward_scale), params
+
+
+def _symbolic(config: GlamConfig) -> SimpleAgent:
+    env, params = _view_world(config, SymbolicView)
+    policy = SymbolicPolicy(env, config.symbolic)
+    return SimpleAgent(config, env, params, policy, lambda: make_ppo(config.ppo, env, params, policy, _mesh(config)))
+
+
+def _drrn(config: GlamConfig) -> SimpleAgent:
+    env, params = make_world(config)
+    template = glam_prompt(env, env.action_names, history=config.history, list_actions=config.list_actions)
+    tokenizer = WordTokenizer.from_prompt(template.prompt, template.actions)
+    compiled = template.compile(tokenizer, config.max_prompt or None)
+    actions = compiled.candidates(template.actions)
+    epsilon = config.dqn.epsilon_end if config.dqn.acting == "epsilon" else None
+    policy = DRRNPolicy(
+        config.drrn, tokenizer.vocab_size, template.batched(compiled), actions, epsilon, config.dqn.temperature
+    )
+    return SimpleAgent(
+        config, env, params, policy, lambda: make_dqn(config.dqn, env, params, policy, mesh=_mesh(config))
+    )
+
+
+def _random(config: GlamConfig) -> SimpleAgent:
+    env, params = _view_world(config, SymbolicView)
+    return SimpleAgent(config, env, params, RandomPolicy(config.num_actions), None)
+
+
+def _bot(config: GlamConfig) -> SimpleAgent:
+    env, params = _view_world(config, StateView)
+    world: Any = env.unwrapped  # type: ignore[attr-defined]
+    return SimpleAgent(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
+
+
+_ALL = {f.name for f in dataclasses.fields(GlamConfig)}
+_WORLD = {"agent", "env", "num_actions", "reward_scale"}
+
+AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
+    "llm": (build, _ALL - {"symbolic", "drrn", "dqn"}),
+    "symbolic": (_symbolic, _WORLD | {"mesh", "ppo", "symbolic"}),
+    "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "mesh", "drrn", "dqn"}),
+    "random": (_random, _ALL),
+    "bot": (_bot, _ALL),
+}
+"""Agents by name, each with the settings of `GlamConfig` that it reads. `random` and `bot` accept all settings, since
+they may replace any other agent."""

@@ -7,46 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import envs_jax
 from envs_jax.env import Environment
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents.contract import Agent
+from llmrl_jax.agents.agent import Agent
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
-from llmrl_jax.agents.heads import HeadsPolicy
-from llmrl_jax.agents.language import ScoringPolicy
-from llmrl_jax.agents.random import RandomPolicy
+from llmrl_jax.agents.language import HeadsPolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.glam.build import (
+    EXTRA_ACTIONS,
+    ChosenActions,
     Glam,
     candidates_of,
     longest_answer,
+    make_agent,
     paddings,
     prompted,
     shared_prefix,
     with_actions,
 )
 from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.rewrites import (
-    EXTRA_ACTIONS,
+from llmrl_jax.systems.glam.prompts import (
+    ENGLISH,
     NO_MODIFICATION,
     REWRITES,
     SYNONYMS,
-    ExtraActions,
+    VARIANTS,
     find_rewrite,
+    find_variant,
+    glam_prompt,
     rewritten,
     unknown_words,
 )
-from llmrl_jax.systems.glam.variants import ENGLISH, VARIANTS, find_variant
 
 
 TEXT = "BabyAI-Text/"
@@ -103,15 +102,15 @@ class PostTest:
 
     name: str
     rewrite: str = NO_MODIFICATION
-    """A key of `rewrites.REWRITES`."""
+    """A key of `prompts.REWRITES`."""
     actions: str = ""
-    """A key of `rewrites.SYNONYMS`, or `extra_actions`."""
+    """A key of `prompts.SYNONYMS`, or `extra_actions`."""
     env: str = ""
     """An environment id."""
     language: str = ""
     """Language of the prompt and actions; empty: that of the agent's own environment."""
     variant: str = ""
-    """A key of `variants.VARIANTS`."""
+    """A key of `prompts.VARIANTS`."""
 
 
 def parse_test(name: str) -> PostTest:
@@ -170,8 +169,8 @@ excluded."""
 def world_of(test: PostTest, env: str) -> str:
     """The environment id of a test: `env`, if the test names none, or its own with those options of `env` that every
     environment has (`KEPT`)."""
-    kept = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
-    return "?".join(filter(None, [test.env, kept])) if test.env else env
+    options = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
+    return "?".join(filter(None, [test.env, options])) if test.env else env
 
 
 def language_of(test: PostTest, env: str) -> str:
@@ -190,7 +189,7 @@ def _world(config: GlamConfig, test: PostTest) -> tuple[Environment, Any]:
     if test.actions and config.num_actions > 6:
         raise NotTestable(f"{test.actions} has words for six actions, and this agent has {config.num_actions}")
     if test.actions == "extra_actions":
-        return EpisodeStatistics(ExtraActions(env, config.num_actions, EXTRA_ACTIONS)), params
+        return EpisodeStatistics(ChosenActions(env, config.num_actions, EXTRA_ACTIONS)), params
     return EpisodeStatistics(with_actions(env, config.num_actions)), params
 
 
@@ -243,21 +242,17 @@ def _language(glam: Glam, test: PostTest) -> Trial:
     env, env_params = _world(config, test)
     env = prompted(env, config)
     words = action_words(config, test, env.action_names)
-    said: dict[str, Any] = {
-        "history": config.history,
-        "list_actions": config.list_actions,
-        "language": language,
-    }
-    template = glam_prompt(env, words, **said, wording=find_variant(test.variant, language))
-    if test.variant and template.prompt.units == glam_prompt(env, words, **said).prompt.units:
+    options: dict[str, Any] = {"history": config.history, "list_actions": config.list_actions, "language": language}
+    template = glam_prompt(env, words, **options, wording=find_variant(test.variant, language))
+    if test.variant and template.prompt.units == glam_prompt(env, words, **options).prompt.units:
         raise NotTestable(f"{test.variant} changes the list of actions, which the prompt of training does not have")
     template = rewritten(template, find_rewrite(test.rewrite, language))
     unknown = unknown_words(tokenizer, template)
     if unknown:
-        shown = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+        listed = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
         raise NotTestable(
-            f"the tokenizer has no token for {shown}: this test needs a model with an open vocabulary (a byte-level or "
-            "SentencePiece tokenizer, by --model)"
+            f"the tokenizer has no token for {listed}: this test needs a model with an open vocabulary (a byte-level "
+            "or SentencePiece tokenizer, by --model)"
         )
     if isinstance(policy, HeadsPolicy) and len(words) != policy.action_head.actions:
         raise NotTestable(f"the action head has {policy.action_head.actions} logits, but the test {len(words)} actions")
@@ -311,7 +306,7 @@ def run_tests(
 def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, episodes: int) -> Iterator[Outcome]:
     """Run tests with uniformly random actions, which do not depend on words: tests with the same environment and number
     of actions share their episodes."""
-    known: dict[tuple[str, int], dict[str, Episodes]] = {}
+    cache: dict[tuple[str, int], dict[str, Episodes]] = {}
     for test in tests:
         name = world_of(test, config.env)
         try:
@@ -321,31 +316,7 @@ def run_random(config: GlamConfig, tests: Sequence[PostTest], key: jax.Array, ep
             continue
         words = action_words(config, test, env.action_names)
         trial = Trial(env, env_params, RandomPolicy(len(words)), words)
-        if (name, len(words)) not in known:
+        if (name, len(words)) not in cache:
             with doing(test.name):
-                known[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
-        yield Outcome(test, name, words, trial.tasks, known[name, len(words)])
-
-
-def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
-    """Write `test/<env>/return_per_episode/<test>[_<variant>][_<new actions>][_zero_shot].npy`, as the published tests
-    do, which have no variants.
-
-    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. Files of
-    greedy episodes, which the published code does not have, end in `_greedy`.
-
-    **Arguments:** `folder`, the run's; `zero_shot`, whether the model has no RL training.
-    **Returns:** the files.
-    """
-    test = outcome.test
-    place = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
-    stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
-    if test.actions:
-        stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
-    written = []
-    for way, episodes in outcome.episodes.items():
-        place.mkdir(parents=True, exist_ok=True)
-        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
-        written.append(place / f"{stem}{ending}.npy")
-        np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
-    return written
+                cache[name, len(words)] = trial.play((), (), key, episodes, {"sampled": False})
+        yield Outcome(test, name, words, trial.tasks, cache[name, len(words)])

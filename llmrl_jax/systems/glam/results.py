@@ -1,21 +1,55 @@
-"""Results of post-training tests: tables, bar charts, and the published form of a run's log."""
+"""Post-training tests of runs, models and baselines, with tables and a figure: the implementation of `llmrl glam test`.
+
+Glam reference, sections 1.3 (files) and 5 (results).
+"""
 
 from __future__ import annotations
 
-import csv
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from llmrl_jax.core import statistics as stats
-from llmrl_jax.core.files import new_draft
+from llmrl_jax.agents.agent import untrained
+from llmrl_jax.agents.evaluate import Episodes
+from llmrl_jax.core import config as configs, statistics as stats
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report import compare as runs_compared, figures
-from llmrl_jax.run import metrics as sinks
+from llmrl_jax.report.runs import distinct
 from llmrl_jax.run.curves import INK
+from llmrl_jax.systems.glam.build import make_agent
+from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig, PostTestConfig, preset
+from llmrl_jax.systems.glam.eval import load_run
+from llmrl_jax.systems.glam.posttest import (
+    TESTS,
+    VARIANT_TESTS,
+    Outcome,
+    PostTest,
+    language_of,
+    paper_row,
+    parse_test,
+    prepare,
+    published_env,
+    run_random,
+    run_tests,
+    world_of,
+)
+from llmrl_jax.workflows.experiment import HELD_OUT
+
+
+Play = Callable[[Sequence[PostTest]], Iterator[Outcome]]
+"""A function that runs tests with an agent."""
+Report = Callable[..., None]
+"""`print`, or a function of its kind."""
+ZERO_SHOT = "Flan-T5 0-shot"
+CLONED = "BC"
 
 
 Z99 = 2.5758293035489004
@@ -44,6 +78,247 @@ class Tested:
     """The entries of `tests.json`, by test."""
 
 
+def post_test(config: PostTestConfig) -> list[Tested]:
+    """Run the tests with all agents and with random actions, print the tables, and draw the figure.
+
+    **Returns:** the agents with their results. **Raises:** what `load_run`, `make_agent` and `parse_test` raise.
+    """
+    distinct(config.runs)
+    if config.model or config.random or config.bot or len(config.runs) > 1:
+        out = config.out
+        check_writable(out, "--out", folder=True)
+    else:
+        out = config.runs[0] / "test"
+    more = VARIANT_TESTS if config.variants else ()
+    tests = [parse_test(name) for name in dict.fromkeys((*config.tests, *more) or TESTS)]
+    report: Report = functools.partial(print, file=sys.stderr) if config.json else print
+    glam: GlamConfig | None = None if config.runs else preset(config.preset or "glam")
+    agents: list[Tested] = []
+
+    def take_with(agent: Tested, play: Play) -> None:
+        take(agent, play, tests, config.reuse, report)
+        agents.append(agent)
+
+    for folder in config.runs:
+        agent, play, trained = _of_run(folder, config)
+        glam = glam or trained
+        take_with(agent, play)
+    assert glam is not None
+    glam = replace(glam, env=config.env or glam.env)
+    if config.model:
+        take_with(*_zero_shot(replace(glam, model=config.model), out, config))
+    take_with(*_random(glam, out, config))
+    if config.bot:
+        take_with(*_bot(glam, out, config))
+    groups = runs_compared.by_settings(agents)
+    path = draw_tests(groups, out / "tests.png")
+    if config.json:
+        values = {"episodes": config.episodes, "agents": [outcomes(group) for group in groups], "figure": path}
+        print(json_text(values))
+        return agents
+    for group in groups:
+        print(f"\n{runs_compared.label(group)}, {config.episodes} episodes each\n{tests_table(group)}")
+        if config.variants and (spread := spread_of(group)):
+            print(f"\n{spread}")
+    print(f"\nThe picture is {path}")
+    return agents
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+READ_ZERO_SHOT = ("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype")
+"""Settings, besides the weights, on which the results of an untrained model depend."""
+
+
+def _kind(config: GlamConfig) -> str:
+    """The name of a trained agent in the paper's table, or a name of our own."""
+    if config.agent != "llm":
+        return {"drrn": "DRRN", "symbolic": "Symbolic-PPO"}[config.agent]
+    if config.model == EMBEDDED:  # random weights, whatever `init` is
+        return {"scoring": "NP", "heads": "NPA"}[config.policy]
+    if config.policy == "scoring":
+        return {"pretrained": "GFlan-T5", "embeddings": "NPE", "random": "NP"}[config.init]
+    return {"pretrained": "AFlan", "embeddings": "NPAE", "random": "NPA"}[config.init]
+
+
+def _asked(x: PostTestConfig) -> dict[str, Any]:
+    """The options on which all results depend."""
+    return {"seed": x.seed, "episodes": x.episodes}
+
+
+def _key(x: PostTestConfig) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(x.seed), HELD_OUT)
+
+
+def _of_run(folder: Path, x: PostTestConfig) -> tuple[Tested, Play, GlamConfig]:
+    """The newest or chosen checkpoint of a run: the agent, its `Play` function and its settings."""
+    config, player, state, update = load_run(folder, x.checkpoint)
+    params, frozen, trained_on = state.params, state.frozen, config.glam.env
+    player = replace(player, config=replace(player.config, env=x.env or trained_on))
+    agent = Tested(
+        name=folder.name,
+        kind=_kind(config.glam),
+        folder=folder,
+        facts={"update": update, **_asked(x)},
+        # seeds are runs of one length: what was trained for less is another agent
+        settings={**runs_compared.settings_of(config, folder), "update": update},
+        env=player.config.env,
+        trained_on=trained_on,
+    )
+    return agent, lambda tests: run_tests(player, params, frozen, tests, _key(x), x.episodes), config.glam
+
+
+def _zero_shot(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+    """The model `config.model`, as it is."""
+    if config.agent != "llm":
+        raise ValueError(
+            f"a zero-shot model has no prompts of the agent {config.agent}: name a language model's run first"
+        )
+    player = make_agent(replace(config, init="pretrained", policy="scoring"))
+    params, frozen = untrained(player, jax.random.key(x.seed))
+    cloned = _clone_of(Path(config.model))
+    name = cloned or f"{_folder_name(config.model)}_zero_shot"
+    facts = {"model": config.model, **{name: getattr(config, name) for name in READ_ZERO_SHOT}, **_asked(x)}
+    settings = {"cloned" if cloned else "zero_shot": config.model}
+    agent = Tested(name, CLONED if cloned else ZERO_SHOT, out / name, facts, settings, config.env)
+    return agent, lambda tests: run_tests(player, params, frozen, tests, _key(x), x.episodes)
+
+
+def _folder_name(model: str) -> str:
+    """A model's name in the name of a folder: a folder's with that of the one around it, since many are called `prior`
+    or `model`."""
+    path = Path(model)
+    return f"{path.resolve().parent.name}-{path.name}" if path.is_dir() else path.name
+
+
+def _clone_of(model: Path) -> str:
+    """The name of the run of `llmrl glam clone` that wrote a model; empty for any other model."""
+    summary = model.resolve().parent / "summary.json"
+    values = configs.read_json(summary) if summary.is_file() else {}
+    return summary.parent.name if isinstance(values, dict) and "demonstrations" in values else ""
+
+
+def _random(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+    facts, settings = {"num_actions": config.num_actions, **_asked(x)}, {"random": config.num_actions}
+    agent = Tested("random", "Random", out / "random", facts, settings, config.env)
+    return agent, lambda tests: run_random(config, tests, _key(x), x.episodes)
+
+
+def _bot(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+    """The bot reads no words and is deterministic: tests of the same environment share their episodes, as do both modes
+    of acting."""
+    known: dict[str, Outcome] = {}
+
+    def play(tests: Sequence[PostTest]) -> Iterator[Outcome]:
+        for test in tests:
+            env = world_of(test, config.env)
+            if env not in known:
+                plain = PostTest(test.name)
+                trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
+                with doing(test.name):
+                    episodes = trial.play((), (), _key(x), x.episodes, {"greedy": True})["greedy"]
+                known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
+            yield replace(known[env], test=test)
+
+    facts, settings = {"num_actions": config.num_actions, **_asked(x)}, {"bot": config.num_actions}
+    return Tested("bot", "Bot", out / "bot", facts, settings, config.env), play
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
+    """Success with its 99% Wilson interval, overall and per task; return and length."""
+    record = {
+        "episode_return": float(episodes.episode_return.mean()),
+        "episode_length": float(episodes.episode_length.mean()),
+    }
+    parts = {"": slice(None), **({f"{t}/": episodes.task == i for i, t in enumerate(tasks)} if len(tasks) > 1 else {})}
+    for prefix, chosen in parts.items():
+        won = episodes.success[chosen]
+        rate = stats.wilson(int(won.sum()), int(won.size), Z99)
+        record |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
+        record[f"{prefix}episodes"] = float(rate.n)
+    return record
+
+
+def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
+    """The entry of a test in `tests.json`."""
+    test = outcome.test
+    parts = {"rewrite": test.rewrite, "language": language_of(test, outcome.env), "variant": test.variant}
+    record: dict[str, Any] = {"env": outcome.env, **parts}
+    if outcome.skipped:
+        return {**record, "skipped": outcome.skipped}
+    measured = {way: _measured(episodes, outcome.tasks) for way, episodes in outcome.episodes.items()}
+    return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
+
+
+def _saved(path: Path) -> dict[str, dict[str, Any]]:
+    """The records of a `tests.json` by test; none if there is no such file. **Raises:** `ValueError` for another
+    file."""
+    if not path.exists():
+        return {}
+    saved = configs.read_json(path)
+    if not isinstance(saved, dict) or not all(isinstance(record, dict) for record in saved.values()):
+        raise ValueError(
+            f"{path} is {str(saved)[:60]}; an object with a record for each test is needed: delete the file to take "
+            "the tests again"
+        )
+    return saved
+
+
+def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool, report: Report = print) -> None:
+    """Run the tests with an agent, and update `tests.json` after each. `report` gets a line after each."""
+    path = agent.folder / "test" / "tests.json"
+    saved = _saved(path)
+
+    def stands(test: PostTest) -> bool:
+        record = saved.get(test.name, {})
+        same = {**agent.facts, "env": world_of(test, agent.env)}
+        return reuse and all(record.get(name) == value for name, value in same.items())
+
+    for outcome in play([test for test in tests if not stands(test)]):
+        record = record_of(outcome, paper_row(outcome.test, agent.env, agent.trained_on))
+        saved[outcome.test.name] = configs.to_json({**record, **agent.facts})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        configs.save_config(saved, path)
+        write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
+        text = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
+        report(f"{agent.name}: {outcome.test.name}: {text}", flush=True)
+    agent.records = {test.name: saved[test.name] for test in tests}
+    reasons = [record.get("skipped", "") for record in agent.records.values()]
+    if all(reasons):
+        raise ValueError(f"{agent.name} can take none of the tests: {reasons[0]}")
+
+
+def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = False) -> list[Path]:
+    """Write `test/<env>/return_per_episode/<test>[_<variant>][_<new actions>][_zero_shot].npy`, as the published tests
+    do, which have no variants.
+
+    Each holds the returns of the sampled episodes, float64 `[N]`, unscaled; a success is a return above 0. Files of
+    greedy episodes, which the published code does not have, end in `_greedy`.
+
+    **Arguments:** `folder`, the run's; `zero_shot`, whether the model has no RL training.
+    **Returns:** the files.
+    """
+    test = outcome.test
+    out = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
+    stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
+    if test.actions:
+        stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
+    written = []
+    for way, episodes in outcome.episodes.items():
+        out.mkdir(parents=True, exist_ok=True)
+        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
+        written.append(out / f"{stem}{ending}.npy")
+        np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
+    return written
+
+
+# --- tables and figure ------------------------------------------------------------------------------------------------
+
+
 def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
     """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with
     Student's 99% interval, clipped to [0, 1]. None without results.
@@ -62,7 +337,7 @@ def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> st
     return stats.Estimate(rates[0], low, high, int(n))
 
 
-def _said(interval: stats.Estimate | None) -> str:
+def _text(interval: stats.Estimate | None) -> str:
     return "-" if interval is None or math.isnan(interval.mean) else str(interval)
 
 
@@ -77,15 +352,55 @@ def tests_table(group: Sequence[Tested]) -> str:
             rows.append([name, *("not played" for _ in WAYS), "-"])
             continue
         paper = record["paper"].get(first.kind)
-        cells = (_said(estimate(group, name, way)) for way in WAYS)
+        cells = (_text(estimate(group, name, way)) for way in WAYS)
         rows.append([name, *cells, "-" if paper is None else f"{paper:.2f}"])
         tasks += [task for task in record["tasks"] if len(record["tasks"]) > 1 and task not in tasks]
     lines = [figures.text_table(rows)]
     if tasks:
         played = [name for name, record in first.records.items() if len(record.get("tasks", ())) > 1]
-        by_task = ([name, *(_said(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
+        by_task = ([name, *(_text(estimate(group, name, "sampled", task)) for task in tasks)] for name in played)
         lines += ["", figures.text_table([["sampled, by task", *tasks], *by_task])]
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def spread_of(group: Sequence[Tested]) -> str:
+    """Success over equivalent prompts, compared with the training prompt."""
+    trained, *others = VARIANT_TESTS
+    lines = []
+    for way in WAYS:
+        estimates = {name: estimate(group, name, way) for name in VARIANT_TESTS}
+        rates = {name: rate.mean for name, rate in estimates.items() if rate is not None}
+        played = [name for name in others if name in rates]
+        if trained in rates and played:
+            worst = min(played, key=lambda name: rates[name])
+            mean = sum(rates[name] for name in played) / len(played)
+            lines.append(
+                f"{way}: {rates[trained]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
+                f"mean, {rates[worst]:.3f} at the least ({worst})"
+            )
+    return "\n".join(lines)
+
+
+def outcomes(group: Sequence[Tested]) -> dict[str, Any]:
+    """The results of a group as `tests_table` prints them: success with its 99% interval by test and way of acting,
+    also by task, and the paper's."""
+
+    def known(name: str, way: str, task: str = "") -> stats.Estimate | None:
+        interval = estimate(group, name, way, task)
+        return None if interval is None or math.isnan(interval.mean) else interval
+
+    first = group[0]
+    tests: dict[str, Any] = {}
+    for name, record in first.records.items():
+        if "skipped" in record:
+            tests[name] = {"skipped": record["skipped"]}
+            continue
+        tasks = record["tasks"] if len(record["tasks"]) > 1 else ()
+        tests[name] = {way: known(name, way) for way in WAYS}
+        tests[name] |= {"tasks": {task: known(name, "sampled", task) for task in tasks}}
+        tests[name] |= {"paper": record["paper"].get(first.kind), "env": record["env"]}
+    folders = [agent.folder for agent in group]
+    return {"name": runs_compared.label(group), "kind": first.kind, "folders": folders, "tests": tests}
 
 
 def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Sequence[str] = ()) -> Path:
@@ -98,15 +413,15 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Seq
     width = 0.8 / len(groups)
     marks: list[tuple[float, float]] = []
     for i, group in enumerate(groups):
-        places = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        positions = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
         estimates = [estimate(group, name, "sampled") for name in names]
-        there = [(x, e) for x, e in zip(places, estimates, strict=True) if e is not None]
-        means = np.array([e.mean for _, e in there])
-        bars = [means - [e.low for _, e in there], [e.high for _, e in there] - means]
+        known = [(x, e) for x, e in zip(positions, estimates, strict=True) if e is not None]
+        means = np.array([e.mean for _, e in known])
+        bars = [means - [e.low for _, e in known], [e.high for _, e in known] - means]
         label = labels[i] if labels else runs_compared.label(group)
-        axis.bar([x for x, _ in there], means, width * 0.92, color=figures.color(i), label=label)
-        axis.errorbar([x for x, _ in there], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
-        heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(places, names)]
+        axis.bar([x for x, _ in known], means, width * 0.92, color=figures.color(i), label=label)
+        axis.errorbar([x for x, _ in known], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
+        heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(positions, names)]
         marks += [(x, height) for x, height in heights if height is not None]
     if marks:
         ends = ([x + side * width / 2 for x, _ in marks] for side in (-1, 1))
@@ -117,56 +432,3 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Seq
     axis.set_ylabel("success", color=INK)
     figure.legend(frameon=False, fontsize=8.5, loc="outside upper center", ncols=len(groups) + 1)
     return figures.save(figure, path)
-
-
-LOG_COLUMNS = (
-    *("update", "episodes", "frames", "FPS", "duration"),
-    *(f"return_{of}" for of in ("mean", "std", "min", "max")),
-    "success_rate",
-    *(f"reshaped_return_{of}" for of in ("mean", "std", "min", "max")),
-    *(f"reshaped_return_bonus_{of}" for of in ("mean", "std", "min", "max")),
-    *(f"num_frames_{of}" for of in ("mean", "std", "min", "max")),
-    *("entropy", "policy_loss", "value_loss", "loss", "grad_norm"),
-)
-"""The header of the published `log.csv` (glam reference, section 1.3)."""
-
-
-def write_log(folder: str | Path, reward_scale: float) -> Path:
-    """Write `log.csv` in the published columns, from the training lines of a run's `metrics.jsonl`.
-
-    Episodes and frames are cumulative; the duration is in seconds of training. Values that a run does not record stay
-    empty: deviations, minima and maxima; means if no episode ended. There is no bonus: 0.
-
-    **Arguments:** `folder`, the run's; `reward_scale`, ratio of the learner's reward to the environment's.
-    **Returns:** the file. **Raises:** `FileNotFoundError` if the run has no metrics; `ValueError` if they have no line
-    of training.
-    """
-    source, path = Path(folder) / "metrics.jsonl", Path(folder) / "log.csv"
-    if not source.exists():
-        raise FileNotFoundError(f"there are no metrics in {folder}: it has no metrics.jsonl")
-    own = ("steps", "seconds", "steps_per_second")
-    lines = [line for line in sinks.read(source, needs=own) if line["kind"] == "train"]
-    if not lines:
-        raise ValueError(f"{source} has no line of training yet, so there is nothing to export")
-    episodes = 0
-    with new_draft(path) as draft, draft.open("w", newline="") as file:
-        writer = csv.DictWriter(file, LOG_COLUMNS, restval="")
-        writer.writeheader()
-        for line in lines:
-            known = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-            episodes += int(np.nan_to_num(known.get(sinks.COUNT, 0)))
-            row = {
-                "update": line["update"],
-                "episodes": episodes,
-                "frames": line["steps"],
-                "FPS": line["steps_per_second"],
-                "duration": line["seconds"],
-                "return_mean": known.get("episode_return", math.nan),
-                "success_rate": known.get("success", math.nan),
-                "reshaped_return_mean": known.get("episode_return", math.nan) * reward_scale,
-                "num_frames_mean": known.get("episode_length", math.nan),
-                **{name: 0.0 for name in LOG_COLUMNS if name.startswith("reshaped_return_bonus_")},
-                **{name: known.get(name, math.nan) for name in LOG_COLUMNS[-5:]},
-            }
-            writer.writerow({name: "" if math.isnan(value) else value for name, value in row.items()})
-    return path

@@ -31,7 +31,7 @@ from envs_jax.text import Prompt, Slot
 from llmrl_jax.core.checks import Checked, PositiveInt, Width
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.layers import GRU, LSTM, Conv, unit_columns
-from llmrl_jax.rl.policy import over_offered
+from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 GROUP = 16
@@ -194,7 +194,7 @@ class SymbolicNetwork(nn.Module):
         return nn.Dense(outputs, kernel_init=unit_columns, name=f"{name}_2")(x)
 
 
-class SymbolicPolicy:
+class SymbolicPolicy(Policy):
     """Symbolic-PPO's agent, as a `llmrl_jax.rl.policy.Policy` over the observations of `SymbolicView`."""
 
     recurrent = True
@@ -229,7 +229,7 @@ class SymbolicPolicy:
     def _apply(self, params, obs, carry, first) -> tuple[Categorical, Any, Any]:
         outputs: Any = self.network.apply({"params": params}, *self._read(obs, first.shape), carry, first)
         logits, value, carry = outputs
-        return over_offered(logits, obs), value, carry
+        return masked_categorical(logits, obs), value, carry
 
     def step(self, params, frozen, obs, carry, first):
         distribution, value, carry = self._apply(params, obs, carry, first[None])

@@ -21,9 +21,9 @@ TEST = {"model-path": "", "level": "levels"}
 @command(CollectRun)
 def collect(config: CollectRun) -> int:
     """Play a scripted expert with noise, and write its episodes with their instructions."""
-    from llmrl_jax.systems.kalm import collecting
+    from llmrl_jax.systems.kalm import collect as workflow
 
-    collecting.collect(config)
+    workflow.collect(config)
     return 0
 
 
@@ -36,9 +36,9 @@ def ground(config: GroundRun) -> int:
     """Ground a language model in recorded episodes: it learns to carry out, predict and explain them.
 
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.kalm import ground as grounding
+    from llmrl_jax.systems.kalm import ground as workflow
 
-    grounding.ground(config)
+    workflow.ground(config)
     return 0
 
 
@@ -47,9 +47,9 @@ def imagine(config: ImagineRun) -> int:
     """Let a grounded model imagine episodes for other words (`--level rephrase`) or for new goals (`easy`, `hard`).
 
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.kalm import imagining
+    from llmrl_jax.systems.kalm import imagine as workflow
 
-    imagining.imagine_run(config)
+    workflow.imagine_run(config)
     return 0
 
 
@@ -79,9 +79,9 @@ def train(config: TrainRun) -> int:
     """Train an offline algorithm on recorded episodes, or half and half with imagined ones, and test it on all levels.
 
     `--run.resume runs/NAME` continues a run with its own settings."""
-    from llmrl_jax.systems.kalm import training
+    from llmrl_jax.systems.kalm import train as workflow
 
-    training.train(config)
+    workflow.train(config)
     return 0
 
 
@@ -101,9 +101,9 @@ def test(
         together: Episodes that a grounded model plays at the same time.
         seed: Seed of the episodes: all agents meet the same first states.
     """
-    from llmrl_jax.systems.kalm import testing
+    from llmrl_jax.systems.kalm.eval import test_run
 
-    testing.test_run(folder, levels=levels, episodes=episodes, together=together, seed=seed)
+    test_run(folder, levels=levels, episodes=episodes, together=together, seed=seed)
 
 
 test.aliases = TEST  # type: ignore[attr-defined]

@@ -14,19 +14,19 @@ from llmrl_jax.core.checks import (
     Fraction,
     In,
     Needs,
+    NonNegativeFloat,
     PositiveInt,
     Steps,
-    Width,
     nearest,
     refuse_unread,
 )
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_names import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
+from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.grounding import Weights
-from llmrl_jax.systems.kalm.patterns import PATTERNS
+from llmrl_jax.systems.kalm.prompts import PATTERNS
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of
 from llmrl_jax.tuning.sft import SFTConfig
 
@@ -66,27 +66,17 @@ class CollectRun(Checked):
 
 
 @dataclass(frozen=True)
-class SmallConfig(Checked):
-    """The small Llama that `--model embedded` makes, with a token for each word."""
+class Weights(Checked):
+    """Weights of the three errors, as in the paper."""
 
-    PREFIX: ClassVar[str] = "embedded."
+    PREFIX: ClassVar[str] = "weights."
 
-    hidden_size: Width = 128
-    """Width of the residual stream."""
-    layers: Annotated[int, In("[1, 1000]")] = 3
-    """Number of transformer layers."""
-    heads: Width = 4
-    """Number of attention heads; twice this number must divide `hidden_size`."""
-    intermediate_size: Width = 256
-    """Width of the gated feed-forward layer."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
-                "needed, since rotary positions turn pairs"
-            )
+    state: NonNegativeFloat = 0.5
+    """Squared error of states, or of their changes, in units of the standard deviation."""
+    action: NonNegativeFloat = 0.5
+    """Nats of discrete actions; squared error of continuous ones."""
+    text: NonNegativeFloat = 1.0
+    """Nats per token of an explanation."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ class GroundRun(Checked):
     model: str = EMBEDDED
     """The language model: `embedded`, a small one with random weights and a token for each word; or a folder, a GGUF
     file, smollm2-135m, a hub id, as in `llmrl lm`."""
-    embedded: SmallConfig = field(default_factory=SmallConfig)
+    embedded: SmallConfig = field(default_factory=lambda: SmallConfig(128, 3, 4, 256))
     """Sizes of the `embedded` model."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Weights of a given model: its own, or random ones of its shape."""
@@ -235,7 +225,7 @@ class TrainRun(Checked):
 
     def experiment(self) -> Any:
         """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
-        from llmrl_jax.systems.kalm.training import experiment
+        from llmrl_jax.systems.kalm.train import experiment
 
         return experiment(self)
 

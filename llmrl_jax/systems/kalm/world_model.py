@@ -20,20 +20,20 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from llmrl_jax.lm import Branches, Cache, Llama
-from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Rows
+from llmrl_jax.systems.kalm.prompts import ACTION, STATE, Episodes, Rows
 from llmrl_jax.tuning.loss import token_log_probs
 
 
 STILL = 1e-3
-"""The share of the largest standard deviation below which a part of a state, or its change, hardly varies."""
+"""The fraction of the largest standard deviation below which a part of a state, or its change, hardly varies."""
 
 SAMPLED = 1024
 """At most so many words show how large word vectors are."""
 
 
 @struct.dataclass
-class Units:
-    """What states and their changes are measured in."""
+class Normalizer:
+    """Mean and scales of states and of their changes in the data."""
 
     mean: Float[Array, " d"]
     std: Float[Array, " d"]
@@ -42,26 +42,27 @@ class Units:
     in units of the states' own deviation a model that predicts no change at all is nearly right."""
 
     @staticmethod
-    def of(episodes: Episodes) -> Units:
+    def of(episodes: Episodes) -> Normalizer:
         states = episodes.states.astype(np.float64)
         inner = np.ones(len(states), bool)
         inner[episodes.first_state] = False
         changes = np.diff(states, axis=0)[inner[1:]]
-        found = states.mean(0), _sizes(states), _spread(changes)
-        return Units(*(jnp.asarray(x, jnp.float32) for x in found))
+        return Normalizer(
+            *(jnp.asarray(x, jnp.float32) for x in (states.mean(0), _scales(states), _floored_std(changes)))
+        )
 
 
-def _spread(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
-    """Standard deviations, none of which is next to nothing beside the largest."""
+def _floored_std(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
+    """Standard deviations, floored at `STILL` times the largest."""
     std = x.std(0)
     return np.maximum(std, max(float(std.max()), 1e-6) * STILL)
 
 
-def _sizes(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
+def _scales(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
     """Standard deviations; the largest for parts that hardly vary. What never moves in the data may be elsewhere at
     another level, and must not come in as a thousand units there."""
-    std, found = x.std(0), _spread(x)
-    return np.where(std < found, max(float(std.max()), 1e-6), found)
+    std, floored = x.std(0), _floored_std(x)
+    return np.where(std < floored, max(float(std.max()), 1e-6), floored)
 
 
 class Slots(nn.Module):
@@ -110,14 +111,14 @@ class WorldModel:
     llama: Llama
     slots: Slots
     states: Literal["changes", "absolute"] = "changes"
-    """What the head of states predicts: the change from the state before, or the state; both in `Units`."""
+    """What the head of states predicts: the change from the state before, or the state; both normalized."""
 
-    def spread(self, units: Units, one: Any = True) -> Float[Array, "*b d"]:
-        """The unit of what the head predicts. **Arguments:** `one`, bool `[*b]`, whether a state is predicted from the
+    def scale(self, normalizer: Normalizer, one: Any = True) -> Float[Array, "*b d"]:
+        """The scale of what the head predicts. **Arguments:** `one`, bool `[*b]`, whether a state is predicted from the
         one before it; changes over more steps are as large as states."""
         if self.states == "absolute":
-            return units.std
-        return jnp.where(jnp.asarray(one)[..., None], units.change, units.std)
+            return normalizer.std
+        return jnp.where(jnp.asarray(one)[..., None], normalizer.change, normalizer.std)
 
     @staticmethod
     def around(
@@ -139,13 +140,13 @@ class WorldModel:
         **Arguments:** `variables`, the language model's.
         """
         action = jnp.zeros((1,), jnp.int32) if self.slots.discrete else jnp.zeros((1, self.slots.action))
-        found = self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
+        slots = self.slots.init(key, jnp.zeros((1, self.slots.state)), action)["params"]
         count = self.llama.config.vocab_size
-        some = jnp.arange(0, count, -(-count // SAMPLED))
-        words: Any = self.llama.apply(self._text(variables), some, method=Llama.embed)
+        sample = jnp.arange(0, count, -(-count // SAMPLED))
+        words: Any = self.llama.apply(self._text(variables), sample, method=Llama.embed)
         size = jnp.sqrt(jnp.mean(jnp.square(words.astype(jnp.float32))))
-        enter = {name: jax.tree.map(lambda x: x * size, found[name]) for name in ("state_in", "action_in")}
-        return {**found, **enter}
+        enter = {name: jax.tree.map(lambda x: x * size, slots[name]) for name in ("state_in", "action_in")}
+        return {**slots, **enter}
 
     def _slot(self, variables: Any, what: str, x: Any) -> Any:
         return self.slots.apply({"params": variables["slots"]}, x, method=what)
@@ -154,17 +155,21 @@ class WorldModel:
     def _text(variables: Any) -> Any:
         return {name: x for name, x in variables.items() if name != "slots"}
 
-    def embed(self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any]) -> Float[Array, "B S D"]:
+    def embed(
+        self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any]
+    ) -> Float[Array, "B S D"]:
         """What the first layer reads. **Arguments:** `episodes`, the tables of states and actions."""
         states, actions = episodes
         kind = jnp.asarray(rows.kind)[..., None]
-        state = (states[jnp.where(rows.kind == STATE, rows.index, 0)] - units.mean) / units.std
+        state = (states[jnp.where(rows.kind == STATE, rows.index, 0)] - normalizer.mean) / normalizer.std
         action = actions[jnp.where(rows.kind == ACTION, rows.index, 0)]
         x: Any = self.llama.apply(self._text(variables), rows.tokens, method=Llama.embed)
         x = jnp.where(kind == STATE, self._slot(variables, "enter_state", state).astype(x.dtype), x)
         return jnp.where(kind == ACTION, self._slot(variables, "enter_action", action).astype(x.dtype), x)
 
-    def hidden(self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any]) -> Float[Array, "B S D"]:
+    def hidden(
+        self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any]
+    ) -> Float[Array, "B S D"]:
         """The last hidden states of whole rows."""
         out: Any = self.llama.apply(
             self._text(variables),
@@ -172,17 +177,17 @@ class WorldModel:
             positions=rows.positions,
             segments=rows.segments,
             logits=False,
-            embeddings=self.embed(variables, units, rows, episodes),
+            embeddings=self.embed(variables, normalizer, rows, episodes),
         )
         return out.hidden
 
     def next_state(
-        self, variables: Any, units: Units, hidden: Any, before: Float[Array, "*b d"], one: Any = True
+        self, variables: Any, normalizer: Normalizer, hidden: Any, before: Float[Array, "*b d"], one: Any = True
     ) -> Float[Array, "*b d"]:
         """The state that the head predicts. **Arguments:** `before`, the state from which it is reached; `one`, bool
         `[*b]`, whether in one step."""
-        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.spread(units, one)
-        return before + out if self.states == "changes" else units.mean + out
+        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.scale(normalizer, one)
+        return before + out if self.states == "changes" else normalizer.mean + out
 
     def actions(self, variables: Any, hidden: Any) -> jax.Array:
         """Logits `[*b, n]` of discrete actions, or actions `[*b, a]`."""
@@ -194,34 +199,36 @@ class WorldModel:
         return jnp.argmax(out, axis=-1).astype(jnp.int32) if self.slots.discrete else out
 
     def losses(
-        self, variables: Any, units: Units, rows: Rows, episodes: tuple[Any, Any], counts: dict[str, Any]
+        self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any], counts: dict[str, Any]
     ) -> dict[str, jax.Array]:
         """The three errors of a part of a batch, each a sum divided by the number of its targets in the whole batch.
 
-        **Arguments:** `counts`, see `targets`.
+        **Arguments:** `counts`, see `count_targets`.
         **Returns:** `state`, the squared error per component in the units of what is predicted; `action`, nats of
         discrete actions, or the squared error per component; `text`, nats per token.
         """
-        hidden = self.hidden(variables, units, rows, episodes)
+        hidden = self.hidden(variables, normalizer, rows, episodes)
         states, actions = episodes
         after = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), rows.replace(spoken=rows.tokens))
-        wants = _wanted(rows)
+        masks = _target_masks(rows)
         one = after.index == after.before + 1
-        found = self.next_state(variables, units, hidden, states[jnp.where(wants["state"], after.before, 0)], one)
-        right = states[jnp.where(wants["state"], after.index, 0)]
-        error = jnp.mean(((found - right) / self.spread(units, one)) ** 2, axis=-1)
-        out, done = self.actions(variables, hidden), actions[jnp.where(wants["action"], after.index, 0)]
+        predicted = self.next_state(
+            variables, normalizer, hidden, states[jnp.where(masks["state"], after.before, 0)], one
+        )
+        target = states[jnp.where(masks["state"], after.index, 0)]
+        state_error = jnp.mean(((predicted - target) / self.scale(normalizer, one)) ** 2, axis=-1)
+        out, action = self.actions(variables, hidden), actions[jnp.where(masks["action"], after.index, 0)]
         if self.slots.discrete:
-            miss = -jnp.take_along_axis(jax.nn.log_softmax(out), done[..., None], axis=-1)[..., 0]
+            action_error = -jnp.take_along_axis(jax.nn.log_softmax(out), action[..., None], axis=-1)[..., 0]
         else:
-            miss = jnp.mean((out - done) ** 2, axis=-1)
-        at = jnp.maximum(rows.spoken, 0)
-        here = jnp.take_along_axis(hidden, at[..., None], axis=1)
-        said = jnp.take_along_axis(jnp.asarray(rows.tokens), at + 1, axis=1)
-        log_prob, _ = token_log_probs(self.llama, self._text(variables), here, said)
+            action_error = jnp.mean((out - action) ** 2, axis=-1)
+        positions = jnp.maximum(rows.spoken, 0)
+        text_hidden = jnp.take_along_axis(hidden, positions[..., None], axis=1)
+        tokens = jnp.take_along_axis(jnp.asarray(rows.tokens), positions + 1, axis=1)
+        log_prob, _ = token_log_probs(self.llama, self._text(variables), text_hidden, tokens)
         return {
-            "state": jnp.sum(jnp.where(wants["state"], error, 0.0)) / counts["state"],
-            "action": jnp.sum(jnp.where(wants["action"], miss, 0.0)) / counts["action"],
+            "state": jnp.sum(jnp.where(masks["state"], state_error, 0.0)) / counts["state"],
+            "action": jnp.sum(jnp.where(masks["action"], action_error, 0.0)) / counts["action"],
             "text": -jnp.sum(jnp.where(rows.spoken >= 0, log_prob, 0.0)) / counts["text"],
         }
 
@@ -247,21 +254,21 @@ class WorldModel:
         hidden, cache = out
         return hidden[:, 0], cache
 
-    def enter_state(self, variables: Any, units: Units, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
-        return self._slot(variables, "enter_state", (state - units.mean) / units.std)
+    def enter_state(self, variables: Any, normalizer: Normalizer, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
+        return self._slot(variables, "enter_state", (state - normalizer.mean) / normalizer.std)
 
     def enter_action(self, variables: Any, action: Any) -> Float[Array, "B D"]:
         return self._slot(variables, "enter_action", action)
 
 
-def _wanted(rows: Rows) -> dict[str, jax.Array]:
+def _target_masks(rows: Rows) -> dict[str, jax.Array]:
     """Which places predict a state, and which an action: bool `[B, S]`."""
     learn, kind = (jnp.roll(jnp.asarray(x), -1, axis=1) for x in (rows.learn, rows.kind))
     learn = learn.at[:, -1].set(False)
     return {"state": learn & (kind == STATE), "action": learn & (kind == ACTION)}
 
 
-def targets(rows: Rows) -> dict[str, jax.Array]:
+def count_targets(rows: Rows) -> dict[str, jax.Array]:
     """The numbers of targets of each kind in a batch, at least 1."""
-    wanted = {**_wanted(rows), "text": jnp.asarray(rows.spoken) >= 0}
-    return {name: jnp.maximum(1, jnp.sum(x)) for name, x in wanted.items()}
+    masks = {**_target_masks(rows), "text": jnp.asarray(rows.spoken) >= 0}
+    return {name: jnp.maximum(1, jnp.sum(x)) for name, x in masks.items()}

@@ -16,6 +16,7 @@ import envs_jax
 from envs_jax import spaces
 from envs_jax.env import Environment, Wrapper
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.data.transitions import DataError
 
 
 REAL = "real"
@@ -130,14 +131,39 @@ def _numbered(levels: Mapping[str, Any]) -> Instructions:
     )
 
 
+def clevr_goals(about: Mapping[str, np.ndarray], level: str) -> np.ndarray:
+    """CLEVR-Robot's goals of episodes, int32 `[N, 10]`, from `goals` in the published code."""
+    from envs_jax.clevr import from_published
+
+    if "goals" not in about:
+        raise DataError("the file has no 'goals', which say what its episodes are about")
+    codes = about["goals"]
+    try:
+        return from_published(codes[:, 0] if codes.ndim == 3 else codes, level)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"goals of the file are not those of level {level}: {error}") from error
+
+
+def metaworld_goals(about: Mapping[str, np.ndarray], level: str) -> np.ndarray:
+    """Meta-World's tasks of episodes, int32 `[N, 1]`, from `env_names`, as "reach-v2" or "rep-reach-v2"."""
+    from envs_jax.metaworld.instructions import NAMES
+
+    if "env_names" not in about or about["env_names"].dtype.kind != "U":
+        raise DataError("the file has no 'env_names', which say what its episodes are about")
+    names = [name.removeprefix("rep-").rsplit("-v", 1)[0] for name in about["env_names"].reshape(-1).tolist()]
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        raise DataError(f"env_names has {unknown[0]!r}, which is none of KALM's tasks ({', '.join(NAMES)})")
+    return np.array([[NAMES.index(name)] for name in names], np.int32)
+
+
 @functools.cache
 def clevr() -> World:
     """CLEVR-Robot."""
-    from envs_jax.clevr import instructions as said, rules
+    from envs_jax.clevr import instructions, rules
     from envs_jax.clevr.constants import HORIZON
     from envs_jax.clevr.expert import expert_action
     from envs_jax.clevr.plausible import implausible
-    from llmrl_jax.systems.kalm.converting import clevr_goals
 
     def label(weights: Any, goal: Any, states: Any, actions: Any) -> tuple[Any, Any]:
         return rules.label(goal[..., None, :], states[..., :-1, :], states[..., 1:, :], actions, weights)
@@ -146,24 +172,23 @@ def clevr() -> World:
         name="clevr",
         ids={name: f"CLEVR-Robot-v0?level={name}" for name in LEVELS},
         horizon={name: 1 if name == "easy" else HORIZON for name in LEVELS},
-        instructions=_numbered({name: said.level(name) for name in LEVELS}),
+        instructions=_numbered({name: instructions.level(name) for name in LEVELS}),
         rules=lambda level: functools.partial(label, rules.weights_of(level)),
         holds=rules.holds,
         implausible=implausible,
         expert=expert_action,
         published=clevr_goals,
-        keywords=said.keywords,
+        keywords=instructions.keywords,
     )
 
 
 @functools.cache
 def metaworld() -> World:
     """Meta-World: ten tasks in the data, eight and four others."""
-    from envs_jax.metaworld import instructions as said, labels
+    from envs_jax.metaworld import instructions, labels
     from envs_jax.metaworld.levels import HORIZON
-    from llmrl_jax.systems.kalm.converting import metaworld_goals
 
-    texts = _numbered({name: said.level(name) for name in LEVELS})
+    texts = _numbered({name: instructions.level(name) for name in LEVELS})
 
     def first(level: str, sentences: np.ndarray, seed: int) -> np.ndarray:
         """A state has the objects of one task, so episodes begin as those of the sentence's own task do."""

@@ -8,9 +8,11 @@ program as any other policy.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +20,32 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from envs_jax import tracing
+from llmrl_jax import lm
 from llmrl_jax.agents.population import Evaluator, episode_keys, make_population_evaluator
-from llmrl_jax.core.checks import Checked, NonNegativeFloat, PositiveInt
+from llmrl_jax.core.activity import doing
 from llmrl_jax.lm import Generation, StopStrings
-from llmrl_jax.lm.tokens import FastTokenizer
+from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
+from llmrl_jax.run.loop import RunResult
+from llmrl_jax.run.metrics import read as read_metrics
+from llmrl_jax.systems.props.config import HELD_OUT, PUBLISHED_SCALES, FinetuneConfig, FinetuneRun
 from llmrl_jax.systems.props.describe import describe
-from llmrl_jax.systems.props.history import Format, HistoryView, Row
-from llmrl_jax.systems.props.parser import Grammar, parse
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
+from llmrl_jax.systems.props.prompts import Format, HistoryView, ProposalPrompt, Row
+from llmrl_jax.systems.props.proposals import Grammar, parse
 from llmrl_jax.systems.props.tasks import Task, get
-from llmrl_jax.tuning import ChatTemplate, encode_prompt, from_text
+from llmrl_jax.tuning import (
+    ChatTemplate,
+    Prompts,
+    encode_prompt,
+    from_text,
+    make_grpo,
+    make_reward_evaluation,
+    pad_prompts,
+)
 from llmrl_jax.tuning.rewards import Reward
+from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.tuning import load_base, train, with_end_tokens, with_template
 
-
-HELD_OUT = 5
-"""One prompt in this many is held out: a fifth, as published."""
 
 LEVEL = 0.75
 """Quantile of the returns of random policies that is scaled to 0. The mean is unsuitable: if large actions are costly,
@@ -43,9 +55,6 @@ optimum 100)."""
 PUBLISHED_REACH = 10.0
 """The published data are drawn from U(-10, 10), beyond the bound of 6 stated in the prompt."""
 
-PUBLISHED_SCALES: Mapping[str, tuple[float, float]] = {"mountain_car_continuous": (-200.0, 100.0), "swimmer": (0, 250)}
-"""The returns that the published rewards scale to 0 and 1."""
-
 TAGGED = (
     "First reason about the question inside <think> and </think>. Then give your answer, the line of parameters in the "
     "form that you are asked for, inside <policy> and </policy>. Write nothing outside of the two pairs of tags."
@@ -53,69 +62,6 @@ TAGGED = (
 """The system message of `compat="paper"`, in our own words."""
 
 _TAGS = re.compile(r"<think>.*?</think>\s*<policy>(.*?)</policy>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class FinetuneConfig(Checked):
-    """Prompts and rewards of fine-tuning. The defaults are the corrected form."""
-
-    tasks: tuple[str, ...] = ("mountain_car_continuous", "cartpole")
-    """Training tasks, by name (`llmrl props list`) or environment id."""
-    held_out_tasks: tuple[str, ...] = ()
-    """Tasks used only for evaluation, before and after training."""
-    policies: PositiveInt = 4000
-    """Number of random policies per task, shown in the prompts."""
-    history: PositiveInt = 5
-    """Rows of history per prompt; published: 1, which leaves nothing to compare."""
-    episodes: PositiveInt = 20
-    """Episodes per evaluation of a policy shown in a prompt."""
-    judged_episodes: PositiveInt = 20
-    """Episodes per evaluation of a proposed policy; published: 1, which rewards luck."""
-    eval_prompts: PositiveInt = 128
-    """Maximum number of held-out prompts per task in an evaluation."""
-    method: Literal["props", "props+"] = "props"
-    """`props`: numbers only; `props+`: the prompt also describes the environment."""
-    iterations: PositiveInt = 400
-    """`N` in the prompt's "iteration 1 of N"."""
-    optimum: Literal["true", "hidden"] = "true"
-    """Whether prompts state the published optimum, if there is one, which is oracle knowledge."""
-    explain: bool = True
-    """Ask for an explanation after the proposal."""
-    format_weight: NonNegativeFloat = 1.0
-    """Weight of each of the two format parts of the reward; published: 1. A valid reply gets their sum even if its
-    policy earns nothing, so where good policies are rare, a smaller weight lets them decide what is learnt."""
-    compat: Literal["", "paper"] = ""
-    """`paper`: data drawn from U(-10, 10), beyond the bounds stated in the prompt; answers in <think> and <policy>
-    tags, with unbounded numbers; the published scales, and the published `improvement` with its sign error."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.tasks:
-            raise ValueError("tasks is empty; name at least one to learn on")
-        names = [get(name).name for name in (*self.tasks, *self.held_out_tasks)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"the task {twice[0]!r} is named twice among tasks and held_out_tasks; name it once")
-        if self.prompts < HELD_OUT:
-            raise ValueError(
-                f"{self.policies} policies in prompts of {self.history} rows make {self.prompts} prompts of a task; at "
-                f"least {HELD_OUT} are needed, one of them held out: raise --policies, or lower --history"
-            )
-        if self.compat == "paper":
-            for name in names:
-                if name not in PUBLISHED_SCALES:
-                    scaled = ", ".join(PUBLISHED_SCALES)
-                    raise ValueError(
-                        f"there are no published rewards for {name!r}, only for {scaled}; leave compat out"
-                    )
-
-    @property
-    def prompts(self) -> int:
-        """Number of prompts per task, including held-out ones."""
-        return self.policies // self.history
-
-
-PUBLISHED = FinetuneConfig(tasks=("mountain_car_continuous",), history=1, judged_episodes=1, compat="paper")
-"""The published fine-tuning on Mountain Car (continuous)."""
 
 
 @dataclass(frozen=True)
@@ -215,18 +161,18 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
 
     **Arguments:** `config`; `settings`, see `make_settings`.
     """
-    learnt: list[Question] = []
+    training: list[Question] = []
     held_out: list[Question] = []
     aside = config.prompts // HELD_OUT
-    for place, setting in enumerate(settings):
+    for i, setting in enumerate(settings):
         questions = []
         for start in range(0, config.prompts * config.history, config.history):
             shown = setting.rows[start : start + config.history]
-            questions.append(Question(place, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
-        if place < len(config.tasks):
-            learnt += questions[:-aside]
+            questions.append(Question(i, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
+        if i < len(config.tasks):
+            training += questions[:-aside]
         held_out += questions[-aside:][: config.eval_prompts]
-    return learnt, held_out
+    return training, held_out
 
 
 def encode_question(
@@ -260,12 +206,12 @@ def read_answer(
     form = Format()
     loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
-    seen = {form.texts(row.params) for row in question.shown}
-    reading = parse(text, Grammar.of(policy), seen, form)
+    evaluated = {form.texts(row.params) for row in question.shown}
+    reading = parse(text, Grammar.of(policy), evaluated, form)
     return soft, bool(reading.proposals), reading.proposals[0] if reading.proposals else ()
 
 
-def share(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
+def normalized(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:
     """Returns scaled from `Setting.low` and `Setting.high` to [0, 1]."""
     return jnp.clip((value - low) / (high - low), 0.0, 1.0)
 
@@ -277,19 +223,19 @@ def improvement(
     low: Float[Array, "P 1"],
     high: Float[Array, "P 1"],
 ) -> Float[Array, "P n"]:
-    """Improvement of a proposal over the best policy in its prompt, from 0 to 1: the gain in `share`.
+    """Improvement of a proposal over the best policy in its prompt, from 0 to 1: the gain in `normalized`.
 
     With `compat="paper"`: `clip((new - old) * new / old, 0, 1)`, or `new` if `old` is 0. That formula has the wrong
     sign if the returns have different signs (from -50 to 90 it gives 0, from 90 to -50 it gives 1), and, being in units
     of return, it saturates for nearly every gain.
 
     **Arguments:** `value`, mean returns of the proposals; `best`, the largest return shown; `low` and `high`, see
-    `share`.
+    `normalized`.
     """
     if config.compat == "paper":
         gain = (value - best) * value / jnp.where(best == 0, 1.0, best)
         return jnp.clip(jnp.where(best == 0, value, gain), 0.0, 1.0)
-    return jnp.maximum(share(value, low, high) - share(best, low, high), 0.0)
+    return jnp.maximum(normalized(value, low, high) - normalized(best, low, high), 0.0)
 
 
 def make_reward(
@@ -311,8 +257,8 @@ def make_reward(
     strings that end an answer.
     """
     settings_of = np.array([q.setting for q in questions], np.int32)
-    asked = sorted(set(settings_of.tolist()))
-    widest = max(settings[i].policy.num_params for i in asked)
+    in_use = sorted(set(settings_of.tolist()))
+    widest = max(settings[i].policy.num_params for i in in_use)
     bests = np.array([q.best for q in questions], np.float32)
     lows, highs = (np.array([getattr(s, name) for s in settings], np.float32) for name in ("low", "high"))
 
@@ -327,23 +273,23 @@ def make_reward(
 
     answers = from_text(on_text, tokenizer, [{"question": q} for q in questions], stops, shape=(2 + widest,))
 
-    def reward(replies: Generation, places: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
-        read = answers(replies, places)
+    def reward(replies: Generation, indices: Int[Array, " P"]) -> dict[str, Float[Array, "P n"]]:
+        read = answers(replies, indices)
         soft, hard = read[..., 0], read[..., 1]
-        places_of = jnp.asarray(settings_of)[places]
-        keys = jax.vmap(lambda place: episode_keys(jax.random.fold_in(key, place), config.judged_episodes))(places)
+        settings_in_batch = jnp.asarray(settings_of)[indices]
+        keys = jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), config.judged_episodes))(indices)
         value = jnp.zeros(hard.shape, jnp.float32)
-        for i in asked:
-            mine = (hard > 0) & (places_of == i)[:, None]
+        for i in in_use:
+            mine = (hard > 0) & (settings_in_batch == i)[:, None]
             params = read[..., 2 : 2 + settings[i].policy.num_params]
             value = jnp.where(mine, _returns(settings[i].evaluate, params, mine, keys), value)
         good = (hard > 0) & jnp.isfinite(value)
-        low, high = (jnp.asarray(x)[places_of][:, None] for x in (lows, highs))
-        gained = improvement(config, value, jnp.asarray(bests)[places][:, None], low, high)
+        low, high = (jnp.asarray(x)[settings_in_batch][:, None] for x in (lows, highs))
+        gained = improvement(config, value, jnp.asarray(bests)[indices][:, None], low, high)
         return {
             "soft_format": config.format_weight * soft,
             "hard_format": config.format_weight * hard,
-            "policy": jnp.where(good, share(value, low, high), 0.0),
+            "policy": jnp.where(good, normalized(value, low, high), 0.0),
             "improvement": jnp.where(good, gained, 0.0),
         }
 
@@ -364,3 +310,136 @@ def _returns(
         return evaluate(rows[source], keys[source // mine.shape[1]]).mean
 
     return tracing.cond(jnp.any(chosen), play, lambda: jnp.zeros(chosen.shape, jnp.float32)).reshape(mine.shape)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+DATA = 0xDA7A
+"""Folded into the seed for random policies and for the episodes of proposals."""
+PARTS = ("soft_format", "hard_format", "policy", "improvement")
+
+
+def _encode(
+    config: FinetuneRun,
+    settings: Sequence[Setting],
+    questions: Sequence[Question],
+    tokenizer: FastTokenizer,
+    template: ChatTemplate | None,
+) -> Prompts:
+    tokens = [encode_question(config.data, question, tokenizer, template) for question in questions]
+    longest = max(range(len(tokens)), key=lambda i: len(tokens[i]))
+    if len(tokens[longest]) > config.max_prompt:
+        raise ValueError(
+            f"a prompt of {settings[questions[longest].setting].task.name!r} has {len(tokens[longest])} tokens, more "
+            f"than --max-prompt {config.max_prompt}: raise it, or lower --history"
+        )
+    return pad_prompts(tokens, tokenizer.pad_id)
+
+
+def _evaluation(
+    config: FinetuneRun, settings: Sequence[Setting], evaluations: Mapping[int, Callable[..., dict[str, float]]]
+) -> Callable[[Any, jax.Array], dict[str, float]]:
+    """The mean over the training tasks, and the results per task if there are several.
+
+    **Arguments:** `evaluations`, one for each index of `settings`."""
+
+    def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
+        results = {i: evaluation(state, key) for i, evaluation in evaluations.items()}
+        training = [results[i] for i in range(len(config.data.tasks))]
+        values = {name: sum(x[name] for x in training) / len(training) for name in training[0]}
+        if len(results) > 1:
+            for i, x in results.items():
+                values |= {f"{settings[i].task.name}/{name}": value for name, value in x.items()}
+        return values
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The training and evaluation data of a run."""
+
+    settings: Sequence[Setting]
+    training: tuple[list[Question], Prompts]
+    held_out: Mapping[int, tuple[list[Question], Prompts]]
+    """By index of `settings`."""
+
+
+def _make_data(
+    config: FinetuneRun, key: jax.Array, tokenizer: FastTokenizer, template: ChatTemplate | None, positions: int
+) -> _Data:
+    """**Raises:** `ValueError` for prompts that exceed `max_prompt` or the model's maximum length."""
+    with doing("playing the policies of the prompts"):
+        settings = make_settings(config.data, key)
+        training, held_out = make_questions(config.data, settings)
+
+    def encoded(questions: list[Question]) -> tuple[list[Question], Prompts]:
+        return questions, _encode(config, settings, questions, tokenizer, template)
+
+    data = _Data(
+        settings,
+        encoded(training),
+        {i: encoded([q for q in held_out if q.setting == i]) for i in range(len(settings))},
+    )
+    longest = max(prompts.tokens.shape[1] for _, prompts in (data.training, *data.held_out.values()))
+    if longest + config.grpo.max_new_tokens > positions:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and an answer up to {config.grpo.max_new_tokens} "
+            f"(grpo.max_new_tokens): more than the model's {positions} positions"
+        )
+    for setting in settings:
+        print(
+            f"{setting.task.title}: {config.data.prompts} prompts; a return of {setting.low:.4g} counts as 0, "
+            f"{setting.high:.4g} as 1",
+            flush=True,
+        )
+    return data
+
+
+def finetune(config: FinetuneRun) -> Path:
+    """Fine-tune, and write the adapter and the summary into the run's folder. **Returns:** that folder."""
+    if not config.model:
+        raise ValueError("the model is missing: give --model, a folder, a GGUF file, a hub id or smollm2-135m")
+    for name in (*config.data.tasks, *config.data.held_out_tasks):
+        get(name).make()  # a missing package is named before the model is loaded and any task is played
+    folder = lm.locate(config.model)
+    tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
+    config, template = with_template(config, folder)
+    data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
+    data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
+    model, variables, mesh = load_base(config, folder)
+    questions, prompts = data.training
+    reward = make_reward(config.data, data.settings, questions, tokenizer, learn_key)
+    grpo = with_end_tokens(config.grpo, folder, tokenizer)
+    learner = make_grpo(grpo, model, variables, prompts, reward, mesh=mesh, take=True)
+    evaluations = {}
+    for i, (questions, prompts) in data.held_out.items():
+        reward = make_reward(config.data, data.settings, questions, tokenizer, jax.random.fold_in(judge_key, i))
+        evaluations[i] = make_reward_evaluation(grpo, model, prompts, reward)
+    weight = config.data.format_weight
+    valid = "valid" if weight == 1 else f"valid x {weight:g}"
+    shown = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
+    during = _evaluation(config, data.settings, evaluations)
+    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers", at_ends=True)
+    return train(x, "props-finetune", partial(_summary, config, data), model, tokenizer, template).folder
+
+
+def _summary(config: FinetuneRun, data: _Data, result: RunResult) -> dict[str, Any]:
+    """The contents of the summary, except for the written files."""
+    lines = [line for line in read_metrics(result.folder / "metrics.jsonl") if line["kind"] == "eval"]
+    results = [{n: v for n, v in line.items() if n not in ("kind", "update", "steps")} for line in lines]
+    values: dict[str, Any] = {
+        "tasks": config.data.tasks,
+        "held_out_tasks": config.data.held_out_tasks,
+        "prompts": len(data.training[0]),
+        "held_out_prompts": sum(len(questions) for questions, _ in data.held_out.values()),
+        "scales": {s.task.name: [s.low, s.high] for s in data.settings},
+        "before": results[0],
+    }
+    if result.stopped:
+        return values
+    values["after"] = results[-1]
+    for name in ("reward", *(f"reward/{part}" for part in PARTS)):
+        print(f"held out, {name}: {values['before'][name]:.3f} -> {values['after'][name]:.3f}")
+    return values

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.chat import ChatModel, Message
-from llmrl_jax.core.checks import at_least
-from llmrl_jax.systems.props.history import Format, HistoryView, Row, Trajectory, estimate_tokens
-from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.proposals import Asking, Record, as_candidates, ask_until_read, best_of, rows_of
-
-
-Repeat = Literal["best", "last"]
-"""best: the policy with the highest return so far. last: the last evaluated one, as in the fine-tuning repository
-(there silently)."""
+from llmrl_jax.systems.props.prompts import (
+    Format,
+    Grid,
+    HistoryView,
+    MeanPrompt,
+    ProposalPrompt,
+    Row,
+    Trajectory,
+    estimate_tokens,
+    improved,
+)
+from llmrl_jax.systems.props.proposals import (
+    Asking,
+    Grammar,
+    Record,
+    Repeat,
+    as_candidates,
+    ask_until_read,
+    best_of,
+    parse,
+    rows_of,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class HostState:
         return self.rounds + (warmup == 0)
 
 
-class HostOptimizer:
+class HostOptimizer(Checked):
     """Base class of optimizers that query a model: the random warm-up, and the handling of results.
 
     `ask` and `tell` run on the host. `ask` returns `[P, n]` with `P` the number of proposals, which may be smaller than
@@ -104,10 +119,11 @@ class HostOptimizer:
         params: Float[Array, "P n"],
         values: Float[Array, " P"],
         record: Record,
-        trajectories: Sequence[Trajectory | None] | None = None,
+        **episodes: Any,
     ) -> HostState:
-        """Restore the state after an `ask` and `tell` from the log, without querying the model."""
-        return self.tell(replace(state, record=record), params, values, trajectories)
+        """Restore the state after an `ask` and `tell` from the log, without querying the model; `episodes`, the other
+        arguments of `tell`."""
+        return self.tell(replace(state, record=record), params, values, **episodes)
 
     def observe(self, state: HostState, params: Float[Array, "P n"], values: Float[Array, " P"]) -> HostState:
         """Add policies of another optimizer to the history; this does not count as a round."""
@@ -139,24 +155,22 @@ class LanguageModelOptimizer(HostOptimizer):
     asking: Asking = field(default_factory=Asking)
     repeat: Repeat = "best"
     """The policy that `asking.on_failure` repeats."""
-    warmup: int = 20
+    warmup: NonNegativeInt = 20
     """Number of random policies evaluated first (`Policy.sample`); 0: none."""
     count: Callable[[str], int] = estimate_tokens
     """Counts tokens for `view.tokens`; use a tokenizer's count for a hard limit."""
 
     def __post_init__(self):
-        at_least("warmup", self.warmup, 0)
-        if self.repeat not in get_args(Repeat):
-            raise ValueError(f"repeat is {self.repeat!r}; it is one of {', '.join(get_args(Repeat))}")
+        super().__post_init__()
         if self.form.grid is not None:
             raise ValueError("form has a grid, whose integers these prompts do not speak of; it is for EvoLLM")
-        asked = (self.policy.num_params, self.prompt.proposals)
-        if (self.reads.num_params, self.reads.proposals) != asked:
+        size, proposals = self.policy.num_params, self.prompt.proposals
+        if (self.reads.num_params, self.reads.proposals) != (size, proposals):
             raise ValueError(
-                f"the prompt asks for {asked[1]} proposals of {asked[0]} parameters, the grammar reads "
+                f"the prompt asks for {proposals} proposals of {size} parameters, the grammar reads "
                 f"{self.reads.proposals} of {self.reads.num_params}; make them the same"
             )
-        self.asking.check_length(asked[1] * self.count(self.form.params([self.policy.low] * asked[0])))
+        self.asking.check_length(proposals * self.count(self.form.params([self.policy.low] * size)))
 
     @property
     def name(self) -> str:
@@ -180,11 +194,11 @@ class LanguageModelOptimizer(HostOptimizer):
         history = self.view.render(state.rows, self.form, self.count)
         shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
         text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
-        seen = {self.form.texts(row.params) for row in state.rows}
+        evaluated = {self.form.texts(row.params) for row in state.rows}
         (answer,) = ask_until_read(
             self.model,
             [self.asking.request([Message("user", text)], key)],
-            [lambda reply: parse(reply, self.reads, seen, self.form)],
+            [lambda reply: parse(reply, self.reads, evaluated, self.form)],
             self.asking.retries,
         )
         reading = answer.reading
@@ -198,3 +212,110 @@ class LanguageModelOptimizer(HostOptimizer):
             "explanation": reading.explanation,
         }
         return list(reading.proposals), record
+
+
+# --- EvoLLM -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvoLLM(HostOptimizer):
+    """An evolution strategy whose recombination is done by the model, which is asked for the mean of the next
+    generation.
+
+    A generation is that mean and normal steps around it, clipped to the box and rounded to the policy's decimals. For a
+    table, where rounding would undo such steps, every member except the mean has another action in one entry (different
+    entries for different members while there are enough), and with probability `std` in each of the others.
+    """
+
+    model: ChatModel
+    policy: Policy
+    generations: PositiveInt = 100
+    population: PositiveInt = 5
+    """Candidates per generation, including the mean."""
+    std: PositiveFloat = 0.05
+    """Standard deviation of the steps, as a fraction of the box's width; for a table a probability."""
+    resolution: int = 1000
+    """Number of steps into which the box is divided; for a table the number of actions less one."""
+    block: NonNegativeInt = 0
+    """Parameters per question; 0: all in one."""
+    view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
+    asking: Asking = field(default_factory=Asking)
+    warmup: PositiveInt = 20
+    """Number of random policies evaluated first (`Policy.sample`)."""
+    count: Callable[[str], int] = estimate_tokens
+    name: str = "evollm"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.view.order != "ascending":
+            raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
+        size = self.block or self.policy.num_params
+        self.asking.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
+
+    @property
+    def iterations(self) -> int:
+        return self.generations
+
+    @cached_property
+    def form(self) -> Format:
+        """Integers."""
+        low, high = self.policy.low, self.policy.high
+        return Format(grid=Grid(low, high, int(high - low) if self.policy.kind == "table" else self.resolution))
+
+    @cached_property
+    def blocks(self) -> list[slice]:
+        """The parameters of each question."""
+        size = self.block or self.policy.num_params
+        return [slice(start, start + size) for start in range(0, self.policy.num_params, size)]
+
+    def _propose(self, state, iteration, key):
+        grid = self.form.grid
+        best = best_of(state.rows)
+        if grid is None or best is None:  # the format has a grid
+            raise ValueError(
+                f"EvoLLM has nothing to begin with: of the warm-up's {self.warmup} policies none had a finite return; "
+                "start again with another seed, a larger warmup, or a narrower box (policy.low, policy.high)"
+            )
+        prompt = MeanPrompt(grid.resolution, self.generations)
+        target = self.form.value(improved(self.view.select(state.rows)))
+        requests, parses = [], []
+        for i, part in enumerate(self.blocks):
+            rows = [Row(row.params[part], row.value) for row in state.rows]
+            size = len(best.params[part])
+            history = self.view.render(rows, self.form, self.count)
+            text = prompt.render(history, iteration, size=size, target=target, block=i + 1, blocks=len(self.blocks))
+            requests.append(self.asking.request([Message("user", text)], jax.random.fold_in(key, i)))
+            grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")
+            parses.append(lambda reply, grammar=grammar: parse(reply, grammar))
+        answers = ask_until_read(self.model, requests, parses, self.asking.retries)
+        unread = [i for i, answer in enumerate(answers) if not answer.reading.proposals]
+        record = {
+            "optimizer": self.name,
+            "iteration": iteration,
+            "model": self.model.name,
+            "blocks": [answer.record for answer in answers],
+        }
+        if unread:
+            record["unread"] = unread
+            return self.asking.give_up(self.model.name, best, state.failures, record)
+        mean = [value for answer in answers for value in grid.decode(answer.reading.proposals[0])]
+        candidates = self._around(jnp.asarray(mean, jnp.float32), jax.random.fold_in(key, len(self.blocks)))
+        return candidates, {**record, "outcome": "proposed", "mean": mean, "proposals": [list(c) for c in candidates]}
+
+    def _around(self, mean: jax.Array, key: jax.Array) -> list[tuple[float, ...]]:
+        """A generation."""
+        if self.policy.kind == "table":
+            return [tuple(row) for row in self._changed(self.policy.clip(mean), key).tolist()]
+        steps = jax.random.normal(key, (self.population, len(mean))).at[0].set(0.0)
+        drawn = mean + self.std * (self.policy.high - self.policy.low) * steps
+        return [tuple(row) for row in self.policy.clip(self.policy.round(drawn)).tolist()]
+
+    def _changed(self, mean: Float[Array, " n"], key: jax.Array) -> Float[Array, "P n"]:
+        """A generation on a table, the mean first."""
+        where, whether, which = jax.random.split(key, 3)
+        low, choices, others = self.policy.low, self.policy.choices, self.population - 1
+        entry = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
+        change = jax.random.uniform(whether, (others, len(mean))) < self.std
+        change = change.at[jnp.arange(others), entry].set(True)
+        shift = jax.random.randint(which, change.shape, 1, choices)
+        return jnp.concatenate([mean[None], jnp.where(change, (mean - low + shift) % choices + low, mean)])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from envs_jax.env import Environment
 from envs_jax.spaces import Box, Discrete
+from llmrl_jax.core.checks import Checked, PositiveInt
 
 
 Kind = Literal["linear", "linear_nobias", "sigmoid", "projection", "table", "q_table"]
@@ -50,13 +51,13 @@ def _in_order(terms: Iterable[jax.Array]) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Checked):
     """A policy with `num_params` parameters; holds only static data. `make_policy` reads them from an environment."""
 
     kind: Kind
-    obs_size: int
+    obs_size: PositiveInt
     """`S`: number of features of an observation, or of states for a table."""
-    act_size: int
+    act_size: PositiveInt
     """`A`: number of discrete actions, or of components of a continuous action."""
     discrete: bool
     """Whether an action is discrete, int32 `[]`, or continuous, float32 `[A]`."""
@@ -73,12 +74,7 @@ class Policy:
     """Seed of the matrix Q of a `projection`."""
 
     def __post_init__(self):
-        for name in ("kind", "init"):
-            known = get_args({"kind": Kind, "init": Init}[name])
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
-        if min(self.obs_size, self.act_size) < 1:
-            raise ValueError(f"a policy needs observations and actions, not {self.obs_size} and {self.act_size}")
+        super().__post_init__()
         if not self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; low must be below high")
         if self.kind == "table":
@@ -213,8 +209,8 @@ def make_policy(env: Environment, env_params: Any, kind: Kind | None = None, **o
     states, discrete = isinstance(observations, Discrete), isinstance(actions, Discrete)
     kind = kind or ("table" if states else "linear")
     if (kind in TABLES) != states:
-        wanted = "'table' or 'q_table'" if states else "'linear', 'linear_nobias', 'sigmoid' or 'projection'"
-        raise TypeError(f"{env.id} observes {observations}, which does not suit a {kind!r} policy; use {wanted}")
+        kinds = "'table' or 'q_table'" if states else "'linear', 'linear_nobias', 'sigmoid' or 'projection'"
+        raise TypeError(f"{env.id} observes {observations}, which does not suit a {kind!r} policy; use {kinds}")
     if kind in TABLES and not discrete:
         raise TypeError(f"{env.id} acts by {actions}; a {kind!r} policy needs numbered actions")
     obs_size = observations.n if isinstance(observations, Discrete) else math.prod(observations.shape)

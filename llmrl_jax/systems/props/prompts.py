@@ -1,4 +1,4 @@
-"""The prompts of ProPS, ProPS+ and EvoLLM: their slots, and user templates.
+"""The prompts of ProPS, ProPS+ and EvoLLM: the history of evaluated policies, templates, and their slots.
 
 The slots have the published names (props reference, section 3), so that a published template renders here unchanged:
 `rank`, `optimum`, `step_size`, `episode_reward_buffer_string`, `step_number`, `episodes`, `actions`, and
@@ -9,39 +9,292 @@ The slots have the published names (props reference, section 3), so that a publi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmrl_jax.core.checks import above, fields_at_least
-from llmrl_jax.systems.props.history import HistoryView, Row
+import numpy as np
+
+from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt, above
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.templates import digits, fill, load, missing, wants
 
 
-Optimum = Literal["true", "hidden"] | float
-"""The largest return in a prompt: the task's own, which is oracle knowledge; none; or a number."""
+# --- the history of evaluated policies --------------------------------------------------------------------------------
+
+
+Values = int | float | tuple[float, ...]
+Order = Literal["time", "ascending"]
+"""time: in order of evaluation, so that prompts only grow and a server can reuse the prefix. ascending: by ascending
+return (EvoLLM's least-to-most)."""
+
+_PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]|_")
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate of the number of tokens of a text: one per word, group of three digits, and punctuation mark.
+
+    A parameter of a history row counts as 9 tokens, as in the props reference, section 9. Use a tokenizer's own count
+    for a hard limit."""
+    return sum(1 for _ in _PIECE.finditer(text))
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step of an episode."""
+
+    state: Values
+    action: Values
+    reward: float
+
+
+Trajectory = tuple[Transition, ...]
+"""An episode, from its first step on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An evaluated policy."""
+
+    params: tuple[float, ...]
+    value: float
+    """Its mean return."""
+    trajectory: Trajectory | None = None
+    """One of the episodes, for prompts that show them."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """EvoLLM's number format: the box is divided into `resolution` equal steps, and each parameter written as an
+    integer."""
+
+    low: float
+    high: float
+    resolution: int = 1000
+    """The largest integer; the smallest is 0."""
+
+    def __post_init__(self):
+        if not self.low < self.high or not 1 <= self.resolution <= 99_999:  # at most five digits are written
+            raise ValueError(
+                f"a grid of {self.resolution} steps from {self.low} to {self.high} cannot be; it needs low < high and "
+                "1 to 99999 steps"
+            )
+
+    def encode(self, params: Sequence[float]) -> tuple[int, ...]:
+        """The nearest integers; a parameter beyond the box becomes its bound."""
+        share = (np.asarray(params, np.float64) - self.low) / (self.high - self.low)
+        return tuple(int(v) for v in np.rint(np.clip(share, 0.0, 1.0) * self.resolution))
+
+    def decode(self, integers: Sequence[float]) -> tuple[float, ...]:
+        """The parameters represented by integers."""
+        share = np.asarray(integers, np.float64) / self.resolution
+        return tuple(float(v) for v in self.low + share * (self.high - self.low))
+
+
+@dataclass(frozen=True)
+class Format:
+    """Number format; as published by default."""
+
+    digits: int = 5
+    """Significant digits of a parameter (`%.5g`)."""
+    value_decimals: int = 2
+    """Decimals of a return."""
+    grid: Grid | None = None
+    """If given, parameters are written as integers."""
+
+    def number(self, value: float) -> str:
+        """Format one parameter; minus zero becomes zero."""
+        return f"{float(value) + 0.0:.{self.digits}g}"
+
+    def texts(self, params: Sequence[float]) -> tuple[str, ...]:
+        """The formatted parameters. Equal for two policies that are indistinguishable in a prompt."""
+        return tuple(map(self.number, self.grid.encode(params) if self.grid else params))
+
+    def params(self, params: Sequence[float]) -> str:
+        """`params[0]: v; params[1]: v; ...`."""
+        return "; ".join(f"params[{i}]: {text}" for i, text in enumerate(self.texts(params)))
+
+    def value(self, value: float) -> str:
+        """A return."""
+        return f"{value:.{self.value_decimals}f}"
+
+    def row(self, row: Row) -> str:
+        """`params[0]: v; ...; f(params): r`, the published row (props reference, section 2)."""
+        return f"{self.params(row.params)}; f(params): {self.value(row.value)}"
+
+
+def render_rows(trajectory: Trajectory) -> list[str]:
+    """The steps as lines `state | action | reward`."""
+    return [" | ".join(_values(v) for v in (step.state, step.action, step.reward)) for step in trajectory]
+
+
+def render_trajectory(trajectory: Trajectory, longest: int) -> str:
+    """An episode as lines under a heading, truncated after `longest` steps with a note."""
+    lines = ["state | action | reward", *render_rows(trajectory[:longest])]
+    if len(trajectory) > longest:
+        lines.append(f"({len(trajectory) - longest} more steps)")
+    return "\n".join(lines)
+
+
+def _values(values: Values) -> str:
+    return ", ".join(f"{float(v):.5g}" for v in (values if isinstance(values, tuple) else (values,)))
+
+
+@dataclass(frozen=True)
+class HistoryView(Checked):
+    """Which rows a prompt shows, and in which order. Default: all of them, in order of evaluation.
+
+    `last` and `top` combine: with both, a prompt shows the best rows and the most recent ones.
+    """
+
+    PREFIX: ClassVar[str] = "history."
+
+    last: NonNegativeInt | None = None
+    """Show only this many of the most recent rows."""
+    top: NonNegativeInt | None = None
+    """Show only this many of the rows with the highest returns."""
+    order: Order = "time"
+    tokens: PositiveInt | None = None
+    """Maximum number of tokens of the rows: the oldest selected rows are dropped first, but never the best."""
+    trajectory_steps: NonNegativeInt | None = None
+    """Maximum number of steps of the episode shown below each row that has one; 0: no episodes. None: as published, 200
+    for ProPS+ on a table, otherwise no episodes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.last, self.top) in ((0, 0), (0, None), (None, 0)):
+            raise ValueError(f"last is {self.last} and top is {self.top}, which shows nothing; let one be 1 or more")
+
+    def select(self, rows: Sequence[Row]) -> list[Row]:
+        """The selected rows, before the token limit. Among equal returns the later row ranks higher."""
+        chosen = set(range(len(rows)))
+        ranked = sorted(chosen, key=lambda i: (rows[i].value, i))
+        if self.last is not None or self.top is not None:
+            recent, best = self.last or 0, self.top or 0
+            chosen = {*range(max(0, len(rows) - recent), len(rows)), *ranked[max(0, len(rows) - best) :]}
+        return [rows[i] for i in (ranked if self.order == "ascending" else range(len(rows))) if i in chosen]
+
+    def render(self, rows: Sequence[Row], form: Format, count: Callable[[str], int] = estimate_tokens) -> str:
+        """The history block of a prompt, one line per row with its episode below; empty without rows.
+
+        **Arguments:** `rows`, in order of evaluation; `form`; `count`, counts tokens.
+        **Raises:** `ValueError` if even the best of the selected rows does not fit into `tokens`.
+        """
+        shown = self.select(rows)
+        texts = {id(row): self._row(row, form) for row in shown}
+        if self.tokens is not None and shown:
+            best = max(enumerate(shown), key=lambda pair: (pair[1].value, pair[0]))[1]
+            sizes = {id(row): count(texts[id(row)] + "\n") for row in shown}
+            left = sum(sizes.values())
+            for row in rows:  # the oldest first
+                if left <= self.tokens:
+                    break
+                if id(row) in texts and row is not best:
+                    del texts[id(row)]
+                    left -= sizes[id(row)]
+            if left > self.tokens:
+                raise ValueError(
+                    f"the best row alone takes {left} tokens and the history may take {self.tokens}; raise tokens, or "
+                    "lower trajectory_steps"
+                )
+        return "\n".join(texts[id(row)] for row in shown if id(row) in texts)
+
+    def _row(self, row: Row, form: Format) -> str:
+        if not self.trajectory_steps or row.trajectory is None:
+            return form.row(row)
+        return f"{form.row(row)}\n{render_trajectory(row.trajectory, self.trajectory_steps)}"
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def number(value: Any) -> str:
+    """A number in few digits."""
+    return f"{float(value):.4g}"
+
+
+def digits(value: Any) -> str:
+    """A number with all its digits and without an exponent."""
+    return np.format_float_positional(float(value), trim="-")
+
+
+def missing(why: str) -> Any:
+    """An unfilled slot: a template that uses it fails with `why`."""
+    from jinja2 import StrictUndefined
+
+    return StrictUndefined(why)
+
+
+def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
+    """Load a template, which fails on an unfilled slot.
+
+    Templates run in Jinja's immutable sandbox, with access only to their slots. Lines of block tags are removed from
+    built-in templates; a user's templates have Jinja's default white space, so that published ones render as published.
+
+    **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: the built-in one), from which
+    it may include others.
+    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for invalid Jinja.
+    """
+    from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    ours = folder is None
+    folder = TEMPLATES if folder is None else Path(folder)
+    environment = ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=ours,
+        lstrip_blocks=ours,
+        autoescape=False,
+    )
+    environment.filters["num"] = number
+    try:
+        return environment.get_template(name) if name else environment.from_string(source)
+    except TemplateNotFound as error:
+        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.j2")) if folder.is_dir() else None
+        what = "there is no such folder" if files is None else f"it has {', '.join(files) or 'no *.j2'}"
+        raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {what}") from None
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
+        ) from None
+
+
+def slots_of(template: Template) -> set[str]:
+    """The slots used in the template's own file, without those of its includes."""
+    from jinja2 import meta
+
+    environment, name = template.environment, template.name
+    assert environment.loader is not None and name is not None
+    source, *_ = environment.loader.get_source(environment, name)
+    return meta.find_undeclared_variables(environment.parse(source))
+
+
+def fill(template: Template, slots: Mapping[str, Any]) -> str:
+    """Render the template. **Raises:** `ValueError` for an unknown slot, or access that the sandbox forbids."""
+    from jinja2 import TemplateError
+
+    try:
+        return template.render(slots).strip()
+    except TemplateError as error:
+        named = ", ".join(sorted(slots))
+        raise ValueError(
+            f"the template {template.name or ''!r} cannot be filled: {error}; its slots are {named}"
+        ) from None
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
 
 
 NO_DESCRIPTION = "it includes env_description, and env_desc_file is empty; name the file with the description"
-
-
-def told_optimum(choice: Optimum | str, true: float | None) -> float | None:
-    """The number stated in a prompt, or None.
-
-    **Raises:** `ValueError` for `"true"` if the task has none, or for another word.
-    """
-    if choice == "true":
-        if true is None:
-            raise ValueError("optimum is 'true', but the task has no known optimum; use 'hidden' or a number")
-        return true
-    if choice == "hidden":
-        return None
-    if isinstance(choice, str):
-        raise ValueError(f"optimum is {choice!r}; it is 'true', 'hidden' or a number")
-    return float(choice)
 
 
 def answer_form(num_params: int, separator: str = "; ") -> str:
@@ -55,23 +308,23 @@ def span(num_params: int) -> str:
 
 
 @dataclass(frozen=True)
-class ProposalPrompt:
+class ProposalPrompt(Checked):
     """The prompt of ProPS, or of ProPS+ if there is a description; for numbers, or for actions in a table."""
 
     policy: Policy
-    iterations: int = 400
+    iterations: PositiveInt = 400
     """`N` of "iteration k of N"."""
     optimum: float | None = None
-    """The largest return, as stated in the prompt; None: stated to be unknown. See `told_optimum`."""
+    """The largest return, as stated in the prompt; None: stated to be unknown."""
     step_size: float | None = 1.0
     """Exploration step size suggested in the prompt; none for tables."""
     environment: str = ""
     """Description of the environment (`describe.describe`), for ProPS+."""
     explain: bool = True
     """Whether to ask for an explanation; unnecessary for reasoning models."""
-    proposals: int = 1
+    proposals: PositiveInt = 1
     """Number of proposals to request."""
-    evaluation_episodes: int = 20
+    evaluation_episodes: PositiveInt = 20
     """Number of episodes over which f(params) is the mean; the built-in template does not state it."""
     template: Path | None = None
     """A user template instead of the built-in one; it may include others of its folder."""
@@ -81,7 +334,7 @@ class ProposalPrompt:
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
     def __post_init__(self):
-        fields_at_least(self, 1, "iterations", "proposals", "evaluation_episodes")
+        super().__post_init__()
         if self.policy.kind != "table":
             above("step_size", self.step_size or 0.0, 0)
         if self.template is not None:  # a missing or invalid template is an error now, not at the first question
@@ -98,7 +351,7 @@ class ProposalPrompt:
     @property
     def names_box(self) -> bool:
         """Whether the prompt states the policy's box; a published template has numbers of its own."""
-        return self.template is None or {"low", "high"} <= wants(self._template)
+        return self.template is None or {"low", "high"} <= slots_of(self._template)
 
     @property
     def actions(self) -> list[int] | None:

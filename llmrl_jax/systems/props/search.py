@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluation, Evaluator, episode_keys
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.systems.props.optimizers.base import Optimizer, centers, finite
+from llmrl_jax.systems.props.optimizers import Optimizer, centers, finite
 
 
 @struct.dataclass
@@ -96,7 +96,7 @@ def make_search(
 
 def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
     """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
-    `optimizers.base.centers`): either may be the best."""
+    `optimizers.centers`): either may be the best."""
     first = jax.vmap(optimizer.init)(_begins(state.keys))
     params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
     if params is None:
@@ -176,13 +176,13 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
         return jax.vmap(lambda k: episode_keys(k, episodes))(episode_keys(k, population))
 
     def iterate(state: SearchState) -> tuple[SearchState, Float[Array, "S P"]]:
-        params, asked = jax.vmap(optimizer.ask)(state.optimizer)
+        params, states = jax.vmap(optimizer.ask)(state.optimizer)
         keys = jax.vmap(lambda k: draws(k, state.update, params.shape[1]))(state.keys)
         played = evaluate(*_flat(params, keys.reshape(-1, episodes)))
         values = finite(played.mean).reshape(params.shape[:2])
-        learnt = jax.vmap(optimizer.tell)(asked, params, values)
+        states = jax.vmap(optimizer.tell)(states, params, values)
         state = _counted(state, params, played)
-        return state.replace(optimizer=learnt, update=state.update + 1), values
+        return state.replace(optimizer=states, update=state.update + 1), values
 
     return init, iterate
 

@@ -13,17 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import play_random
-from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit
-from llmrl_jax.agents.random import drawable
+from llmrl_jax.agents.play import make_recorder
+from llmrl_jax.agents.population import episode_keys, make_population_evaluator, step_limit, vector_actor
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.files import append_line, write_whole
-from llmrl_jax.systems.props.config import PropsConfig, make_optimizer
-from llmrl_jax.systems.props.episode import EpisodeRecorder
-from llmrl_jax.systems.props.history import Trajectory, Transition
-from llmrl_jax.systems.props.log_lines import fault
-from llmrl_jax.systems.props.optimizers.base import LEAST, centers
+from llmrl_jax.rl.policy import drawable
+from llmrl_jax.systems.props.build import make_optimizer
+from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.optimizers import LEAST, centers
+from llmrl_jax.systems.props.policies import Policy
+from llmrl_jax.systems.props.prompts import Trajectory, Transition, Values
 from llmrl_jax.systems.props.proposals import NoProposal
 from llmrl_jax.systems.props.search import closing_of, population_of
 from llmrl_jax.systems.props.tasks import Task
@@ -32,7 +34,7 @@ from llmrl_jax.systems.props.tasks import Task
 LOG = "log.jsonl"
 """A line per round: proposals, returns and, for a model, all messages. `dropped` are proposals with a non-finite
 return, which are not passed to the optimizer. A numeric method's last line may contain its `centers` (see
-`optimizers.base.centers`), which are not passed either. A line with `stopped` says why a search ended early; later
+`optimizers.centers`), which are not passed either. A line with `stopped` says why a search ended early; later
 lines use another key."""
 
 STOPPED = 0x570
@@ -142,37 +144,35 @@ class Study:
             self._count(None, str(error))
             return
         record = getattr(state, "record", None)
-        asked = time.monotonic()
+        proposed = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
         returns, lengths = self._evaluated(params, record)
         line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
-        kept = np.arange(len(returns))
+        indices = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method needs the values of all its candidates
             returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
-        elif not (sound := np.isfinite(returns).all(axis=1)).all():
+        elif not (is_finite := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
-                {"params": p.tolist(), "returns": [str(r) for r in earned], "lengths": length.tolist()}
-                for p, earned, length in zip(np.asarray(params)[~sound], returns[~sound], lengths[~sound])
+                {"params": p.tolist(), "returns": [str(r) for r in rewards], "lengths": length.tolist()}
+                for p, rewards, length in zip(np.asarray(params)[~is_finite], returns[~is_finite], lengths[~is_finite])
             ]
-            (kept,) = np.nonzero(sound)
-            params, returns, lengths = params[kept], returns[kept], lengths[kept]
+            (indices,) = np.nonzero(is_finite)
+            params, returns, lengths = params[indices], returns[indices], lengths[indices]
         values = jnp.asarray(returns.mean(axis=1) if returns.size else np.zeros(0), jnp.float32)
         line |= {
             "params": np.asarray(params).tolist(),
             "values": np.asarray(values).tolist(),
             "returns": returns.tolist(),
             "lengths": lengths.tolist(),
-            "ask_seconds": round(asked - started, 4),
-            "evaluate_seconds": round(time.monotonic() - asked, 4),
+            "ask_seconds": round(proposed - started, 4),
+            "evaluate_seconds": round(time.monotonic() - proposed, 4),
         }
-        extra: dict[str, Any] = {}
-        if episodes := self._episodes(params, record, kept):
-            extra = episodes
-            line |= {SHOWN[name]: [_to_json(t) for t in played] for name, played in episodes.items()}
+        episodes = self._episodes(params, record, indices)
+        line |= {SHOWN[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
         if record is not None:
             line["record"] = record
         if not closing:
-            self.state = self._tell(state, params, values, **extra)
+            self.state = self._tell(state, params, values, **episodes)
         self._count(line)
         best = {"best": self.result.value, "episodes": self.result.episodes, "steps": self.result.steps}
         self._write(line | best)
@@ -201,13 +201,13 @@ class Study:
             return episode_keys(key, episodes)
         return jax.vmap(lambda i: episode_keys(jax.random.fold_in(key, i), episodes))(jnp.arange(count))
 
-    def _episodes(self, params: jax.Array, record: dict[str, Any] | None, kept: np.ndarray) -> dict[str, Any]:
-        """The first episode of each policy, or all of them, if prompts show episodes; `kept`, the indices of the
-        policies among the candidates."""
+    def _episodes(self, params: jax.Array, record: dict[str, Any] | None, indices: np.ndarray) -> dict[str, Any]:
+        """The first episode of each policy, or all of them, if prompts show episodes; `indices`, those of
+        the policies among the candidates."""
         if not params.shape[0] or not self.config.asks or (record or {}).get("outcome") == "polish":
             return {}
-        keys = self._keys(int(kept[-1]) + 1, self._episodes_of(record))
-        keys = keys[kept] if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
+        keys = self._keys(int(indices[-1]) + 1, self._episodes_of(record))
+        keys = keys[indices] if keys.ndim == 2 else jnp.broadcast_to(keys, (params.shape[0], *keys.shape))
         if self.config.view(self.policy).trajectory_steps:
             return {"trajectories": [self.recorder.play(p, k[0])[0] for p, k in zip(params, keys)]}
         if self.config.method == "legacy" and self.config.use_replay_buffer:
@@ -216,8 +216,7 @@ class Study:
 
     def _count(self, line: dict[str, Any] | None, stopped: str = "") -> None:
         """Update the result with a line of the log."""
-        before = self.result
-        params, value, short = before.params, before.value, before.short
+        result = self.result
         returns, lengths = (
             [*line[name], *(dropped[name] for dropped in line.get("dropped", ()))] if line else []
             for name in ("returns", "lengths")
@@ -225,17 +224,15 @@ class Study:
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
             few = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
-            if params is None or (not few, line["values"][top]) > (not short, value):
-                params, value, short = tuple(line["params"][top]), line["values"][top], few
-        self.result = Result(
-            params,
-            value,
-            before.rounds + 1,
-            before.candidates + len(returns),
-            before.episodes + sum(map(len, returns)),
-            before.steps + int(sum(map(sum, lengths))),
-            stopped,
-            short,
+            if result.params is None or (not few, line["values"][top]) > (not result.short, result.value):
+                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=few)
+        self.result = replace(
+            result,
+            rounds=result.rounds + 1,
+            candidates=result.candidates + len(returns),
+            episodes=result.episodes + sum(map(len, returns)),
+            steps=result.steps + int(sum(map(sum, lengths))),
+            stopped=stopped,
         )
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -247,21 +244,21 @@ class Study:
         **Raises:** `ValueError` if an earlier line is not one that a search wrote; nothing is changed then."""
         if not self.log.exists():
             return
-        kept: list[str] = []
-        *whole, cut = self.log.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
-        for number, text in enumerate([*whole, *([cut] if cut else [])], 1):
+        valid: list[str] = []
+        *complete, cut = self.log.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+        for number, text in enumerate([*complete, *([cut] if cut else [])], 1):
             try:
                 text.encode()  # refuses bytes that are no text
                 line = json.loads(text)
             except (ValueError, RecursionError) as error:
-                if cut and number > len(whole):
+                if cut and number > len(complete):
                     break
                 raise self._damaged(number, f"cannot be read ({error})") from None
             if wrong := fault(line, self.policy.num_params, self.config.asks):
                 raise self._damaged(number, f"({text[:60]!r}) is no round of a search: {wrong} is needed")
             if line["round"] != self.result.rounds:
                 raise ValueError(f"{self.log}: line {number} is of round {line['round']}; the log is not whole")
-            kept.append(text + "\n")
+            valid.append(text + "\n")
             if "stopped" in line:  # a new query must differ, or a cache would repeat the reply
                 self._reseed()
                 continue
@@ -269,16 +266,16 @@ class Study:
                 self._replay(line)
             except (AttributeError, IndexError, KeyError, TypeError) as error:  # inside `record` or a trajectory
                 raise self._damaged(number, f"cannot be replayed ({type(error).__name__}: {error})") from error
-        write_whole(self.log, "".join(kept))
+        write_whole(self.log, "".join(valid))
 
     def _damaged(self, number: int, how: str) -> ValueError:
         remedy = "mend it, or delete it and all after it to go on from there"
         return ValueError(f"{self.log}: line {number} {how}; {remedy}")
 
     def _reseed(self) -> None:
-        asking = self._host_state
-        asking = replace(asking, key=jax.random.fold_in(asking.key, STOPPED))
-        self.state = replace(self.state, proposer=asking) if self.config.polish else asking
+        state = self._host_state
+        state = replace(state, key=jax.random.fold_in(state.key, STOPPED))
+        self.state = replace(self.state, proposer=state) if self.config.polish else state
 
     def _replay(self, line: dict[str, Any]) -> None:
         size = self.policy.num_params
@@ -288,8 +285,8 @@ class Study:
             extra = {name: [_from_json(t) for t in line[key]] for name, key in SHOWN.items() if key in line}
             self.state = self.optimizer.replay(self.state, jnp.asarray(params), values, line["record"], **extra)
         elif "centers" not in line:
-            asked, state = self._ask(self.state)
-            if not np.array_equal(np.asarray(asked), params):
+            expected, state = self._ask(self.state)
+            if not np.array_equal(np.asarray(expected), params):
                 raise ValueError(
                     f"{self.log}: round {line['round']} holds other policies than {self.optimizer.name} asks for; "
                     "was it written with other settings?"
@@ -344,6 +341,48 @@ def _mean(name: str, returns: np.ndarray) -> dict[str, float | None]:
     return {name: float(returns.mean()), f"{name}_standard_error": error}
 
 
+# --- lines of the log -------------------------------------------------------------------------------------------------
+
+
+NUMBER = (int, float)
+
+
+def fault(line: Any, num_params: int, asks: bool) -> str:
+    """The missing part of a line; empty if it has everything that is read from it, apart from the parts of `record`.
+
+    **Arguments:** `line`, the JSON value; `num_params`, of a policy; `asks`, whether the method queries a language
+    model."""
+    if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+        return "an object with the number of its `round`"
+    if "stopped" in line:
+        return ""
+    columns: list[Any] = [line.get(name) for name in ("params", "values", "returns", "lengths")]
+    params, values, returns, lengths = columns
+    if not all(isinstance(x, list) for x in columns):
+        return "a list of each of `params`, `values`, `returns` and `lengths`"
+    if not len(params) == len(values) == len(returns) == len(lengths):
+        return "one of each of `params`, `values`, `returns` and `lengths` for every policy"
+    dropped = line.get("dropped", [])
+    if not isinstance(dropped, list) or not all(isinstance(one, dict) for one in dropped):
+        return "a list of objects in `dropped`"
+    if not all(_are((*NUMBER, str), x) for x in (*returns, *(one.get("returns") for one in dropped))):
+        return "numbers of the episodes in `returns`"  # in `dropped` they are written as words
+    if not all(_are(int, x) for x in (*lengths, *(one.get("lengths") for one in dropped))):
+        return "numbers of the episodes in `lengths`"
+    if not _are(NUMBER, values) or not all(_are(NUMBER, x) and len(x) == num_params for x in params):
+        return f"a number for each of `values`, and {num_params} for each of `params`,"
+    if asks and not isinstance(line.get("record"), dict):
+        return "the `record` of the queries"
+    if not all(isinstance(line.get(name), NUMBER) for name in ("best", "episodes")):  # which the figures show
+        return "numbers in `best` and `episodes`"
+    return ""
+
+
+def _are(kind: Any, x: Any) -> bool:
+    """Whether `x` is a list of values of a type."""
+    return isinstance(x, list) and all(isinstance(value, kind) for value in x)
+
+
 def _to_json(trajectory: Trajectory) -> list[Any]:
     return [[step.state, step.action, step.reward] for step in trajectory]
 
@@ -353,3 +392,51 @@ def _from_json(steps: list[Any]) -> Trajectory:
         return tuple(x) if isinstance(x, list) else x
 
     return tuple(Transition(values(state), values(action), reward) for state, action, reward in steps)
+
+
+# --- single episodes --------------------------------------------------------------------------------------------------
+
+
+CHUNK = 256
+"""Number of steps on the device between transfers to the host."""
+
+
+class EpisodeRecorder:
+    """Plays single episodes, identical to those of an evaluator with the same key.
+
+    **Arguments:** `env`, `env_params` and `policy`; `max_steps`, see `llmrl_jax.agents.population`.
+    """
+
+    def __init__(self, env: Environment, env_params: Any, policy: Policy, max_steps: int | None = None):
+        self.env = env
+        limit = step_limit(env, env_params, max_steps)
+        self._record = make_recorder(
+            env,
+            env_params,
+            lambda params: vector_actor(policy, params[None]),
+            max_steps=limit,
+            chunk=min(limit, CHUNK),
+        )
+
+    def play(self, params: jax.Array, key: jax.Array, frames: int = 0) -> tuple[Trajectory, list[np.ndarray]]:
+        """An episode, and pictures of at most `frames` of its states, evenly spaced, including the last one.
+
+        **Arguments:** `params`, float32 `[n]`; `key`, the episode's, typed; `frames`, 0 for no pictures.
+        """
+        episode = self._record(params, key)
+        steps = tuple(
+            Transition(_values(episode.seen["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
+            for t in range(len(episode))
+        )
+        if not frames:
+            return steps, []
+        chosen = np.unique(np.linspace(0, len(episode), min(frames, len(episode) + 1)).round().astype(int))
+        return steps, [self.env.render(episode.at(int(t))["state"]) for t in chosen]
+
+
+def _values(x: Any) -> Values:
+    """A number, or a tuple of numbers."""
+    flat = np.asarray(x)
+    if flat.ndim == 0:
+        return int(flat) if np.issubdtype(flat.dtype, np.integer) else float(flat)
+    return tuple(float(v) for v in flat.reshape(-1))

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 from flax import struct
 
 from envs_jax.resets import VectorEnv
-from llmrl_jax.core.checks import Checked, Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt, PositiveOrInf
+from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import clipped_adam, descend, traced_floats
+from llmrl_jax.rl.gradient import AdamConfig, apply_gradients, clipped_adam, traced_floats
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.returns import gae
-from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, place, start, task_names
+from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, place, start, task_names
 
 
 @dataclass(frozen=True)
-class ReinforceConfig(Checked):
+class ReinforceConfig(AdamConfig):
     """Hyper-parameters of REINFORCE."""
 
     PREFIX: ClassVar[str] = "reinforce."
@@ -33,15 +32,8 @@ class ReinforceConfig(Checked):
     gamma: Fraction = 0.9
     """Discount per step."""
     learning_rate: NonNegativeFloat = 0.02
-    """Step size of Adam."""
     max_grad_norm: PositiveOrInf = 1.0
-    """Global norm to which gradients are clipped."""
-    adam_b1: FractionBelowOne = 0.9
-    """Adam's decay of the mean."""
-    adam_b2: FractionBelowOne = 0.999
-    """Adam's decay of the square."""
     adam_eps: NonNegativeFloat = 1e-8
-    """Adam's epsilon."""
 
 
 @struct.dataclass
@@ -83,7 +75,7 @@ def make_reinforce(config: ReinforceConfig, env: Any, env_params: Any, policy: A
         runner, rollout = collect(vector, policy, *seen, config.num_steps)
         loss, grads = jax.value_and_grad(loss_fn)(state.params, state, rollout)
         optimizer, rate = clipped_adam(state.hparams), state.hparams["learning_rate"]
-        params, opt_state, norm = descend(optimizer, state.params, grads, state.opt_state, rate)
+        params, opt_state, norm = apply_gradients(optimizer, state.params, grads, state.opt_state, rate)
         done = rollout.terminated | rollout.truncated
         metrics = {"loss": loss, "grad_norm": norm, **episode_metrics(rollout.info, done, task_names(env))}
         state = state.replace(params=params, opt_state=opt_state, runner=runner, update=state.update + 1)

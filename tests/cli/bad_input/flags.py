@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrl_jax.core.config import save_config
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.config import TrainConfig
 from tests.cli.bad_input.models import KEYS, poisoned
 from tests.cli.bad_input.row import CARTPOLE, Row
 
@@ -106,7 +106,7 @@ SEARCHING = (
     Row("a task twice", f"{PROPS} --tasks nim nim", "tasks has 'nim' twice; name it once"),
     Row("seeds beyond the last", f"{PROPS} --seeds 2 --run.seed 4294967295", "--seeds is 2; from 1 to 1 is needed"),
     Row("an optimum of words", f"{PROPS} --optimum best", "--optimum is 'best'; it is 'true', 'hidden' or a number"),
-    Row("hints that nothing reads", f"{PROPS} --hints 2", "--hints is 2, but the method props does not read it"),
+    Row("hints that nothing reads", f"{PROPS} --hints 2", "--hints is 2, but --method props does not read it"),
     Row("a box without an inside", f"{PROPS} --policy.low 1 --policy.high 1",
         "--policy.low is 1.0 and --policy.high 1.0"),
     Row("templates of nowhere", f"{PROPS} --templates.template-dir nowhere",

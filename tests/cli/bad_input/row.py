@@ -18,8 +18,8 @@ from llmrl_jax import lm
 from llmrl_jax.cli import main as cli
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.glam.settings import TrainConfig
-from llmrl_jax.systems.props.settings import PropsRun
+from llmrl_jax.systems.glam.config import TrainConfig
+from llmrl_jax.systems.props.config import PropsRun
 from tests.lm_random import random_variables
 
 

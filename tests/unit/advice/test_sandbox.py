@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from llmrl_jax.advice.sandbox import Limits, SandboxError, spec_of
-from llmrl_jax.advice.sandbox.gate import check
-from llmrl_jax.advice.sandbox.rewrite import compiled
+from llmrl_jax.advice.sandbox.gate import check, compiled
+from llmrl_jax.advice.sandbox.spec import random_windows
 from llmrl_jax.advice.sandbox.stablehlo import lower, verified
 from llmrl_jax.advice.sandbox.tables import FUNCTIONS, KEYWORDS, METHODS, PRIMITIVES
-from llmrl_jax.advice.sandbox.trace import inspect, trace
-from llmrl_jax.advice.sandbox.windows import check_behaviour, random_windows
+from llmrl_jax.advice.sandbox.trace import check_behaviour, inspect, trace
 from tests.unit.advice import sandbox_programs as hostile
 from tests.unit.advice.sandbox_programs import body, value
 from tests.unit.advice.sandbox_valid import VALID

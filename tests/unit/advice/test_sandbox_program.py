@@ -15,11 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import envs_jax
 from llmrl_jax.advice.sandbox import Limits, Program, SandboxError, code_block, spec_of
-from llmrl_jax.advice.sandbox.shapes import check_sizes
-from llmrl_jax.advice.sandbox.spec import Spec
-from llmrl_jax.advice.sandbox.stablehlo import PLATFORMS, check_type, exported, lower, verified
-from llmrl_jax.advice.sandbox.trace import trace
-from llmrl_jax.advice.sandbox.windows import check_behaviour, random_windows
+from llmrl_jax.advice.sandbox.spec import Spec, random_windows
+from llmrl_jax.advice.sandbox.stablehlo import PLATFORMS, check_sizes, check_type, exported, lower, verified
+from llmrl_jax.advice.sandbox.trace import check_behaviour, trace
 from tests.unit.advice.sandbox_programs import body, value
 from tests.unit.advice.test_sandbox import OBSERVATION, SPEC, VERSION
 

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from llmrl_jax.advice.schema import check_schema, schema_of, validate
-from llmrl_jax.advice.structured import JsonParser, Parsed, ask, json_values
+from llmrl_jax.advice.structured import JsonParser, Parsed, ask, check_schema, json_values, schema_of, validate
 from llmrl_jax.chat import (
     Cached,
     ChatReply,

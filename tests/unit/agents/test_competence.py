@@ -13,7 +13,7 @@ import pytest
 from llmrl_jax.agents.competence import Competence, Outcome, calibration, outcomes
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.runs import success_table, summarise
+from llmrl_jax.systems.glam.eval import success_table, summarise
 from tests.glam import TINY, observations, program, weights
 
 
@@ -104,7 +104,7 @@ def test_the_estimate_comes_from_the_policys_own_pass(glam, seen):
     """Acting and learning say the same; the distribution and the value are the policy's."""
     params, frozen, obs = seen
     head, first = Competence(glam.policy, 0.5), jnp.zeros(6, bool)
-    acting = jax.jit(lambda *w: (*head.step(*w, obs, (), first), *glam.policy.decide(*w, obs)))
+    acting = jax.jit(lambda *w: (*head.step(*w, obs, (), first), *glam.policy.act(*w, obs)))
     distribution, value, carry, odds, own, own_value = acting(params, frozen)
     np.testing.assert_array_equal(distribution.logits, own.logits)
     np.testing.assert_array_equal(value, own_value)
@@ -119,7 +119,7 @@ def test_its_gradient_reaches_the_model_unless_it_is_kept_out(glam, seen):
 
     def odds(lora, policy):
         ours = {**params, "lora": lora}
-        return jnp.sum(policy.competence(ours, policy.consider(ours, frozen, obs)[1]))
+        return jnp.sum(policy.competence(ours, policy.distribution_and_hidden(ours, frozen, obs)[1]))
 
     def reach(policy):
         grads = jax.jit(jax.grad(lambda lora: odds(lora, policy)))(params["lora"])

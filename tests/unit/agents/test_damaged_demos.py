@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from llmrl_jax.agents import babyai_demonstrations as demos
-from llmrl_jax.agents.babyai_demonstrations import FORMAT, METADATA, DemosError, read_demos
+from llmrl_jax.agents import babyai as demos
+from llmrl_jax.agents.babyai import FORMAT, METADATA, DemosError, read_demos
 
 
 pa = pytest.importorskip("pyarrow")

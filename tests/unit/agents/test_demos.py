@@ -12,11 +12,10 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai import bot_action, initial_memory
-from llmrl_jax.agents import demonstrations as demos
-from llmrl_jax.agents.babyai_demonstrations import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
-from llmrl_jax.agents.demonstrations import Episode, play_episodes, reset_key
+from llmrl_jax.agents.agent import Episode, play_episodes, reset_key
+from llmrl_jax.agents.babyai import COLUMNS, DemosError, babyai_steps, read_demos, text_id, write_demos
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.glam.agents import make_agent
+from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import GlamConfig
 
 
@@ -24,10 +23,10 @@ WORLD = "BabyAI-Text/GoToObjS4-v0"
 PLAIN = GlamConfig(agent="random", env=WORLD, num_actions=3, reward_scale=1.0)
 
 
-def play(config, episodes, batch_size, chunk, monkeypatch):
-    monkeypatch.setattr(demos, "CHUNK", chunk)
+def play(config, episodes, batch_size, chunk):
     see = babyai_steps(envs_jax.make(config.env)[0])
-    return list(play_episodes(make_agent(config), (), (), seed=3, episodes=episodes, see=see, batch_size=batch_size))
+    options = {"seed": 3, "episodes": episodes, "record": see, "batch_size": batch_size, "chunk": chunk}
+    return list(play_episodes(make_agent(config), (), (), **options))
 
 
 def follow(episode, env, params, reset, step):
@@ -49,8 +48,8 @@ def same(a, b):
     return jax.tree.all(jax.tree.map(np.array_equal, vars(a), vars(b)))
 
 
-def test_episodes_are_what_the_world_says(monkeypatch):
-    few = play(PLAIN, 7, 2, 3, monkeypatch)
+def test_episodes_are_what_the_world_says():
+    few = play(PLAIN, 7, 2, 3)
     assert [episode.number for episode in few] == list(range(7))
     assert {episode.success for episode in few} == {True, False}, "else half of this test is empty"
     assert len({len(episode.action) for episode in few}) > 2 and max(len(e.action) for e in few) == 16
@@ -61,17 +60,17 @@ def test_episodes_are_what_the_world_says(monkeypatch):
 
 
 @pytest.mark.slow
-def test_episodes_depend_neither_on_those_beside_them_nor_on_the_host(monkeypatch):
-    few = play(PLAIN, 7, 2, 3, monkeypatch)
-    assert all(map(same, few, play(PLAIN, 7, 7, 16, monkeypatch)))
+def test_episodes_depend_neither_on_those_beside_them_nor_on_the_host():
+    few = play(PLAIN, 7, 2, 3)
+    assert all(map(same, few, play(PLAIN, 7, 7, 16)))
 
 
 @pytest.mark.slow
-def test_the_bot_as_an_agent_is_the_bot(monkeypatch):
+def test_the_bot_as_an_agent_is_the_bot():
     """Beside the bot called by hand, in a maze of episodes much longer than a look of the host."""
     id = "BabyAI-Text/GoToObjMazeS4R2-v0"
     env, params = envs_jax.make(id)
-    played = play(replace(PLAIN, agent="bot", env=id, num_actions=7), 5, 2, 4, monkeypatch)
+    played = play(replace(PLAIN, agent="bot", env=id, num_actions=7), 5, 2, 4)
     act, reset, step = jax.jit(bot_action), jax.jit(env.reset), jax.jit(env.step)
     for episode in played:
         follow(episode, env, params, reset, step)
@@ -197,7 +196,7 @@ def test_which_episodes_are_kept_and_when_writing_stops(world, tmp_path):
 def test_rows_come_in_groups(world, tmp_path, monkeypatch):
     from pyarrow import parquet
 
-    monkeypatch.setattr("llmrl_jax.agents.babyai_demonstrations.GROUP", 5)
+    monkeypatch.setattr("llmrl_jax.agents.babyai.GROUP", 5)
     played = [episode(world, i, True) for i in range(5)]
     write_demos(tmp_path / "a.parquet", played, world, seed=0, facts={})
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:

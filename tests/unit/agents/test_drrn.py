@@ -12,10 +12,8 @@ import pytest
 import envs_jax
 from llmrl_jax.agents.drrn import DRRNConfig, DRRNNetwork
 from llmrl_jax.core.config import completed, differences, from_json, identity, load_config, to_json
-from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.presets import DRRN
-from llmrl_jax.systems.glam.settings import TrainConfig
+from llmrl_jax.systems.glam.build import make_agent
+from llmrl_jax.systems.glam.config import DRRN, GlamConfig, TrainConfig
 from tests.gru import gru_by_hand
 from tests.paths import ROOT
 

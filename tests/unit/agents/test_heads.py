@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.presets import GLAM, PRESETS
-from llmrl_jax.systems.glam.prior import save_prior
+from llmrl_jax.systems.glam.config import GLAM, PRESETS
+from llmrl_jax.workflows.curriculum import save_prior
 from tests.glam import FULL, TINY, observations, program, weights
 
 

@@ -20,10 +20,11 @@ from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.precision import RATIO_BOUNDS, exact_rounding, ratio_bound
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.glam import demo as _glam_prior
+from llmrl_jax.systems.glam import demo
 from llmrl_jax.systems.glam.build import build, grouping, make_world, paddings
-from llmrl_jax.systems.glam.presets import GLAM, PRESETS, preset
-from llmrl_jax.systems.glam.prior import PriorConfig, make_prior, save_prior
+from llmrl_jax.systems.glam.config import GLAM, PRESETS, preset
+from llmrl_jax.workflows import curriculum
+from llmrl_jax.workflows.curriculum import PriorConfig, make_prior, save_prior
 from tests.glam import FULL, TINY, observations, program, weights
 
 
@@ -144,9 +145,7 @@ def test_the_value_gradient_can_be_kept_out_of_the_model(tiny, batch):
 @pytest.mark.slow
 def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     glam = program(FULL)
-    learner = make_prior(
-        PriorConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam.env, glam.env_params, glam.policy
-    )
+    learner = make_prior(PriorConfig(updates=30, batch_size=32, noise=0.2, learning_rate=3e-2), glam)
     state = learner.init(jax.random.key(0))
     state, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: learner.update(s), s, None, length=30))(state)
     loss = metrics["loss"]
@@ -165,7 +164,7 @@ def test_cloning_expects_over_the_noise():
     """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
     glam = program(FULL)
     config = PriorConfig(updates=2, batch_size=8, noise=0.5, stride=1)
-    learner = make_prior(config, glam.env, glam.env_params, glam.policy)
+    learner = make_prior(config, glam)
     before = jax.jit(learner.init)(jax.random.key(0))
     after, metrics = jax.jit(learner.update)(before)
 
@@ -193,10 +192,10 @@ def test_a_stop_in_imitation_stops_the_run(tmp_path, monkeypatch, capsys):
         assert title == "imitation", "RL began after a stop"
         return RunResult(None, 1, 8, 1.0, 1.0, "SIGTERM", tmp_path / "r" / title)
 
-    monkeypatch.setattr(_glam_prior, "run_training", interrupted)
+    monkeypatch.setattr(curriculum, "run_training", interrupted)
     run = RunConfig(name="r", out=str(tmp_path), progress="off")
     config = PriorConfig(updates=1, batch_size=8, stride=1)
-    assert _glam_prior.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
+    assert demo.prior_then_ppo(TINY, config, 16, run, episodes=4) == {"stopped": "SIGTERM"}
     assert not (tmp_path / "r" / "prior").exists()
     assert "Stopped in imitation" in capsys.readouterr().out
 
@@ -206,10 +205,10 @@ def test_what_was_interrupted_ends_with_the_same_summary(tmp_path):
     """Stopped after one of three updates and resumed: the prior is found again, and so is the success before RL."""
     run = RunConfig(name="whole", out=str(tmp_path), progress="off")
     config = PriorConfig(updates=2, batch_size=8, stride=1)
-    whole = _glam_prior.prior_then_ppo(TINY, config, 48, run, episodes=20)
+    whole = demo.prior_then_ppo(TINY, config, 48, run, episodes=20)
     cut = replace(run, name="cut")
-    _glam_prior.prior_then_ppo(TINY, config, 16, cut, episodes=20)
-    resumed = _glam_prior.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
+    demo.prior_then_ppo(TINY, config, 16, cut, episodes=20)
+    resumed = demo.prior_then_ppo(TINY, config, 48, replace(cut, resume=True), episodes=20)
     for name in ("before", "after", "after_greedy", "steps"):
         assert resumed[name] == whole[name], name
 
@@ -300,7 +299,7 @@ def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
 
     def outcome(policy):
         def loss(params):
-            distribution, value = policy.decide(params, frozen, obs)
+            distribution, value = policy.act(params, frozen, obs)
             return jnp.sum(distribution.log_probs[:, 1]) + jnp.sum(value**2), (distribution.log_probs, value)
 
         return jax.jit(jax.grad(loss, has_aux=True))(params)
@@ -326,8 +325,8 @@ def test_gradients_by_length_are_the_same_gradients():
     assert chosen.policy.rows == 4 and chosen.ppo == ppo and program(plain).ppo == ppo, "one size, in play and learning"
     bug = build(replace(TINY, score_widths=4, ppo=replace(TINY.ppo, value_broadcast="glam")))
     assert bug.ppo.microbatches == 1, "which compares values of one microbatch"
-    assert [form.longest for form in policy.forms(4).values()] == [*sorted(policy.widths), None]
-    assert not policy.forms(5) and not program(plain).policy.forms(4)
+    assert [bucket.max_prompt_length for bucket in policy.buckets(4).values()] == [*sorted(policy.widths), None]
+    assert not policy.buckets(5) and not program(plain).policy.buckets(4)
 
     def updated(config):
         learner = program(config).learner()

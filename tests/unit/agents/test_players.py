@@ -12,15 +12,15 @@ import pytest
 import envs_jax
 from envs_jax.spaces import Box, Discrete
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.agents import demonstrations, evaluate
-from llmrl_jax.agents.contract import Baseline
+from llmrl_jax.agents import evaluate
+from llmrl_jax.agents.agent import SimpleAgent, play_episodes, reset_key
 from llmrl_jax.agents.evaluate import make_evaluator, play_random
-from llmrl_jax.agents.play import Actor, actor_of, advance, begin, key_pairs, make_player
+from llmrl_jax.agents.play import Actor, actor_of, advance, begin, key_pairs, make_player, make_recorder, record_episode
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
-from llmrl_jax.agents.recording import make_recorder, record_episode
 from llmrl_jax.core import activity
 from llmrl_jax.core.activity import Activity
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import Policy
 
 
 class Walk(envs_jax.Environment):
@@ -55,7 +55,7 @@ class Walk(envs_jax.Environment):
         return np.full((1, 1, 3), int(state[1]), np.uint8)
 
 
-class Patient:
+class Patient(Policy):
     """Goes with a probability that grows with the steps since the episode began, which only its memory knows."""
 
     def initial_carry(self, rows):
@@ -137,18 +137,14 @@ def test_an_evaluation_is_compiled_once(caplog):
     assert sum(line.startswith("Compiling jit(start) ") for line in said) == 1
 
 
-def test_demonstrations_beside_a_plain_loop(monkeypatch):
+def test_demonstrations_beside_a_plain_loop():
     """Seven episodes on two rows, five steps between two looks of the host."""
-    monkeypatch.setattr(demonstrations, "CHUNK", 5)
-    agent = Baseline(None, ENV, None, POLICY, None)
-    played = demonstrations.play_episodes(
-        agent, PARAMS, (), seed=4, episodes=7, see=lambda state: {"place": state[1]}, batch_size=2
-    )
+    agent = SimpleAgent(None, ENV, None, POLICY, None)
+    see = lambda state: {"place": state[1]}  # noqa: E731
+    played = play_episodes(agent, PARAMS, (), seed=4, episodes=7, record=see, batch_size=2, chunk=5)
     _, step_key = jax.random.split(jax.random.key(4))
     for i, episode in enumerate(played):
-        seen, actions, rewards, info = by_hand(
-            demonstrations.reset_key(4, i), jax.random.fold_in(step_key, i), greedy=False
-        )
+        seen, actions, rewards, info = by_hand(reset_key(4, i), jax.random.fold_in(step_key, i), greedy=False)
         assert (episode.number, episode.success) == (i, info["success"])
         assert episode.action.tolist() == actions and episode.seen["place"].tolist() == seen[:-1, 1].tolist()
         np.testing.assert_allclose(episode.reward, rewards, rtol=1e-6)
@@ -159,7 +155,7 @@ def test_demonstrations_beside_a_plain_loop(monkeypatch):
 
 def test_the_player_beside_a_plain_loop(caplog):
     """Seven episodes in two lanes that are refilled, and in seven; other weights run the same program."""
-    play = make_player(ENV, None, actor_of(POLICY), lambda obs, state: obs, lambda step: step.thought[1], chunk=3)
+    play = make_player(ENV, None, actor_of(POLICY), lambda obs, state: obs, lambda step: step.aux[1], chunk=3)
     keys = key_pairs(KEY, 9)
     np.testing.assert_array_equal(jax.random.key_data(keys[2:]), jax.random.key_data(key_pairs(KEY, 7, 2)))
     few = list(play((PARAMS, ()), keys[:7], lanes=2))
@@ -287,6 +283,6 @@ def test_rows_that_are_over_stand_still():
         rows, step = go_on(rows)
         ends.append(step.ended.tolist())
     goal = int(rows.state[0][0])
-    assert np.asarray(rows.t).tolist() == [goal, 10] and rows.over.all()
+    assert np.asarray(rows.t).tolist() == [goal, 10] and rows.done.all()
     assert np.asarray(rows.state[1]).tolist() == [goal, 0] == np.asarray(rows.obs)[:, 1].tolist()
     assert [t for t, end in enumerate(ends, 1) if end[0]] == [goal], "an episode ends once"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs_jax.spaces import Box, Dict, Discrete
-from llmrl_jax.agents.random import random_policy
+from llmrl_jax.rl.policy import random_policy
 
 
 def test_actions_of_each_kind_of_space_are_drawn_from_all_of_it():

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from llmrl_jax.advice.sandbox.errors import SandboxError
-from llmrl_jax.advice.sandbox.reply import code_block
+from llmrl_jax.advice.sandbox.admission import code_block
+from llmrl_jax.advice.sandbox.spec import SandboxError
 from llmrl_jax.advice.structured import JsonParser
 from llmrl_jax.chat import Choice, strip_thinking
 from llmrl_jax.chat.thinking import cut_at_stop, opens_thinking
 from llmrl_jax.systems.bkrl import prompts as bkrl
 from llmrl_jax.systems.ellm import prompts as ellm
-from llmrl_jax.systems.ellm.closed import read_yes
-from llmrl_jax.systems.props.parser import Grammar, parse
+from llmrl_jax.systems.ellm.prompts import read_yes
+from llmrl_jax.systems.props.proposals import Grammar, parse
 
 
 FORMATS = {

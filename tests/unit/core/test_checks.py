@@ -155,8 +155,9 @@ def test_fields_inside_their_bounds():
 class Play(Checked):
     PREFIX: ClassVar[str] = "x."
 
-    reset: Literal["pool", "always"] = "pool"
+    reset: Literal["pool", "optimistic", "always"] = "pool"
     pool_size: Annotated[PositiveInt, Needs("reset", "pool")] = 8
+    ratio: Annotated[PositiveInt, Needs("reset", ("pool", "optimistic"))] = 4
     path: str = ""
     inner: Annotated[Inner, Needs("path")] = field(default_factory=Inner)
 
@@ -165,6 +166,9 @@ def test_an_option_that_nothing_reads_is_refused():
     assert Play(reset="always").pool_size == 8 and Play(pool_size=3, path="a", inner=Inner(2)).inner.num_envs == 2
     with pytest.raises(ValueError, match="^x.pool_size is 3, but x.reset always does not read it; leave it out$"):
         Play(reset="always", pool_size=3)
+    assert Play(ratio=3).ratio == Play(reset="optimistic", ratio=3).ratio
+    with pytest.raises(ValueError, match="^x.ratio is 3, but x.reset always does not read it; leave it out$"):
+        Play(reset="always", ratio=3)
     with pytest.raises(ValueError, match="^x.inner.num_envs is 2, but a run without x.path does not read it; "):
         Play(inner=Inner(2))
     with pytest.raises(ValueError, match="^x.pool_size is 0; at least 1 is needed$"):

@@ -11,12 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from llmrl_jax.core.mixing import mixed
-from llmrl_jax.data import batches, statistics
-from llmrl_jax.data.arrays import read_arrays, write_arrays
 from llmrl_jax.data.columns import D4RL_NAMES, from_columns, to_columns
 from llmrl_jax.data.parquet import read_parquet, write_parquet
-from llmrl_jax.data.transitions import DataError, Transitions, to_trajectories, to_transitions
+from llmrl_jax.data.reading import read_arrays, write_arrays
+from llmrl_jax.data.transitions import (
+    DataError,
+    Transitions,
+    episode_returns,
+    reward_scale,
+    to_trajectories,
+    to_transitions,
+)
+from llmrl_jax.rl.offline import mixed
 
 
 LENGTHS = (3, 1, 2)
@@ -80,39 +86,25 @@ def test_episodes_that_are_not_whole():
         to_transitions(episodes.replace(length=jnp.array([3, 0, 2])))
 
 
-# --- statistics and batches -------------------------------------------------------------------------------------------
+# --- returns and batches ----------------------------------------------------------------------------------------------
 
 
 def test_statistics_by_hand():
     data = recorded()
     episodes = to_trajectories(data, 5)
-    np.testing.assert_allclose(statistics.episode_returns(episodes), [6, 10, -0.5])
-    assert statistics.reward_scale(episodes) == pytest.approx(1000 / 10.5)
-    low, high = statistics.D4RL_RETURNS["hopper"]
-    np.testing.assert_allclose(statistics.d4rl_score(np.array([low, high, (low + high) / 2]), low, high), [0, 100, 50])
-    mean, std = statistics.observation_moments(data)
-    normal = statistics.normalize_observations(data, mean, std)
-    x, y = (np.asarray(part["deep"]["x"]) for part in (data.obs, data.next_obs))
-    np.testing.assert_allclose(normal.obs["deep"]["x"], (x - x.mean(0)) / (x.std(0) + 1e-3), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(normal.next_obs["deep"]["x"], (y - x.mean(0)) / (x.std(0) + 1e-3), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(episode_returns(episodes), [6, 10, -0.5])
+    assert reward_scale(episodes) == pytest.approx(1000 / 10.5)
     with pytest.raises(DataError, match="all 1 episodes have the return 6"):
-        statistics.reward_scale(episodes.take(jnp.array([0])))
+        reward_scale(episodes.take(jnp.array([0])))
 
 
-def test_batches():
+def test_mixed_batches():
     data = recorded()
-    order = np.asarray(batches.epoch(jax.random.key(0), 6, 2))
-    assert order.shape == (3, 2) and sorted(order.ravel()) == list(range(6))
-    order = np.asarray(batches.epoch(jax.random.key(0), 6, 4))
-    assert order.shape == (1, 4) and len(set(order.ravel())) == 4
-    with pytest.raises(ValueError, match="batch_size is 7; from 1 to 6 is needed"):
-        batches.epoch(jax.random.key(0), 6, 7)
-    drawn = batches.draw(data, jax.random.key(0), 600)
-    assert np.bincount(drawn.action, minlength=6).min() > 60
-    np.testing.assert_array_equal(drawn.reward, np.asarray(data.reward)[np.asarray(drawn.action)])
-    assert len(batches.draw(to_trajectories(data), jax.random.key(0), 5)) == 5
-    imagined = data.replace(action=data.action + 100)
-    both = mixed(jax.random.key(0), 8, [batches.source(data), batches.source(imagined)], (1, 1))
+
+    def source(data):
+        return lambda key, rows: data.take(jax.random.randint(key, (rows,), 0, len(data)))
+
+    both = mixed(jax.random.key(0), 8, [source(data), source(data.replace(action=data.action + 100))], (1, 1))
     np.testing.assert_array_equal(np.asarray(both.action) >= 100, [False] * 4 + [True] * 4)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from llmrl_jax.data.foreign import parse_names
+from llmrl_jax.data.columns import parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import DataError, to_trajectories
 

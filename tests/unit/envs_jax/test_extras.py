@@ -47,6 +47,7 @@ def _installed(monkeypatch, tmp_path, url=None):
         'h5py; extra == "data"',
         'gone; python_version < "3" and extra == "data"',
         'jax[cuda13]>=0.10.2; extra == "cuda13"',
+        'llmrl-jax[cuda13,data]; extra == "all"',
     ]
 
     class Distribution:
@@ -64,6 +65,7 @@ def test_the_command_of_a_wheel_has_the_packages(monkeypatch, tmp_path):
     _installed(monkeypatch, tmp_path, "https://example.org/llmrl_jax-0.1-py3-none-any.whl")
     assert extras.install("data") == "pip install 'pyarrow>=20' h5py"
     assert extras.install("cuda13") == "pip install 'jax[cuda13]>=0.10.2'"
+    assert extras.install("all") == "pip install 'jax[cuda13]>=0.10.2' 'pyarrow>=20' h5py"
     assert "[other]" in extras.install("other")
 
 

@@ -41,8 +41,7 @@ from llmrl_jax.lm.quantize import (
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.systems.glam.build import build
-from llmrl_jax.systems.glam.config import EmbeddedConfig
-from llmrl_jax.systems.glam.presets import DEMO
+from llmrl_jax.systems.glam.config import DEMO, EmbeddedConfig
 from llmrl_jax.tuning import Example, SFTConfig, make_sft, pack
 from tests.lm_random import random_variables
 from tests.unit.lm.test_weights_memory import sparse

@@ -74,8 +74,9 @@ def reading(owner: type, name: str) -> Any:
     config = blank(owner)
     for need in getattr(hints_of(owner)[name], "__metadata__", ()):
         if isinstance(need, Needs):
-            usual = getattr(config, need.field)
-            config = changed(config, need.field, type(usual)(1) if need.value is None else need.value)
+            config = reading(owner, need.field)
+            value = need.value[0] if isinstance(need.value, tuple) else need.value
+            config = changed(config, need.field, type(getattr(config, need.field))(1) if value is None else value)
     return config
 
 

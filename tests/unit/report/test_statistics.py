@@ -8,6 +8,18 @@ import pytest
 from llmrl_jax.core import statistics as stats
 
 
+def test_results_of_runs_have_means_and_intervals_over_them():
+    ends = {"unlocked_low/x": 0.0, "unlocked_high/x": 1.0}
+    runs = [
+        {"a": {"success": x, "success_low": 0.0, "success_high": 1.0}, "unlocked/x": x, **ends} for x in (0.9, 1.0, 1.0)
+    ]
+    found = stats.over_runs(runs)
+    mean, low, _, _ = stats.mean_interval([0.9, 1.0, 1.0])
+    assert found["a"] == {"success": mean, "success_low": low, "success_high": 1.0, "success_runs": [0.9, 1.0, 1.0]}
+    assert (found["unlocked/x"], found["unlocked_low/x"], found["unlocked_high/x"]) == (mean, low, 1.0)
+    assert set(stats.over_runs(runs, values=False)["a"]) == {"success", "success_low", "success_high"}
+
+
 def test_wilson_agrees_with_the_published_table():
     # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3 (score without continuity correction).
     for r, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):

@@ -14,15 +14,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.bonus import Stream, one_reward, stream_advantages
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.moments import Moments
-from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo, normalized
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.rnd import RND, RNDConfig, masked_mean
+from llmrl_jax.rl.bonus import Moments, Stream, one_reward, stream_advantages
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkPolicy, NetworkQPolicy
+from llmrl_jax.rl.novelty import RND, RNDConfig, masked_mean
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo, normalized
 from llmrl_jax.rl.shaping import OfObservation, Shaping
 from llmrl_jax.run.checkpoint import Checkpoints
 

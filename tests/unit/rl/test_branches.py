@@ -104,7 +104,7 @@ def test_several_parameters_share_the_inputs():
     other = jax.tree.map(lambda x: 2 * x, params)
     wanted = [policy.q(one, frozen, obs) for one in (params, other)]
     made.clear()
-    found = policy.q_each([params, other], frozen, obs)
+    found = policy.q_values_of([params, other], frozen, obs)
     assert len(made) == 1
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert np.isneginf(found[0][:, 2]).all() and np.isfinite(found[0][:, :2]).all()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.combo import COMBO, COMBOConfig, held_out, learned
-from llmrl_jax.rl.dynamics import HIGH, LOW, Dynamics
+from llmrl_jax.rl.combo import COMBO, HIGH, LOW, COMBOConfig, Dynamics, held_out, learned
 from llmrl_jax.rl.mlp import mlp
 from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
@@ -72,11 +71,11 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     assert float(metrics["imagined"]) == 0 and float(metrics["critic_loss"]) == 0
     first = float(metrics["model_loss"])
     state, metrics = update(state)  # the policy alone: rounds after 0, 100 and 200 steps, of which two are kept
-    ring = state.extra["ring"]
-    assert int(ring.size) == 2 * 20 * 3 and float(metrics["critic_loss"]) > 0
+    buffer = state.extra["ring"]
+    assert int(buffer.size) == 2 * 20 * 3 and float(metrics["critic_loss"]) > 0
     assert float(metrics["imagined"]) == pytest.approx((60 + 120 + 120) / 3)
     assert float(metrics["model_loss"]) < first, "the last loss of the model, and its mean while it learned"
-    items = ring.items
+    items = buffer.items
     x, y, a = (np.asarray(v) for v in (items.obs, items.next_obs, items.action))
     np.testing.assert_array_equal(x[:, 1:], y[:, 1:])  # the sentence stays
     assert {tuple(row) for row in x[:, 1:]} == {tuple(row) for row in TABLE}

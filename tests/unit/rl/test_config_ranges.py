@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.rl.novelty import RNDConfig
 from llmrl_jax.rl.precision import RATIO_BOUNDS, ratio_error
-from llmrl_jax.rl.rnd import RNDConfig
 
 
 def test_a_critic_of_novelty_needs_a_layer():

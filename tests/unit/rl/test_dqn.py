@@ -17,24 +17,18 @@ from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import gradient
-from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss, q_targets
-from llmrl_jax.rl.policy import epsilon_greedy
-from llmrl_jax.rl.priorities import Priorities
-from llmrl_jax.rl.q_network import NetworkQPolicy
-from llmrl_jax.rl.replay import Replay
+from llmrl_jax.rl.dqn import DQNConfig, dqn_loss, make_dqn, q_targets
+from llmrl_jax.rl.networks import NetworkQPolicy
+from llmrl_jax.rl.policy import Policy, epsilon_greedy
+from llmrl_jax.rl.replay import Priorities, Replay
 
 
 def flat(tree):
     return np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(tree)])
 
 
-class Table:
+class Table(Policy):
     """Values are a table of the observation, a one-hot symbol."""
-
-    recurrent = False
 
     def __init__(self, n):
         self.n = n
@@ -42,15 +36,8 @@ class Table:
     def init(self, key, obs):
         return {"q": 0.01 * jax.random.normal(key, (obs.shape[-1], self.n))}, ()
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def q(self, params, frozen, obs):
         return obs @ params["q"]
-
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        return Categorical(q), q.max(axis=-1), carry
 
 
 # --- targets, loss, acting --------------------------------------------------------------------------------------------
@@ -241,7 +228,7 @@ def test_what_is_remembered_is_what_happened(tiny):
     @jax.jit
     def play(obs, env_state, t):
         act, go = jax.random.split(jax.random.fold_in(play_key, t))
-        action = Table(3).step(state.params, (), obs, (), None)[0].sample(act)
+        action = Table(3).step(state.params, (), obs, (), jnp.ones(4, bool))[0].sample(act)
         return action, vector.step(go, env_state, action, PARAMS)
 
     ends = []

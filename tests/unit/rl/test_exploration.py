@@ -12,11 +12,8 @@ import pytest
 
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
-from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_target import passes
-from llmrl_jax.rl.exploration import NOT_YET, FirstReward, decayed, guided
+from llmrl_jax.rl.dqn import NOT_YET, DQNConfig, FirstReward, crosses_multiple, decayed, make_dqn, mixed_exploration
+from llmrl_jax.rl.policy import Policy
 
 
 ENV, PARAMS = EpisodeStatistics(Match(3)), DebugParams(length=np.int32(6))
@@ -26,27 +23,20 @@ TINY = DQNConfig(
 )  # fmt: skip
 
 
-class Heads:
+class Heads(Policy):
     """Values from an encoder and a head: `obs @ encoder @ head`."""
 
-    recurrent, heads = False, ("head",)
+    heads = ("head",)
 
     def init(self, key, obs):
         a, b = jax.random.split(key)
         return {"encoder": jax.random.normal(a, (3, 3)), "head": jax.random.normal(b, (3, 3))}, ()
 
-    def initial_carry(self, batch_size):
-        return ()
-
     def q(self, params, frozen, obs):
         return obs @ params["encoder"] @ params["head"]
 
-    def step(self, params, frozen, obs, carry, first):
-        q = self.q(params, frozen, obs)
-        return Categorical(q), q.max(axis=-1), carry
 
-
-class Knows:
+class Knows(Policy):
     """A guide that names the symbol."""
 
     def init(self, key, obs):
@@ -69,7 +59,7 @@ def updated(config, policy=None, guide=None, updates=1):
 
 def test_guided_actions_by_hand():
     q, guide = jnp.array([[1.0, 3.0, 2.0]] * 2), jnp.array([[0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
-    probs = jax.jit(lambda e, f: guided(q, guide, q, e, f).probs)
+    probs = jax.jit(lambda e, f: mixed_exploration(q, guide, q, e, f).probs)
     # 0.4 random, half of them the guide's: 0.6 best + 0.2 uniform + 0.2 guide
     third = 0.2 / 3
     np.testing.assert_allclose(
@@ -78,7 +68,7 @@ def test_guided_actions_by_hand():
     np.testing.assert_allclose(probs(1.0, 1.0), [[0, 0, 1], [1, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(probs(0.0, 0.5), [[0, 1, 0], [0, 1, 0]], atol=1e-6)
     mask = jnp.array([[True, True, False], [True, True, True]])
-    offered = guided(q, guide, {"action_mask": mask}, 1.0, 1.0).probs
+    offered = mixed_exploration(q, guide, {"action_mask": mask}, 1.0, 1.0).probs
     np.testing.assert_allclose(offered[0], [1, 0, 0], atol=1e-6)  # the guide's best is not offered
 
 
@@ -119,7 +109,7 @@ def test_targets_change_every_so_many_steps():
     large = [2**31 - 1, 2**31 - 2, *range(1_999_990, 2_000_010), *range(65_530, 65_540)]
     for every, steps in ((8000, 256), (50, 20), (20, 20), (7, 20), (2_000_000, 1999), (2**31 - 1, 2**31 - 2)):
         updates = [*range(300), *large]
-        found = passes(jnp.array(updates, jnp.int32), steps, every).tolist()
+        found = crosses_multiple(jnp.array(updates, jnp.int32), steps, every).tolist()
         assert found == [(u + 1) * steps // every > u * steps // every for u in updates]
     states, _ = updated(replace(TINY, target_steps=50), updates=3)
     first, one, two, three = (np.asarray(s.target["head"]) for s in states)
@@ -153,7 +143,7 @@ def test_bad_options():
 
     with pytest.raises(ValueError, match="does not name its heads"):
         make_dqn(replace(TINY, share_encoder=True), ENV, PARAMS, Plain())
-    with pytest.raises(ValueError, match="target-every is 3, but --dqn.target-steps above 0"):
+    with pytest.raises(ValueError, match="target_every is 3, but dqn.target_steps 100"):
         DQNConfig(target_steps=100, target_every=3)
     with pytest.raises(ValueError, match="share-encoder is True, but --dqn.target-every 0"):
         DQNConfig(target_every=0, share_encoder=True)

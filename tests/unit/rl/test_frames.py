@@ -18,10 +18,9 @@ from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.parallel.memory import available, nbytes
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
 from llmrl_jax.rl.frames import STEPS_PER_END, Frames
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.replay import Replay
 from llmrl_jax.run.checkpoint import Checkpoints
 
@@ -80,9 +79,9 @@ def started(memory, past):
     return memory.init(jax.tree.map(lambda x: x[0, 0], past))
 
 
-def newest(count, ring):
+def newest(count, buffer):
     """The indices of the newest `count` steps of each row, all rows."""
-    times = (int(ring.next) - 1 - np.arange(count)) % LENGTH
+    times = (int(buffer.next) - 1 - np.arange(count)) % LENGTH
     return (times[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
 
 
@@ -133,11 +132,11 @@ def test_a_chunk_with_more_ends_than_places():
 
 def test_frames_are_held_once():
     item = jax.tree.map(lambda x: x[0, 0], history(1, 0.1)[0])
-    ring = jax.eval_shape(ONCE.init, item)
-    shapes = {name: x.shape for name, x in ring.frames.frames.items()}
+    buffer = jax.eval_shape(ONCE.init, item)
+    shapes = {name: x.shape for name, x in buffer.frames.frames.items()}
     assert shapes == {"image": (LENGTH + 4, ROWS, 2), "depth": (LENGTH + 4, ROWS)}
-    assert {name: x.shape for name, x in ring.frames.finals.items()} == {"image": (3, ROWS, 2), "depth": (3, ROWS)}
-    assert set(ring.items.obs) == set(ring.items.next_obs) == {"goals"}
+    assert {name: x.shape for name, x in buffer.frames.finals.items()} == {"image": (3, ROWS, 2), "depth": (3, ROWS)}
+    assert set(buffer.items.obs) == set(buffer.items.next_obs) == {"goals"}
 
 
 def test_bad_input():
@@ -159,7 +158,7 @@ def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
     env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
     learner = make_dqn(CONFIG, env, (), policy)
     monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
-    message = "a replay memory of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
+    message = "a replay buffer of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
     with pytest.raises(ValueError, match=message):
         learner.init(jax.random.key(0))
     assert needed > 27 * 8 * 4 + 2 * 8 * 4 and available() > 1e8

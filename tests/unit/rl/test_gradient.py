@@ -15,9 +15,9 @@ import pytest
 from llmrl_jax.rl.gradient import (
     FlatTree,
     accumulate,
+    apply_gradients,
     clip,
     clipped_adam,
-    descend,
     in_parts,
     linear_decay,
     traced_floats,
@@ -44,7 +44,7 @@ def test_a_step_of_adam_by_hand():
     optimizer = clipped_adam(hparams)
     state = optimizer.init(params)
     assert isinstance(state, optax.ScaleByAdamState)
-    params, state, norm = descend(optimizer, params, GRADS, state, 0.5)
+    params, state, norm = apply_gradients(optimizer, params, GRADS, state, 0.5)
     assert float(norm) == pytest.approx(5)  # as given, before clipping to (0.6, 0, 0.8)
     np.testing.assert_allclose(params["a"], [1 - 0.5 * 0.6 / 0.8, 1], rtol=1e-5)
     np.testing.assert_allclose(params["b"], [[1 - 0.5 * 0.8 / 1.0]], rtol=1e-5)
@@ -53,7 +53,7 @@ def test_a_step_of_adam_by_hand():
 
 def test_parameters_keep_their_dtype():
     half = {"w": jnp.ones(2, jnp.bfloat16)}
-    after, _, _ = descend(optax.identity(), half, half, optax.identity().init(half), jnp.float32(0.5))
+    after, _, _ = apply_gradients(optax.identity(), half, half, optax.identity().init(half), jnp.float32(0.5))
     assert after["w"].dtype == jnp.bfloat16 and np.all(np.asarray(after["w"], np.float32) == 0.5)
 
 
@@ -66,7 +66,7 @@ def test_moments_of_bfloat16_parameters_are_float32():
         tree = FlatTree(params)
         flat, state = tree.flatten(params), tree.flatten_moments(optimizer.init(params))
         for _ in range(2):
-            flat, state, _ = descend(optimizer, flat, tree.flatten(params), state, jnp.float32(0.5))
+            flat, state, _ = apply_gradients(optimizer, flat, tree.flatten(params), state, jnp.float32(0.5))
         params, state = tree.restore(flat), tree.restore_moments(state)
         assert all(x.dtype == dtype for x in jax.tree.leaves(params))
         assert all(x.dtype == jnp.float32 for x in jax.tree.leaves((state.mu, state.nu)))

@@ -9,8 +9,8 @@ import pytest
 
 from envs_jax.clevr.env import goal_vector
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.apt import neighbour_distance
 from llmrl_jax.rl.gradient import traced_floats
+from llmrl_jax.rl.novelty import neighbour_distance
 from llmrl_jax.rl.offline import Context, Frozen
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.prdc import PRDC, PRDCConfig
@@ -56,7 +56,7 @@ def test_the_neighbour_of_prdc(kind):
 
     def look(x, action):
         rows = Batch(x, action, jnp.zeros(50), x, jnp.zeros(50, bool))
-        return method.wanted_action(action, rows, context)
+        return method.imitated_action(action, rows, context)
 
     found = np.asarray(rounded(look, kind)(jnp.asarray(asked), jnp.asarray(by_policy)))
     pairs, ours = (np.concatenate([2.0 * x, a], 1) for x, a in ((CLOSE, actions), (asked, by_policy)))

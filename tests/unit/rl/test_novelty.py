@@ -12,11 +12,9 @@ import pytest
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.apt import APT, APTConfig, neighbour_distance
-from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.noveld import NovelD, NovelDConfig
-from llmrl_jax.rl.q_network import NetworkQPolicy
+from llmrl_jax.rl.dqn import DQNConfig, make_dqn
+from llmrl_jax.rl.networks import NetworkQPolicy
+from llmrl_jax.rl.novelty import APT, APTConfig, NovelD, NovelDConfig, neighbour_distance
 
 
 SIZES = NovelDConfig(outputs=8, hidden=16, alpha=0.5)

@@ -15,9 +15,9 @@ from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Fixed
 from llmrl_jax.rl.bc import BC, BCConfig
 from llmrl_jax.rl.iql import IQL, IQLConfig
-from llmrl_jax.rl.offline import Offline, Trained, make_offline, member, several
-from llmrl_jax.rl.offline_config import OfflineConfig
+from llmrl_jax.rl.offline import Offline, OfflineConfig, TrainState, make_offline
 from llmrl_jax.rl.offline_data import ActionKind, actions_of, moments, prepared
+from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
 
@@ -45,7 +45,7 @@ class Seen:
     """A method that reports its batches."""
 
     def init(self, key, batch, hparams):
-        return Trained.begin({"actor": jnp.zeros(())})
+        return TrainState.create({"actor": jnp.zeros(())})
 
     def step(self, trained, batch, context):
         half = batch.reward.shape[0] // 2
@@ -185,63 +185,26 @@ def run_of(learner):
     return UPDATE["update"]
 
 
-# --- several runs -----------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 CLONE = BCConfig(batch_size=4, gradient_steps=2, hidden=(4,))
 
 
-def test_seeds_and_data_sets_in_one_program_are_those_of_single_runs():
-    sets = [steps(6), steps(6, seed=5)]
-    learners = [make_offline(BC(CLONE, WIDE), CLONE, data, WIDE) for data in sets]
-    both = several(learners, seeds=2)
+def test_seeds_share_their_data():
+    learner = make_offline(BC(CLONE, WIDE), CLONE, steps(6), WIDE)
+    both = vmap_learners(learner, 2, jax.random.split)
     key = jax.random.key(7)
     state, metrics = jax.jit(both.update)(both.init(key))
-    assert sorted(metrics) == [f"{i}/actor_loss" for i in range(4)] and int(state.update) == 1
-    update = jax.jit(learners[0].update)
-    for run in range(4):
-        alone = learners[run // 2].init(jax.random.split(key, 2)[run % 2])
-        after, found = update(alone)
+    assert sorted(metrics) == [f"{i}/actor_loss" for i in range(2)] and int(state.update) == 1
+    assert state.frozen.given[0].reward.shape == (6,), "held once"
+    for run in range(2):
+        after, found = jax.jit(learner.update)(learner.init(jax.random.split(key, 2)[run]))
         np.testing.assert_allclose(metrics[f"{run}/actor_loss"], found["actor_loss"], rtol=1e-5)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-            member(state, run).params, after.params,
+            select_run(state, run).params, after.params,
         )  # fmt: skip
-        np.testing.assert_array_equal(member(state, run).frozen.given[0].reward, sets[run // 2].reward)
-    shared = several(learners[:1], seeds=2)
-    first = shared.init(key)
-    assert first.frozen.given[0].reward.shape == (6,), "runs that share their data hold them once"
-    _, found = jax.jit(shared.update)(first)
-    np.testing.assert_allclose(found["1/actor_loss"], metrics["1/actor_loss"], rtol=1e-5)
-    narrow = steps(obs=jnp.zeros((6, 2)), next_obs=jnp.zeros((6, 2)))
-    for other in ({"data": narrow}, {"data": steps(), "imagined": steps()}):
-        other = make_offline(BC(CLONE, WIDE), CLONE, actions=WIDE, **other)
-        with pytest.raises(ValueError, match="the data of learners 0 and 1 have different forms"):
-            several([learners[0], other])
-
-
-def test_the_padding_of_smaller_sets_is_never_drawn():
-    sets = [steps(6, reward=jnp.ones(6)), steps(90, seed=1, reward=jnp.ones(90))]
-    learners = [make_offline(Seen(), SEEN, data, WIDE, imagined=sets[0]) for data in sets]
-    key = jax.random.key(2)
-    both = several(learners)
-    with pytest.raises(ValueError, match=r"learners 0 and 1 differ in batch_size \(8 and 4\)"):
-        several([learners[0], make_offline(Seen(), replace(SEEN, batch_size=4), steps(6), WIDE, imagined=sets[0])])
-    state = both.init(key)
-    assert state.frozen.given[0].reward.shape == (2, 90) and state.frozen.given[1].reward.shape == (2, 6)
-    np.testing.assert_array_equal(state.frozen.sizes, [[6, 90], [6, 6]])
-    update, metrics = jax.jit(both.update), []
-    for _ in range(4):
-        state, found = update(state)
-        assert float(found["0/first"]) == float(found["1/first"]) == float(found["0/second"]) == 1.0
-        metrics.append(float(found["0/sum"]))
-    alone, update = learners[0].init(jax.random.split(key, 1)[0]), jax.jit(learners[0].update)
-    for total in metrics:
-        alone, found = update(alone)
-        np.testing.assert_allclose(total, found["sum"], rtol=1e-5, atol=1e-5)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_continues_with_the_same_data_only_and_does_not_copy_them(tmp_path):

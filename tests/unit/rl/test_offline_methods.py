@@ -278,7 +278,7 @@ def test_prdc_imitates_the_nearest_recorded_pair(block, parts, monkeypatch):
     frozen = Frozen(tuple(steps(*one) for one in sets), (), jnp.zeros(N), jnp.ones(N), sizes)
     context = Context(jax.random.key(0), traced_floats(config), jnp.int32(0), frozen)
     rows, action = batch(CONTINUOUS), rng.uniform(-1, 1, (ROWS, 2))
-    found = jax.jit(method.wanted_action)(jnp.asarray(action, jnp.float32), rows, context)
+    found = jax.jit(method.imitated_action)(jnp.asarray(action, jnp.float32), rows, context)
     x, known = (np.concatenate([one[i] for one in sets])[:15] for i in range(2))
     pairs = np.concatenate([1.7 * x, known], 1)
     asked = np.concatenate([1.7 * np.asarray(rows.obs), action], 1)

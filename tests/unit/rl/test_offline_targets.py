@@ -53,7 +53,7 @@ def normal(key, shape):
 
 def gradient(after, before, name):
     """The gradient that a step of Adam saw, from its first moment before and after."""
-    new, old = after.opt[name].mu, before.opt[name].mu
+    new, old = after.opt_state[name].mu, before.opt_state[name].mu
     return jax.tree.map(lambda a, b: (np.asarray(a, np.float64) - 0.9 * np.asarray(b)) / 0.1, new, old)
 
 

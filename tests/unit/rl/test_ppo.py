@@ -16,8 +16,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl import gradient, rollout
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import GLAM, PPOConfig
+from llmrl_jax.rl.ppo import GLAM, PPOConfig, make_ppo
 
 
 ENV = EpisodeStatistics(Match(3))

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.ppo import Batch, ppo_loss
 
 
-class Table:
+class Table(Policy):
     """A policy whose outputs are its parameters."""
-
-    recurrent = False
 
     def unroll(self, params, frozen, obs, carry, first):
         return Categorical(params["logits"]), params["value"]

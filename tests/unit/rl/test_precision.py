@@ -16,8 +16,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.lm import Candidates, Llama, LlamaConfig, ValueHead
 from llmrl_jax.rl.networks import NetworkPolicy
-from llmrl_jax.rl.ppo import make_ppo
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.rl.precision import (
     DENSITY_BOUND,
     LENGTHS_BOUND,

@@ -1,4 +1,4 @@
-"""The replay memory: against a deque and plain loops, by hand, by frequencies, and over eight devices."""
+"""The replay buffer: against a deque and plain loops, by hand, by frequencies, and over eight devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from llmrl_jax.core.mixing import mixed
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.priorities import Priorities, PriorityTree, descend
-from llmrl_jax.rl.replay import Replay, importance_weights
+from llmrl_jax.rl.offline import mixed
+from llmrl_jax.rl.replay import Priorities, PriorityTree, Replay, descend_tree, importance_weights
 
 
 def items(*numbers):
@@ -29,11 +28,11 @@ def items(*numbers):
 ITEM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items(0))
 
 
-def held(ring):
+def held(buffer):
     """The numbers of the items, oldest first; every leaf must agree."""
-    size, capacity = int(ring.size), ring.items["a"].shape[0]
-    order = (int(ring.next) - size + np.arange(size)) % capacity
-    a, (b, even) = (jax.tree.map(lambda x: np.asarray(x)[order], ring.items[name]) for name in ("a", "b"))
+    size, capacity = int(buffer.size), buffer.items["a"].shape[0]
+    order = (int(buffer.next) - size + np.arange(size)) % capacity
+    a, (b, even) = (jax.tree.map(lambda x: np.asarray(x)[order], buffer.items[name]) for name in ("a", "b"))
     np.testing.assert_array_equal(b, np.stack([a, -a], axis=-1))
     np.testing.assert_array_equal(even, a % 2 == 0)
     return a.tolist()
@@ -42,32 +41,32 @@ def held(ring):
 def test_the_newest_takes_the_place_of_the_oldest():
     memory = Replay(5)
     add = jax.jit(memory.add)
-    ring = add(memory.init(ITEM), items(0, 1, 2))
-    assert held(ring) == [0, 1, 2] and (int(ring.next), int(ring.size)) == (3, 3)
-    ring = add(ring, items(3, 4, 5, 6))
-    np.testing.assert_array_equal(ring.items["a"], [5, 6, 2, 3, 4])
-    assert held(ring) == [2, 3, 4, 5, 6] and (int(ring.next), int(ring.size)) == (2, 5)
-    assert jax.tree.map(lambda x: x.dtype, ring.items) == jax.tree.map(lambda x: x.dtype, ITEM)
+    buffer = add(memory.init(ITEM), items(0, 1, 2))
+    assert held(buffer) == [0, 1, 2] and (int(buffer.next), int(buffer.size)) == (3, 3)
+    buffer = add(buffer, items(3, 4, 5, 6))
+    np.testing.assert_array_equal(buffer.items["a"], [5, 6, 2, 3, 4])
+    assert held(buffer) == [2, 3, 4, 5, 6] and (int(buffer.next), int(buffer.size)) == (2, 5)
+    assert jax.tree.map(lambda x: x.dtype, buffer.items) == jax.tree.map(lambda x: x.dtype, ITEM)
 
 
 def test_it_holds_what_a_deque_holds():
     memory, oracle = Replay(7), deque(maxlen=7)
-    ring, add = memory.init(ITEM), jax.jit(memory.add)
+    buffer, add = memory.init(ITEM), jax.jit(memory.add)
     count = 0
     for n in np.random.default_rng(0).choice([1, 3, 7], 20):
         numbers = range(count, count + n)
         count += n
-        ring = add(ring, items(*numbers))
+        buffer = add(buffer, items(*numbers))
         oracle.extend(numbers)
-        assert held(ring) == list(oracle)
+        assert held(buffer) == list(oracle)
 
 
 def test_samples_are_uniform_over_what_is_held():
     memory = Replay(10)
-    ring = jax.jit(memory.add)(memory.init(ITEM), items(*range(6)))
+    buffer = jax.jit(memory.add)(memory.init(ITEM), items(*range(6)))
     draws = 60_000
-    sample = jax.jit(lambda ring, key: memory.sample(ring, key, draws))
-    found = sample(ring, jax.random.key(0))
+    sample = jax.jit(lambda buffer, key: memory.sample(buffer, key, draws))
+    found = sample(buffer, jax.random.key(0))
     numbers = np.asarray(found["a"]).astype(int)
     np.testing.assert_array_equal(found["b"][0][:, 1], -numbers)  # leaves of one item stay together
     counts = np.bincount(numbers, minlength=10)
@@ -76,7 +75,7 @@ def test_samples_are_uniform_over_what_is_held():
     assert np.abs(counts[:6] - draws / 6).max() < 4 * deviation
     # neighbours in the batch are independent: as often equal as chance has it
     assert np.mean(numbers[1:] == numbers[:-1]) == pytest.approx(1 / 6, abs=4 * np.sqrt(5 / 36 / draws))
-    again, other = sample(ring, jax.random.key(0)), sample(ring, jax.random.key(1))
+    again, other = sample(buffer, jax.random.key(0)), sample(buffer, jax.random.key(1))
     np.testing.assert_array_equal(again["a"], found["a"])
     assert np.any(np.asarray(other["a"]) != np.asarray(found["a"]))
 
@@ -84,8 +83,8 @@ def test_samples_are_uniform_over_what_is_held():
 def test_a_full_memory_is_sampled_whole():
     memory = Replay(4)
     add = jax.jit(memory.add)
-    ring = add(add(memory.init(ITEM), items(0, 1, 2)), items(3, 4, 5))
-    found = jax.jit(memory.sample, static_argnums=2)(ring, jax.random.key(0), 200)
+    buffer = add(add(memory.init(ITEM), items(0, 1, 2)), items(3, 4, 5))
+    found = jax.jit(memory.sample, static_argnums=2)(buffer, jax.random.key(0), 200)
     assert set(np.asarray(found["a"]).tolist()) == {2.0, 3.0, 4.0, 5.0}
 
 
@@ -99,14 +98,14 @@ def test_bad_input():
     with pytest.raises(ValueError, match="a capacity of 0"):
         Replay(0)
     memory = Replay(2)
-    ring = memory.init(ITEM)
-    with pytest.raises(ValueError, match="3 items at once do not fit a replay memory of 2"):
-        memory.add(ring, items(0, 1, 2))
+    buffer = memory.init(ITEM)
+    with pytest.raises(ValueError, match="3 items at once do not fit a replay buffer of 2"):
+        memory.add(buffer, items(0, 1, 2))
     wrong = {**items(0), "a": jnp.zeros((1, 4))}
     with pytest.raises(ValueError, match=r"float32\[1, 4\] were added .* float32\[1\] is needed"):
-        memory.add(ring, wrong)
+        memory.add(buffer, wrong)
     with pytest.raises(ValueError, match="items of int32"):
-        memory.add(ring, {**items(0), "a": jnp.zeros(1, jnp.int32)})
+        memory.add(buffer, {**items(0), "a": jnp.zeros(1, jnp.int32)})
 
 
 # --- steps in their order ---------------------------------------------------------------------------------------------
@@ -146,10 +145,10 @@ def program(memory, name, *static):
 def filled(steps, chunk):
     """A memory to which steps were added in chunks, and the history."""
     past = history(steps)
-    ring, add = ORDERED.init(first_of(past)), program(ORDERED, "add")
+    buffer, add = ORDERED.init(first_of(past)), program(ORDERED, "add")
     for t in range(0, steps, chunk):
-        ring = add(ring, jax.tree.map(lambda x, t=t: x[t : t + chunk], past))
-    return ring, past
+        buffer = add(buffer, jax.tree.map(lambda x, t=t: x[t : t + chunk], past))
+    return buffer, past
 
 
 def episode_from(past, steps, index, at_most):
@@ -167,12 +166,12 @@ def episode_from(past, steps, index, at_most):
 
 @pytest.mark.parametrize("steps", [6, 21])  # not yet full, and wrapped around in the middle
 def test_n_steps_against_a_plain_loop(steps):
-    ring, past = filled(steps, 3)
-    index = np.arange(int(ring.size))
+    buffer, past = filled(steps, 3)
+    index = np.arange(int(buffer.size))
     for n in (1, 3, LENGTH):
-        found, discount = jax.device_get(program(ORDERED, "n_step", 2)(ring, index, n, 0.5))
+        found, discount = jax.device_get(program(ORDERED, "n_step", 2)(buffer, index, n, 0.5))
         lengths = set()
-        for i in range(int(ring.size)):
+        for i in range(int(buffer.size)):
             taken = episode_from(past, steps, i, n)
             first, last = (tuple(np.array(taken)[:, k]) for k in (0, -1))
             rewards = past.reward[taken]
@@ -197,8 +196,8 @@ def test_an_n_step_return_by_hand():
         terminated=column(0, 0, 0, 1, 0, dtype=bool),
         truncated=column(0, 1, 0, 0, 0, dtype=bool),
     )
-    ring = program(memory, "add")(memory.init(first_of(steps)), steps)
-    found, discount = program(memory, "n_step", 2)(ring, np.arange(5), 3, 0.9)
+    buffer = program(memory, "add")(memory.init(first_of(steps)), steps)
+    found, discount = program(memory, "n_step", 2)(buffer, np.arange(5), 3, 0.9)
     np.testing.assert_allclose(found.reward, [1 + 0.9 * 2, 2, 4 + 0.9 * 8, 8, 16], rtol=1e-6)
     np.testing.assert_allclose(discount, [0.81, 0.9, 0.81, 0.9, 0.9], rtol=1e-6)
     np.testing.assert_array_equal(found.next_obs, [2, 2, 12, 12, 21])
@@ -208,8 +207,8 @@ def test_an_n_step_return_by_hand():
 
 def test_windows_against_a_plain_loop():
     steps = 21
-    ring, past = filled(steps, 3)
-    found, mask = jax.device_get(program(ORDERED, "windows", 2)(ring, np.arange(ROWS * LENGTH), 4))
+    buffer, past = filled(steps, 3)
+    found, mask = jax.device_get(program(ORDERED, "windows", 2)(buffer, np.arange(ROWS * LENGTH), 4))
     assert found.obs["step"].shape == (ROWS * LENGTH, 4)
     for i in range(ROWS * LENGTH):
         taken = episode_from(past, steps, i, 4)
@@ -225,37 +224,37 @@ def test_rows_and_a_flat_memory_draw_the_same():
     """A memory of rows is the flat one, seen as time x rows: the same key gives the same items, bit for bit."""
     past = history(5)
     flat = Replay(ROWS * LENGTH)
-    ring = program(ORDERED, "add")(ORDERED.init(first_of(past)), past)
+    buffer = program(ORDERED, "add")(ORDERED.init(first_of(past)), past)
     plain = program(flat, "add")(flat.init(first_of(past)), jax.tree.map(lambda x: x.reshape(-1), past))
-    assert int(ring.size) == int(plain.size) == 15
+    assert int(buffer.size) == int(plain.size) == 15
     for a, b in zip(
-        jax.tree.leaves(program(ORDERED, "sample", 2)(ring, jax.random.key(3), 50)),
+        jax.tree.leaves(program(ORDERED, "sample", 2)(buffer, jax.random.key(3), 50)),
         jax.tree.leaves(program(flat, "sample", 2)(plain, jax.random.key(3), 50)),
     ):
         np.testing.assert_array_equal(a, b)
 
 
 def test_can_sample():
-    ring = ORDERED.init(first_of(history(1)))
-    assert not ORDERED.can_sample(ring)
-    ring = program(ORDERED, "add")(ring, history(2))
-    assert ORDERED.can_sample(ring) and ORDERED.can_sample(ring, 6) and not ORDERED.can_sample(ring, 7)
+    buffer = ORDERED.init(first_of(history(1)))
+    assert not ORDERED.can_sample(buffer)
+    buffer = program(ORDERED, "add")(buffer, history(2))
+    assert ORDERED.can_sample(buffer) and ORDERED.can_sample(buffer, 6) and not ORDERED.can_sample(buffer, 7)
 
 
 def test_bad_rows():
     with pytest.raises(ValueError, match="10 items cannot be divided among 3 environments: choose a multiple of 3"):
         Replay(10, rows=3)
     flat = Replay(9)
-    ring = flat.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay memory"):
-        flat.n_step(ring, jnp.zeros(1, jnp.int32), 2, 0.9)
-    ring = ORDERED.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay memory of 8 steps per environment"):
-        ORDERED.windows(ring, jnp.zeros(1, jnp.int32), 9)
+    buffer = flat.init(first_of(history(1)))
+    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay buffer"):
+        flat.n_step(buffer, jnp.zeros(1, jnp.int32), 2, 0.9)
+    buffer = ORDERED.init(first_of(history(1)))
+    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay buffer of 8 steps per environment"):
+        ORDERED.windows(buffer, jnp.zeros(1, jnp.int32), 9)
     with pytest.raises(ValueError, match="n = 0 steps; at least 1"):
-        ORDERED.n_step(ring, jnp.zeros(1, jnp.int32), 0, 0.9)
+        ORDERED.n_step(buffer, jnp.zeros(1, jnp.int32), 0, 0.9)
     with pytest.raises(ValueError, match="9 steps of 3 environments at once do not fit"):
-        ORDERED.add(ring, history(9))
+        ORDERED.add(buffer, history(9))
 
 
 # --- priorities -------------------------------------------------------------------------------------------------------
@@ -325,7 +324,7 @@ def test_draws_have_their_probabilities():
 def test_the_last_place_with_a_priority_takes_what_rounding_puts_behind_it():
     low, offset = jnp.asarray([0.0, 1.0, 7.0]), jnp.asarray([0.5, 2.0, 0.0])
     weights = jnp.zeros((3, 16)).at[:, 2].set(1.0).at[:, 5].set(2.0)
-    child, start, weight = jax.jit(descend)(weights, low, offset)
+    child, start, weight = jax.jit(descend_tree)(weights, low, offset)
     np.testing.assert_array_equal(child, [2, 5, 5])
     np.testing.assert_allclose(start, [0, 1, 1])
     np.testing.assert_allclose(weight, [1, 2, 2])
@@ -335,8 +334,8 @@ def test_a_prioritized_memory():
     memory = Replay(6, rows=2, prioritized=True)
     steps = jax.tree.map(lambda x: x[:, :2], history(2))
     add, draw = program(memory, "add"), program(memory, "draw_prioritized", 2)
-    ring = add(memory.init(first_of(steps)), steps)
-    drawn = draw(ring, jax.random.key(0), 1600)
+    buffer = add(memory.init(first_of(steps)), steps)
+    drawn = draw(buffer, jax.random.key(0), 1600)
     assert np.bincount(drawn.index, minlength=6).tolist() == [
         400,
         400,
@@ -348,18 +347,18 @@ def test_a_prioritized_memory():
     np.testing.assert_allclose(drawn.probability, 0.25)
     # 1 : 3 : 0 : 4; place 3 comes twice, and keeps the higher priority
     prioritize = program(memory, "prioritize")
-    ring = prioritize(ring, np.array([0, 1, 2, 3, 3]), np.array([1.0, 3.0, 0.0, 4.0, 2.0], np.float32))
-    drawn = draw(ring, jax.random.key(0), 1600)
+    buffer = prioritize(buffer, np.array([0, 1, 2, 3, 3]), np.array([1.0, 3.0, 0.0, 4.0, 2.0], np.float32))
+    drawn = draw(buffer, jax.random.key(0), 1600)
     np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [200, 600, 0, 800, 0, 0], atol=1)
     np.testing.assert_allclose(
-        program(memory, "get")(ring, drawn.index).obs["step"], np.array([0, 1, 10, 11, 0, 0])[drawn.index]
+        program(memory, "get")(buffer, drawn.index).obs["step"], np.array([0, 1, 10, 11, 0, 0])[drawn.index]
     )
     # new items get the highest priority so far, 4, also where they take the place of others: 1 : 3 | 0 : 4 | 4 : 4
-    ring = add(ring, jax.tree.map(lambda x: x[:1], steps))
-    drawn = draw(ring, jax.random.key(0), 1600)
+    buffer = add(buffer, jax.tree.map(lambda x: x[:1], steps))
+    drawn = draw(buffer, jax.random.key(0), 1600)
     np.testing.assert_allclose(np.bincount(drawn.index, minlength=6), [100, 300, 0, 400, 400, 400], atol=1)
     # weights by hand: N = 6, P = 1/16, 3/16, 4/16 -> (N P)^-0.5 = 1.63, 0.943, 0.816, over the largest
-    weights = importance_weights(jnp.array([1 / 16, 3 / 16, 4 / 16]), ring.size, 0.5)
+    weights = importance_weights(jnp.array([1 / 16, 3 / 16, 4 / 16]), buffer.size, 0.5)
     np.testing.assert_allclose(weights, [1, 3**-0.5, 0.5], rtol=1e-6)
 
 
@@ -386,24 +385,24 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
 
     def run(place, copied):
         def program(steps, key):
-            ring = place(memory.init(first_of(steps)))
+            buffer = place(memory.init(first_of(steps)))
             for half in (0, 20):
-                ring = place(memory.add(ring, jax.tree.map(lambda x, t=half: x[t : t + 20], steps)))
-            ring = place(memory.prioritize(ring, jnp.arange(100), 0.1 + jnp.arange(100.0) / 7))
-            index = copied(memory.draw_prioritized(ring, key, 64).index)
-            return ring, index, memory.n_step(ring, index, 3, 0.9), memory.windows(ring, index, 4)
+                buffer = place(memory.add(buffer, jax.tree.map(lambda x, t=half: x[t : t + 20], steps)))
+            buffer = place(memory.prioritize(buffer, jnp.arange(100), 0.1 + jnp.arange(100.0) / 7))
+            index = copied(memory.draw_prioritized(buffer, key, 64).index)
+            return buffer, index, memory.n_step(buffer, index, 3, 0.9), memory.windows(buffer, index, 4)
 
         return jax.jit(program)
 
-    def placed(ring):
+    def placed(buffer):
         return memory.place(
-            ring,
+            buffer,
             lambda tree, axis: jax.lax.with_sharding_constraint(tree, sharding(axis)),
             lambda tree: jax.lax.with_sharding_constraint(tree, whole),
         )
 
     key = jax.random.key(0)
-    one = run(lambda ring: ring, lambda x: x)(steps, key)
+    one = run(lambda buffer: buffer, lambda x: x)(steps, key)
     split = jax.device_put(steps, sharding(1))
     program = run(placed, lambda x: jax.lax.with_sharding_constraint(x, whole)).lower(split, key).compile()
     eight = program(split, key)

@@ -12,10 +12,9 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.offline import Trained
+from llmrl_jax.rl.offline import TrainState
 from llmrl_jax.rl.offline_data import ActionKind, Batch
-from llmrl_jax.rl.sac import SACConfig, make_sac, sac_policy
-from llmrl_jax.rl.soft import SoftActorCritic
+from llmrl_jax.rl.sac import SACConfig, SoftActorCritic, make_sac, sac_policy
 
 
 def test_the_soft_target_by_hand():
@@ -25,7 +24,7 @@ def test_the_soft_target_by_hand():
     params = jax.jit(lambda key: nets.networks(key, 2, h))(jax.random.key(0))
     params["actor"][-1]["bias"] = jnp.array([0.3, -30.0])  # log deviations are at least -20
     params["actor"][-1]["kernel"] = jnp.zeros((4, 2))
-    trained = Trained.begin(params, ["critic"])
+    trained = TrainState.create(params, ["critic"])
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)
     rows = Batch(x, jnp.zeros((3, 1)), jnp.array([1.0, 2.0, 3.0]), -x, jnp.array([False, True, False]))

@@ -12,7 +12,7 @@ from llmrl_jax.cli import main as cli
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.folder import LOCK, check_folder, held, holder, open_folder
-from llmrl_jax.systems.props.settings import PropsRun
+from llmrl_jax.systems.props.config import PropsRun
 
 
 def run_config(tmp_path, **options) -> RunConfig:

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.run.checkpoint import CheckpointError
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.run.folder import start_of
 from llmrl_jax.run.signals import StopRequest
-from llmrl_jax.systems.glam import demo, posttest_run
-from llmrl_jax.systems.props import search_run, table_run
-from llmrl_jax.systems.props.config import PropsConfig, TemplateConfig
-from llmrl_jax.systems.props.log_lines import fault
-from llmrl_jax.systems.props.settings import PropsRun
-from llmrl_jax.systems.props.study import Study
+from llmrl_jax.systems.glam import results
+from llmrl_jax.systems.glam.config import PostTestConfig
+from llmrl_jax.systems.props import table, train as searches
+from llmrl_jax.systems.props.config import PropsConfig, PropsRun, TemplateConfig
+from llmrl_jax.systems.props.study import Study, fault
 from llmrl_jax.systems.props.tasks import get
+from llmrl_jax.workflows import curriculum
 
 
 def begun(folder: Path) -> None:
@@ -31,31 +32,49 @@ def begun(folder: Path) -> None:
 # --- runs inside a run, which no flag of --run reaches ----------------------------------------------------------------
 
 
-def test_a_gap_in_the_log_of_a_lesson_stops_nothing(tmp_path):
+def test_a_gap_in_the_log_of_a_lesson_stops_nothing(tmp_path, monkeypatch):
     begun(tmp_path / "imitation")
     with pytest.raises(ValueError, match="--run.resume-from|--run.accept-gaps"):  # a run of its own has these
         start_of(tmp_path / "imitation", RunConfig("imitation", str(tmp_path), resume=True))
-    lesson = demo._lesson("imitation", RunConfig("a", str(tmp_path)), tmp_path)
-    start, note = start_of(lesson.folder, lesson)
-    assert start == 3 and "this gap was accepted" in note
+
+    def train(learner, run, **options):
+        start, note = start_of(run.folder, run)
+        assert start == 3 and "this gap was accepted" in note
+        raise InterruptedError
+
+    monkeypatch.setattr(curriculum, "run_training", train)
+    with pytest.raises(InterruptedError):
+        lesson(tmp_path, "imitation")
 
 
-def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path):
+def lesson(folder: Path, name: str) -> None:
+    learner = Learner(lambda key: key, lambda state: (state, {}), 1)
+    curriculum.train_lesson(name, learner, None, 3, RunConfig("a", str(folder)), folder, ())
+
+
+def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path, monkeypatch):
+    def train(learner, run, **options):
+        try:
+            raise ValueError("two bytes")
+        except ValueError as why:
+            raise CheckpointError("checkpoint 3 is damaged: use it with --run.resume-from 2") from why
+
+    monkeypatch.setattr(curriculum, "run_training", train)
     with pytest.raises(CheckpointError, match=r"reading is damaged \(two bytes\): delete that folder") as raised:
-        with demo._lessons_remedy(tmp_path / "reading"):
-            try:
-                raise ValueError("two bytes")
-            except ValueError as why:
-                raise CheckpointError("checkpoint 3 is damaged: use it with --run.resume-from 2") from why
+        lesson(tmp_path, "reading")
     assert "--run.resume-from" not in str(raised.value)
+
+    def refuse(learner, run, **options):
+        raise CheckpointError("another configuration")
+
+    monkeypatch.setattr(curriculum, "run_training", refuse)
     with pytest.raises(CheckpointError, match="^another configuration$"):
-        with demo._lessons_remedy(tmp_path):
-            raise CheckpointError("another configuration")
+        lesson(tmp_path, "reading")
 
 
 def by_numbers(folder):
     asked = {"method": "random_search", "seed": 0, "seeds": 2, "budget": 200, "final_episodes": 2}
-    return table_run._by_numbers(get("nim"), asked, folder, StopRequest())
+    return table._search_numerically(get("nim"), asked, folder, StopRequest())
 
 
 def test_a_gap_in_the_log_of_a_tables_search_stops_nothing(tmp_path, monkeypatch):
@@ -66,7 +85,7 @@ def test_a_gap_in_the_log_of_a_tables_search_stops_nothing(tmp_path, monkeypatch
         seen.append(start_of(run.folder, run))
         raise InterruptedError
 
-    monkeypatch.setattr(table_run, "run_training", train)
+    monkeypatch.setattr(table, "run_training", train)
     with pytest.raises(InterruptedError):
         by_numbers(tmp_path / "nim")
     assert seen[0][0] == 3 and "accepted" in seen[0][1]
@@ -76,7 +95,7 @@ def test_a_damaged_checkpoint_of_a_table_names_again(tmp_path, monkeypatch):
     def train(learner, run, **options):
         raise CheckpointError("checkpoint 3 is damaged; no older one is whole")
 
-    monkeypatch.setattr(table_run, "run_training", train)
+    monkeypatch.setattr(table, "run_training", train)
     with pytest.raises(CheckpointError, match="--again --tasks nim --methods random_search"):
         by_numbers(tmp_path / "nim")
 
@@ -85,7 +104,7 @@ def test_a_damaged_checkpoint_of_a_table_names_again(tmp_path, monkeypatch):
 
 
 def test_the_record_of_the_committed_table_is_read():
-    rows = table_run._rows(Path(__file__).parents[3] / "docs" / "systems")
+    rows = table._rows(Path(__file__).parents[3] / "docs" / "systems")
     assert len(rows) > 10 and all(row["seed"] == 0 for row in rows)
 
 
@@ -102,7 +121,7 @@ def test_the_record_of_the_committed_table_is_read():
 def test_the_record_of_a_table_is_checked(tmp_path, content, message):
     (tmp_path / "props-table.json").write_text(content)
     with pytest.raises(ValueError, match=message):
-        table_run._rows(tmp_path)
+        table._rows(tmp_path)
 
 
 LINE = {
@@ -138,7 +157,7 @@ def test_lines_of_other_kinds():
 
 
 def test_a_result_that_is_no_object_is_judged_again(tmp_path):
-    (tmp_path / search_run.RESULT).write_text("5")
+    (tmp_path / searches.RESULT).write_text("5")
 
     class Done(Study):
         done = True
@@ -146,23 +165,23 @@ def test_a_result_that_is_no_object_is_judged_again(tmp_path):
         def __init__(self):
             self.folder = tmp_path
 
-    assert search_run._judged(Done()) is None
+    assert searches._finished(Done()) is None
 
 
 @pytest.mark.parametrize("content", ["[]", "5", '{"go_to": 5}'])
 def test_the_records_of_tests_are_checked(tmp_path, content):
     path = tmp_path / "tests.json"
-    assert posttest_run._saved(path) == {}
+    assert results._saved(path) == {}
     path.write_text(content)
     with pytest.raises(ValueError, match="tests.json is .*; an object with a record for each test is needed: delete"):
-        posttest_run._saved(path)
+        results._saved(path)
 
 
 def test_a_summary_of_something_else_beside_a_model_is_no_clones(tmp_path):
     (tmp_path / "a" / "model").mkdir(parents=True)
     for content, name in ((5, ""), ([], ""), ({}, ""), ({"demonstrations": 3}, "a")):
         (tmp_path / "a" / "summary.json").write_text(json.dumps(content))
-        assert posttest_run._clone_of(tmp_path / "a" / "model") == name
+        assert results._clone_of(tmp_path / "a" / "model") == name
 
 
 # --- what is checked only where it is used ----------------------------------------------------------------------------
@@ -179,11 +198,11 @@ def test_one_run_writes_nothing_to_out(tmp_path, monkeypatch, options, checked):
     def of_run(*args):
         raise Reached
 
-    monkeypatch.setattr(posttest_run, "_of_run", of_run)
+    monkeypatch.setattr(results, "_of_run", of_run)
     with pytest.raises(NotADirectoryError if checked else Reached):
-        posttest_run.give_tests([tmp_path / "run"], out=tmp_path / "f", **options)
+        results.post_test(PostTestConfig((tmp_path / "run",), out=tmp_path / "f", **options))
     with pytest.raises(NotADirectoryError):  # the picture of several
-        posttest_run.give_tests([tmp_path / "run", tmp_path / "other"], out=tmp_path / "f")
+        results.post_test(PostTestConfig((tmp_path / "run", tmp_path / "other"), out=tmp_path / "f"))
 
 
 def test_settings_with_templates_are_read_anywhere(tmp_path, monkeypatch):
@@ -195,5 +214,5 @@ def test_settings_with_templates_are_read_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert configs.load_config(PropsRun, tmp_path / "config.json") == config
     with pytest.raises(ValueError, match="templates.template_dir is mine, which is no folder"):
-        search_run.run_searches(config)
+        searches.run_searches(config)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

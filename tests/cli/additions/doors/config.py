@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
 from llmrl_jax.rl.networks import NetworkConfig
-from llmrl_jax.rl.ppo_config import PPOConfig
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 
 

@@ -22,7 +22,7 @@ from envs_jax.text import (
     compiled as compiled_module,
 )
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
-from llmrl_jax.systems.glam.prompt import glam_prompt
+from llmrl_jax.systems.glam.prompts import glam_prompt
 
 
 COLORS = Phrasebook(["red", "green", "very dark blue"], name="colors")

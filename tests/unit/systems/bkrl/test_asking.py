@@ -12,14 +12,13 @@ from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import collected, preferences, presets, prompts
-from llmrl_jax.systems.bkrl.asking import asking, read_data
-from llmrl_jax.systems.bkrl.collected import Collected
-from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig
-from llmrl_jax.systems.bkrl.preferences import Answer, ask, draw, of_answers, statistics
+from llmrl_jax.systems.bkrl import collect, preferences, prompts
+from llmrl_jax.systems.bkrl.advice import advice_run, read_data
+from llmrl_jax.systems.bkrl.collect import EpisodeDataset
+from llmrl_jax.systems.bkrl.config import PRESETS, CodeRun, GoalsRun, PreferRun, TrainRun, WindowConfig, preset
+from llmrl_jax.systems.bkrl.preferences import Answer, ask, labeled_pairs, sample_pairs, statistics
 from llmrl_jax.systems.bkrl.programs import correlation
-from llmrl_jax.systems.bkrl.samples import PROGRAMS
-from llmrl_jax.systems.bkrl.scripted import ScriptedGoals, ScriptedJudge, merit, progress
+from llmrl_jax.systems.bkrl.scripted import PROGRAMS, ScriptedGoals, ScriptedJudge, merit, progress
 from llmrl_jax.workflows.chat_model import ChatConfig
 from tests.bkrl_world import ID, played, world
 
@@ -27,7 +26,7 @@ from tests.bkrl_world import ID, played, world
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    collected.write(folder / "a.parquet", played())
+    collect.write_episodes(folder / "a.parquet", played())
     return WindowConfig(data=str(folder), env=ID)
 
 
@@ -99,13 +98,13 @@ class Biased:
 
 def test_a_bias_is_reported_and_teaches_nothing(data, tmp_path):
     config = PreferRun(windows=data, pairs=20, run=BaseRunConfig(out=str(tmp_path), name="p"))
-    with asking(config, "p", lambda world: Biased()) as asked:
+    with advice_run(config, "p", lambda world: Biased()) as asked:
         windows = asked.data.sample(asked.rng, 40, 3)
         answers, stopped = ask(asked, config, windows)
     assert not stopped and len(answers) == 20
-    found = statistics(answers, windows.earned.reshape(-1, 2))
+    found = statistics(answers, windows.return_from_start.reshape(-1, 2))
     assert found["first_wins"] == 1 and found["consistent"] == 0 and found["unreadable"] == 8
-    pairs = of_answers(windows, answers, ("image",))
+    pairs = labeled_pairs(windows, answers, ("image",))
     assert len(pairs) == 20 and pairs.obs["image"].shape == (20, 2, 4, 7, 7, 3)
     assert set(pairs.second_wins) == {0.5}
     lines = [json.loads(line) for line in (tmp_path / "p" / "preferences.jsonl").read_text().splitlines()]
@@ -138,11 +137,11 @@ def test_a_bias_cancels_out_of_log_probabilities(data, tmp_path):
         chat=ChatConfig(model="local:tiny"),
     )
     free = replace(config, chat=ChatConfig(), answers="written")
-    with asking(free, "c", lambda world: Leaning()) as asked:
+    with advice_run(free, "c", lambda world: Leaning()) as asked:
         windows = asked.data.sample(asked.rng, 40, 3)
         said = asked.captions(windows)
         answers, _ = ask(asked, config, windows)
-    found = statistics(answers, windows.earned.reshape(-1, 2))
+    found = statistics(answers, windows.return_from_start.reshape(-1, 2))
     assert found["first_wins"] == 1 and found["consistent"] == 0
     keys = np.array(["key" in text for text in said]).reshape(-1, 2)
     np.testing.assert_array_equal([a.second_wins for a in answers], 0.5 + 0.5 * (keys[:, 1] * 1.0 - keys[:, 0]))
@@ -167,14 +166,14 @@ def test_no_window_is_compared_with_itself(data, tmp_path):
     """Two of 14 steps in the held-out episodes, so that half of the pairs would be such."""
     few = replace(data, window=12)
     config = PreferRun(windows=few, pairs=60, run=BaseRunConfig(out=str(tmp_path), name="n"))
-    with asking(config, "n", ScriptedJudge) as asked:
-        windows, _ = draw(asked, config)
+    with advice_run(config, "n", ScriptedJudge) as asked:
+        windows, _ = sample_pairs(asked, config)
     where = np.stack([windows.episode, windows.time], 1).reshape(-1, 2, 2)
     assert (where[:, 0] != where[:, 1]).any(1).all()
-    one = replace(asked, held=asked.held[:1])
-    length = int(asked.data.lengths[one.held[0]])
+    one = replace(asked, validation=asked.validation[:1])
+    length = int(asked.data.lengths[one.validation[0]])
     with pytest.raises(DataError, match=f"one window of {length} steps; two are needed for a pair"):
-        draw(one, replace(config, windows=replace(few, window=length)))
+        sample_pairs(one, replace(config, windows=replace(few, window=length)))
 
 
 def test_the_scripted_judge_reads_captions(data, tmp_path):
@@ -195,14 +194,14 @@ def test_the_scripted_judge_reads_captions(data, tmp_path):
     assert progress(["You see nothing in front"] * 5, turns) == 0
     assert progress(["You see nothing in front"] * 5, ["forward", "turn right", "forward", "forward"]) == 9 / 4
     config = PreferRun(windows=data, pairs=8, run=BaseRunConfig(out=str(tmp_path), name="s"))
-    with asking(config, "s", ScriptedJudge) as asked:
+    with advice_run(config, "s", ScriptedJudge) as asked:
         answers, _ = ask(asked, config, asked.data.sample(asked.rng, 16, 3))
     assert all(a.forward is not None and a.backward == 1 - a.forward for a in answers)
 
 
 def test_scripted_goals_are_about_what_is_seen(data, tmp_path):
     config = GoalsRun(windows=replace(data, window=4), situations=4, run=BaseRunConfig(out=str(tmp_path), name="g"))
-    with asking(config, "g", ScriptedGoals) as asked:
+    with advice_run(config, "g", ScriptedGoals) as asked:
         windows = asked.data.sample(asked.rng, 4, 3)
         said = asked.captions(windows)
         requests = [ChatRequest((Message("user", prompts.goal_window(text, [])),)) for text in said]
@@ -228,20 +227,20 @@ def test_data_of_another_world_are_refused(data):
 
 def test_rank_correlation():
     windows = played().sample(np.random.default_rng(0), 64, 2)
-    windows = replace(windows, to_come=np.arange(64, dtype=np.float32), followed=np.ones(64, bool))
+    windows = replace(windows, return_to_go=np.arange(64, dtype=np.float32), has_next=np.ones(64, bool))
     assert correlation(np.arange(64.0) ** 3, windows) == pytest.approx(1)
     assert correlation(-np.arange(64.0), windows) == pytest.approx(-1)
     assert correlation(np.ones(64), windows) == 0
     # after a terminal state there is nothing, whatever the potential says of it: shaping takes 0 there
     over = np.arange(64) % 4 == 0
-    ended = replace(windows, followed=~over, to_come=np.where(over, 0, windows.to_come))
+    ended = replace(windows, has_next=~over, return_to_go=np.where(over, 0, windows.return_to_go))
     assert correlation(np.where(over, 1e3, np.arange(64.0)), ended) == pytest.approx(1)
 
 
 def test_rank_correlation_leaves_the_end_of_a_truncated_episode_out():
     """By hand, with gamma 0.5: three steps that terminate, two that are cut. Windows of one step are followed by the
     rewards 0.5, 1, (none), 4, (unknown). With a 0 for the last one it would be 1 - 6 * 12 / (4 * 15) = -0.2."""
-    data = Collected(
+    data = EpisodeDataset(
         obs={"x": np.arange(7)},
         action=np.zeros(5, np.int32),
         reward=np.array([0, 0, 1, 2, 4], np.float32),
@@ -250,7 +249,7 @@ def test_rank_correlation_leaves_the_end_of_a_truncated_episode_out():
         digest="",
     )
     windows = data.at([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 1, gamma=0.5)
-    assert windows.to_come.tolist() == [0.5, 1, 0, 4, 0]
+    assert windows.return_to_go.tolist() == [0.5, 1, 0, 4, 0]
     assert correlation(np.array([1.0, 2, 9, 3, 50]), windows) == pytest.approx(1)
     assert correlation(np.array([1.0, 2, 9, -3, 50]), windows) == pytest.approx(-0.5)
 
@@ -263,7 +262,7 @@ def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
         chat = replace(PreferRun().chat, model="local:judge", max_calls=calls)
         run = BaseRunConfig(out=str(tmp_path), name=name, **options)
         config = PreferRun(windows=data, pairs=70, chat=chat, run=run)
-        with asking(config, "p", ScriptedJudge) as asked:
+        with advice_run(config, "p", ScriptedJudge) as asked:
             windows = asked.data.sample(asked.rng, 140, 3)
             answers, stopped = ask(asked, config, windows)
             return answers, stopped, asked.chat.spent.calls
@@ -279,18 +278,18 @@ def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
 
 def test_a_run_is_not_continued_with_other_data(tmp_path):
     """It would draw other windows, and pay for them again."""
-    collected.write(tmp_path / "a.parquet", played())
+    collect.write_episodes(tmp_path / "a.parquet", played())
     config = PreferRun(windows=WindowConfig(data=str(tmp_path), env=ID), run=BaseRunConfig(out=str(tmp_path), name="r"))
     again = replace(config, run=replace(config.run, resume=True))
 
     def begin(config):
-        with asking(config, "r", ScriptedJudge) as asked:
+        with advice_run(config, "r", ScriptedJudge) as asked:
             return asked.data.digest
 
     note = tmp_path / "r" / "data.sha256"
     first = begin(config)
     assert note.read_text() == first + "\n" and begin(again) == first
-    collected.write(tmp_path / "b.parquet", played())  # the collecting run was extended
+    collect.write_episodes(tmp_path / "b.parquet", played())  # the collecting run was extended
     with pytest.raises(DataError, match=f"has other episodes .* with which .*r began .{first[:12]}.*: put these back"):
         begin(again)
     assert note.read_text() == first + "\n"
@@ -300,7 +299,7 @@ def test_a_run_is_not_continued_with_other_data(tmp_path):
 
 def test_a_program_is_given_what_the_prompt_describes():
     import envs_jax
-    from llmrl_jax.systems.bkrl.worlds import described, world_of
+    from llmrl_jax.systems.bkrl.prompts import program_parts, world_of
 
     for id, wanted in (
         (ID, ("direction", "image")),
@@ -308,13 +307,13 @@ def test_a_program_is_given_what_the_prompt_describes():
         ("Crafter-Text-Reward?view=true&image=none", ("daylight", "inventory", "view")),
     ):
         env = envs_jax.make(id)[0]
-        assert described(world_of(env), env) == wanted
+        assert program_parts(world_of(env), env) == wanted
 
 
-@pytest.mark.parametrize("preset", list(presets.TRAIN))
+@pytest.mark.parametrize("name", list(PRESETS))
 @pytest.mark.parametrize("alg", ["none", "rnd"])
-def test_presets_serve_every_algorithm(preset, alg):
-    config = TrainRun(agent=presets.train(preset), alg=alg)
+def test_presets_serve_every_algorithm(name, alg):
+    config = TrainRun(agent=preset(name), alg=alg)
     assert alg == "rnd" or config.alg == "none"
     if alg == "none":
         with pytest.raises(ValueError, match="--rnd.outputs is 7.* --alg none does not read"):
@@ -322,7 +321,7 @@ def test_presets_serve_every_algorithm(preset, alg):
 
 
 def test_prompts_tell_what_a_program_sees():
-    from llmrl_jax.systems.bkrl.worlds import world_of
+    from llmrl_jax.systems.bkrl.prompts import world_of
 
     system = prompts.code_system(world_of(world()), 5)
     assert "(5,)" in system and 'obs["image"]' in system and "{" not in system.replace('{"', "")
@@ -334,7 +333,7 @@ def test_prompts_tell_what_a_program_sees():
 def test_prompts_say_what_is_true():
     """The action of the example that waits is that of the world; nothing is said of tasks or rewards that are not."""
     import envs_jax
-    from llmrl_jax.systems.bkrl.worlds import world_of
+    from llmrl_jax.systems.bkrl.prompts import world_of
 
     for id, waits in ((ID, 6), ("Crafter-Text-Reward", 0)):
         known = world_of(envs_jax.make(id)[0])
@@ -347,11 +346,11 @@ def test_prompts_say_what_is_true():
 
 def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
     config = PreferRun(windows=data, pairs=30, validation_share=0.2, run=BaseRunConfig(out=str(tmp_path), name="d"))
-    with asking(config, "d", ScriptedJudge) as asked:
-        windows, validates = draw(asked, config)
+    with advice_run(config, "d", ScriptedJudge) as asked:
+        windows, validates = sample_pairs(asked, config)
     assert len(windows) == 60 and validates.sum() == 6
     of = windows.episode.reshape(-1, 2)
-    assert set(of[validates].ravel()) <= set(asked.held) and set(of[~validates].ravel()) <= set(asked.shown)
+    assert set(of[validates].ravel()) <= set(asked.validation) and set(of[~validates].ravel()) <= set(asked.train)
     again = asked.data.at(windows.episode, windows.time, config.windows.window)
     np.testing.assert_array_equal(again.obs["image"], windows.obs["image"])
     np.testing.assert_array_equal(again.action, windows.action)
@@ -364,8 +363,8 @@ def test_the_share_of_validation_is_exact(data, tmp_path, pairs, share, count):
     config = PreferRun(
         windows=data, pairs=pairs, validation_share=share, run=BaseRunConfig(out=str(tmp_path), name="v")
     )
-    with asking(config, "v", ScriptedJudge) as asked:
-        validates = draw(asked, config)[1]
+    with advice_run(config, "v", ScriptedJudge) as asked:
+        validates = sample_pairs(asked, config)[1]
     assert validates.sum() == count
     if count * share:  # where the pairs are a multiple of it, the places are those of before
         gaps = np.diff(np.flatnonzero(validates))

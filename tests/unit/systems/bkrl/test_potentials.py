@@ -20,33 +20,35 @@ from llmrl_jax.advice.sandbox.stablehlo import lower
 from llmrl_jax.advice.sandbox.trace import trace
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.rl.shaping import NO_ACTION, Window
-from llmrl_jax.systems.bkrl import goals, manifest as manifests
-from llmrl_jax.systems.bkrl.agent import seen_parts
-from llmrl_jax.systems.bkrl.artifacts import load_potential
-from llmrl_jax.systems.bkrl.collected import begun
-from llmrl_jax.systems.bkrl.config import GoalsRun, WindowConfig
-from llmrl_jax.systems.bkrl.goal_potential import (
+from llmrl_jax.systems.bkrl import goals, potentials
+from llmrl_jax.systems.bkrl.build import observed_parts
+from llmrl_jax.systems.bkrl.collect import pad_starts
+from llmrl_jax.systems.bkrl.config import GoalsRun, PreferenceModelConfig, WindowConfig
+from llmrl_jax.systems.bkrl.goals import (
     GoalPotential,
     Library,
     action_sentence,
     by_phrases,
-    exact,
+    embedder,
+    exact_potential,
+    make_library,
+    split_windows,
     unit,
 )
-from llmrl_jax.systems.bkrl.goals import embedder, make_library, windows_in_parts
-from llmrl_jax.systems.bkrl.manifest import ArtifactError, Manifest
-from llmrl_jax.systems.bkrl.potentials import RandomPotential, Scaled, fixed_scale, on_windows
+from llmrl_jax.systems.bkrl.potentials import ArtifactError, Manifest, RandomPotential, Scaled, fixed_scale, on_windows
 from llmrl_jax.systems.bkrl.preference_model import (
+    WEIGHTS,
     Encoded,
     Pairs,
-    PreferenceModelConfig,
     Scorer,
     bradley_terry,
     distil,
     fit,
+    make_model,
+    save_weights,
 )
-from llmrl_jax.systems.bkrl.preferences import WEIGHTS, make_model, save_weights
-from llmrl_jax.systems.bkrl.worlds import TEXT, world_of
+from llmrl_jax.systems.bkrl.prompts import TEXT, world_of
+from llmrl_jax.systems.bkrl.train import load_potential
 from tests.bkrl_world import played, world
 
 
@@ -151,7 +153,7 @@ def test_a_head_is_distilled():
 def library(encoder):
     names = ("go to the red ball", "turn left", "look for objects")
     windows = played().sample(np.random.default_rng(5), 6, 3)
-    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    led, reached = split_windows(world(), world_of(world()).verbs, windows)
     keys = by_phrases(encoder, world())([a + b for a, b in zip(led, reached)])
     of_key = np.random.default_rng(1).random((6, 3)) < 0.5
     return Library(names, keys, of_key, unit(encoder.encode_texts(names)))
@@ -167,9 +169,9 @@ def goal_potential(threshold):
 @pytest.mark.parametrize("threshold", [-1.0, 0.2])
 def test_goals_on_the_device_are_those_of_the_host(threshold):
     encoder, windows = HashedEncoder(), played().sample(np.random.default_rng(7), 64, 4)
-    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    led, reached = split_windows(world(), world_of(world()).verbs, windows)
     embed = by_phrases(encoder, world())
-    wanted = exact(embed(led), embed(reached), library(encoder), threshold)
+    wanted = exact_potential(embed(led), embed(reached), library(encoder), threshold)
     np.testing.assert_allclose(on_windows(goal_potential(threshold), windows), wanted, atol=1e-5)
     assert len(np.unique(np.round(wanted, 4))) > 8
 
@@ -182,16 +184,16 @@ def test_a_library_of_one_situation():
     tables = (np.asarray(some.params[name]) for name in ("phrases", "verbs"))
     phrases, verbs = tables
     found = on_windows(GoalPotential(one, phrases, verbs[1:], 4, -1.0), windows)
-    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    led, reached = split_windows(world(), world_of(world()).verbs, windows)
     embed = by_phrases(HashedEncoder(), world())
-    np.testing.assert_allclose(found, exact(embed(led), embed(reached), one, -1.0), atol=1e-5)
+    np.testing.assert_allclose(found, exact_potential(embed(led), embed(reached), one, -1.0), atol=1e-5)
 
 
 def test_situations_are_embedded_as_what_is_compared_with_them():
     """With whole texts, a window that was asked about is nearest to itself."""
     encoder, windows = HashedEncoder(), played().sample(np.random.default_rng(5), 6, 3)
     asked = types.SimpleNamespace(env=world(), world=world_of(world()))
-    led, reached = windows_in_parts(world(), asked.world.verbs, windows)
+    led, reached = split_windows(world(), asked.world.verbs, windows)
     texts = [a + b for a, b in zip(led, reached)]
     for kind, wanted in (
         ("phrases", by_phrases(encoder, world())(texts)),
@@ -204,41 +206,41 @@ def test_situations_are_embedded_as_what_is_compared_with_them():
 def test_words_fit_rooms_of_any_size():
     """A larger room has longer texts, of the same phrases."""
     small, large = world(), envs_jax.make("BabyAI-Text-GoToLocal-RedBall-S30")[0]
-    about = manifests.observed(small, (TEXT,))
+    about = potentials.observation_spec(small, (TEXT,))
     made = Manifest("bk-goal", "babyai", about, tuple(small.action_names), 4, 1.0, "m", "p", "d", {})
     assert small.observation_space(None).spaces[TEXT].shape != large.observation_space(None).spaces[TEXT].shape
-    manifests.check_fits(made, large, "x")
+    potentials.check_fits(made, large, "x")
     other = dataclasses.replace(made, observation={TEXT: ["phrases", "0" * 64]})
     with pytest.raises(ArtifactError, match="x reads 'text' in other words than those of"):
-        manifests.check_fits(other, large, "x")
+        potentials.check_fits(other, large, "x")
 
 
 def test_a_run_keeps_its_potential(saved, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    manifests.keep(run, saved)
-    manifests.keep(run, saved)  # a resume
-    made = manifests.load(saved)
-    manifests.save(saved, dataclasses.replace(made, report={"usd": 1.0}))
-    manifests.keep(run, saved)  # the same potential
-    manifests.save(saved, dataclasses.replace(made, scale=2.0))
+    potentials.pin(run, saved)
+    potentials.pin(run, saved)  # a resume
+    made = potentials.load_manifest(saved)
+    potentials.save_manifest(saved, dataclasses.replace(made, report={"usd": 1.0}))
+    potentials.pin(run, saved)  # the same potential
+    potentials.save_manifest(saved, dataclasses.replace(made, scale=2.0))
     with pytest.raises(ArtifactError, match="has another potential than the one with which .* began"):
-        manifests.keep(run, saved)
+        potentials.pin(run, saved)
 
 
 def test_goals_at_the_start_of_an_episode():
     """Where nothing led here, the situations are looked up by what is seen, not in the order of the library."""
-    windows = begun(played().sample(np.random.default_rng(7), 40, 4), np.arange(40) % 5)
+    windows = pad_starts(played().sample(np.random.default_rng(7), 40, 4), np.arange(40) % 5)
     assert (windows.action[4::5] == NO_ACTION).all() and (windows.action[::5] != NO_ACTION).all()
     assert (windows.obs[TEXT][4::5] == windows.obs[TEXT][4::5, -1:]).all()
     encoder = HashedEncoder()
-    led, reached = windows_in_parts(world(), world_of(world()).verbs, windows)
+    led, reached = split_windows(world(), world_of(world()).verbs, windows)
     book = world().captions[TEXT]
     newest = [book.phrases_of(row) for row in windows.obs[TEXT][:, -1]]
     assert led[4::5] == reached[4::5] == newest[4::5]
     assert reached[3] == [action_sentence(world_of(world()).verbs[windows.action[3, -1]]), *newest[3]]
     embed = by_phrases(encoder, world())
-    wanted = exact(embed(led), embed(reached), library(encoder), -1.0)
+    wanted = exact_potential(embed(led), embed(reached), library(encoder), -1.0)
     potential = goal_potential(-1.0)
     np.testing.assert_allclose(on_windows(potential, windows), wanted, atol=1e-5)
     for name, axis in (("keys", 1), ("of_key", 0)):
@@ -255,18 +257,18 @@ def test_a_head_is_fitted_to_starts_of_episodes_too(monkeypatch):
 
     monkeypatch.setattr(goals, "distil", distil)
     encoder = HashedEncoder()
-    asked = types.SimpleNamespace(env=world(), world=world_of(world()), data=played(), held=np.array([0]))
+    asked = types.SimpleNamespace(env=world(), world=world_of(world()), data=played(), validation=np.array([0]))
     config = GoalsRun(WindowConfig(window=4), texts="whole", distilled=64, threshold=-1.0)
     goals._distilled(config, asked, library(encoder), encoder)
     missing = (fitted["action"] == NO_ACTION).sum(1)
     assert (missing[:-8] == 0).all() and missing[-8:].tolist() == [1, 2, 3, 4] * 2
     start = fitted["obs"]["image"][-1]
     assert (start == start[-1]).all()
-    windows = begun(played().sample(np.random.default_rng(1), 64, 4), missing)
+    windows = pad_starts(played().sample(np.random.default_rng(1), 64, 4), missing)
     np.testing.assert_array_equal(fitted["obs"]["image"], windows.obs["image"])
     embed = embedder("whole", encoder, world())
-    led, reached = windows_in_parts(world(), asked.world.verbs, windows)
-    np.testing.assert_allclose(fitted["values"], exact(embed(led), embed(reached), library(encoder), -1.0))
+    led, reached = split_windows(world(), asked.world.verbs, windows)
+    np.testing.assert_allclose(fitted["values"], exact_potential(embed(led), embed(reached), library(encoder), -1.0))
 
 
 def test_a_random_potential_has_its_seed_and_is_scaled():
@@ -298,7 +300,7 @@ def saved(tmp_path):
     about = Manifest(
         kind="bk-pref",
         family="babyai",
-        observation=manifests.observed(world(), seen_parts(world(), "babyai")),
+        observation=potentials.observation_spec(world(), observed_parts(world(), "babyai")),
         actions=tuple(world().action_names),
         window=2,
         scale=3.0,
@@ -308,7 +310,7 @@ def saved(tmp_path):
         files={WEIGHTS: ""},
         options=dataclasses.asdict(SMALL),
     )
-    manifests.save(tmp_path, about)
+    potentials.save_manifest(tmp_path, about)
     return tmp_path
 
 
@@ -321,8 +323,8 @@ def test_what_is_loaded_is_what_was_saved(saved):
 
 def test_files_of_another_model_are_refused(saved, tmp_path):
     """Also where a new manifest has their hash."""
-    about, wide = manifests.load(saved), dataclasses.replace(SMALL, width=16)
-    manifests.save(saved, dataclasses.replace(about, options=dataclasses.asdict(wide)))
+    about, wide = potentials.load_manifest(saved), dataclasses.replace(SMALL, width=16)
+    potentials.save_manifest(saved, dataclasses.replace(about, options=dataclasses.asdict(wide)))
     with pytest.raises(
         ArtifactError, match=r"preference_model.safetensors has the weights of another model: encoder/.*"
     ):
@@ -331,14 +333,14 @@ def test_files_of_another_model_are_refused(saved, tmp_path):
     verbs = np.zeros((7, some.keys.shape[1]), np.float32)
     phrases = np.zeros((len(world().captions[TEXT]), some.keys.shape[1]), np.float32)
     tables = {"keys": some.keys, "of_key": some.of_key, "goals": some.vectors, "phrases": phrases, "verbs": verbs}
-    words = manifests.observed(world(), (TEXT,))
+    words = potentials.observation_spec(world(), (TEXT,))
     files = {goals.GOALS: "", goals.TABLES: ""}
     options = {"threshold": 0.0, "head": None}
     about = dataclasses.replace(about, kind="bk-goal", observation=words, window=4, files=files, options=options)
     for names, match in ((["a", "b", "c"], None), (["a", "b"], "goals.safetensors does not belong to goals.json")):
         (tmp_path / goals.GOALS).write_text(json.dumps({"goals": names}))
         goals.save_file({name: np.ascontiguousarray(x) for name, x in tables.items()}, tmp_path / goals.TABLES)
-        manifests.save(tmp_path, about)
+        potentials.save_manifest(tmp_path, about)
         if match is None:
             assert load_potential(tmp_path, world(), "bk-goal").window == 4
             continue
@@ -360,7 +362,7 @@ def test_artifacts_that_do_not_fit_are_refused(saved):
     with pytest.raises(ArtifactError, match="lacks preference_model.safetensors"):
         load()
     (saved / WEIGHTS).write_bytes(weights)
-    file = saved / manifests.NAME
+    file = saved / potentials.MANIFEST
     whole = file.read_text()
     file.write_text(whole.replace('"scale": 3.0', '"scale": 4.0'))
     with pytest.raises(ArtifactError, match="was edited: its checksum does not fit"):
@@ -384,23 +386,23 @@ def test_a_program_fits_its_manifest(tmp_path):
     traced = trace(source, Spec((Part("image", (7, 7, 3), "uint8"),), 2))
     version = jax.export.maximum_supported_calling_convention_version
     Program(lower(traced), version, source, traced.spec, (), 10.0, {}).save(tmp_path / "program.json")
-    observation, actions = manifests.observed(world(), ("image",)), tuple(world().action_names)
+    observation, actions = potentials.observation_spec(world(), ("image",)), tuple(world().action_names)
     about = Manifest("bk-code", "babyai", observation, actions, 2, 3.0, "m", "p", "d", {"program.json": ""})
-    manifests.save(tmp_path, about)
+    potentials.save_manifest(tmp_path, about)
     windows = played().sample(np.random.default_rng(0), 32, 2)
     found = on_windows(load_potential(tmp_path, world(), "bk-code"), windows)
     np.testing.assert_allclose(found, 3 * windows.obs["image"][:, -1, 3, 5, 0].astype(float))
-    manifests.save(tmp_path, dataclasses.replace(about, window=5))
+    potentials.save_manifest(tmp_path, dataclasses.replace(about, window=5))
     with pytest.raises(ArtifactError, match="program.json sees {'image': .7, 7, 3.} and 2 actions, which is not what"):
         load_potential(tmp_path, world(), "bk-code")
 
 
 def test_other_shapes_are_refused(saved):
-    found = manifests.load(saved)
+    found = potentials.load_manifest(saved)
     for change, match in (
         ({"observation": {"picture": [[3], "uint8"]}}, "reads 'picture', which observations of .* lack"),
         ({"observation": {"image": [[5, 5, 3], "uint8"]}}, r"reads 'image' as uint8\[5, 5, 3\]"),
         ({"actions": ("left",)}, "for a world of 1 actions"),
     ):
         with pytest.raises(ArtifactError, match=match):
-            manifests.check_fits(dataclasses.replace(found, **change), world(), saved)
+            potentials.check_fits(dataclasses.replace(found, **change), world(), saved)

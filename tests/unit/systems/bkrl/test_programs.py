@@ -14,9 +14,9 @@ from llmrl_jax.advice.sandbox import Program, SandboxError, Spec
 from llmrl_jax.advice.sandbox.spec import Part
 from llmrl_jax.chat import BudgetExceeded, ChatReply, Choice, Usage
 from llmrl_jax.run.config import BaseRunConfig
-from llmrl_jax.systems.bkrl import collected, goals, programs
+from llmrl_jax.systems.bkrl import collect, goals, programs
 from llmrl_jax.systems.bkrl.config import CodeRun, GoalsRun, WindowConfig
-from llmrl_jax.systems.bkrl.manifest import NAME, load
+from llmrl_jax.systems.bkrl.potentials import MANIFEST, load_manifest
 from tests.bkrl_world import ID, played
 
 
@@ -76,7 +76,7 @@ def block(code):
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    collected.write(tmp_path / "a.parquet", played())
+    collect.write_episodes(tmp_path / "a.parquet", played())
     monkeypatch.setattr(programs, "admit_many", admit_many)
     windows = WindowConfig(data=str(tmp_path / "a.parquet"), env=ID, window=2)
     # so that the sign of the correlation is known: what follows is larger where more cells are empty
@@ -102,9 +102,9 @@ def test_refused_programs_are_repaired_and_the_best_is_kept(settings, monkeypatc
     assert found[4][:3] == (1, 1, 0) and found[4][3] and "no Python code block" in rows[4]["refused"]
     assert (tmp_path / "code" / programs.PROGRAM).read_text().strip() == "good 2"
     assert summary["correlation"] == 1 and summary["refused"] >= 2
-    manifest = load(tmp_path / "code", "bk-code")
+    manifest = load_manifest(tmp_path / "code", "bk-code")
     assert manifest.window == 2 and manifest.family == "babyai" and manifest.model == "writer"
-    assert manifest.data == collected.read(tmp_path / "a.parquet").digest
+    assert manifest.data == collect.read_episodes(tmp_path / "a.parquet").digest
     # the repair has the reason; the second round shows the best program with its values
     assert "the name 'bad' is unknown here" in writer.requests[1].messages[-1].content
     later = writer.requests[2].messages
@@ -191,7 +191,7 @@ def test_programs_go_on_where_the_budget_was_spent(settings, monkeypatch, tmp_pa
         return block(f"bad {number % 7 + 1}" if number % 2 else f"good {number % 9 - 4 or 5}")
 
     config = settings(candidates=2, rounds=3, repairs=2)
-    files = (programs.CANDIDATES, programs.PROGRAM, NAME)
+    files = (programs.CANDIDATES, programs.PROGRAM, MANIFEST)
     asked, summary, _ = resumed(monkeypatch, tmp_path, config, programs.write_programs, reply, (2, 3, 5, 0), files)
     assert summary["refused"] > 1 and summary["admitted"] > 2 and summary["calls"] > 5
     assert len(asked) == summary["candidates"]
@@ -205,7 +205,7 @@ def test_goals_go_on_where_the_budget_was_spent(settings, monkeypatch, tmp_path)
         return f"- go {number % 5}\n- know {known}" if number % 4 else "none"
 
     config = GoalsRun(windows=settings().windows, situations=20, at_once=4, encoder="hashed")
-    files = (goals.GOALS, NAME)
+    files = (goals.GOALS, MANIFEST)
     asked, summary, _ = resumed(monkeypatch, tmp_path, config, goals.propose, reply, (6, 0), files)
     assert summary["situations"] == 20 and 0 < summary["without_goals"] < 20
     assert len(asked) == summary["calls"] > 10  # a window that was drawn twice is asked about once

@@ -15,16 +15,14 @@ from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import summed
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.rl.dqn_loss import dqn_loss
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.ellm import presets
+from llmrl_jax.rl.dqn import DQNConfig, dqn_loss
+from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.systems.ellm.build import build
-from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
-from llmrl_jax.systems.ellm.evaluation import category_shares, crafter_score
-from llmrl_jax.systems.ellm.goals import NO_KEY
-from llmrl_jax.systems.ellm.offline import recorder
-from llmrl_jax.systems.ellm.pretrained import Pretrained
+from llmrl_jax.systems.ellm.collect import recorder
+from llmrl_jax.systems.ellm.config import PRESETS, ChatGoals, EllmConfig, preset
+from llmrl_jax.systems.ellm.eval import category_shares, crafter_score
+from llmrl_jax.systems.ellm.open_goals import NO_KEY
+from llmrl_jax.systems.ellm.train import Pretrained
 from tests.ellm_world import NAMES, Yard
 
 
@@ -147,9 +145,9 @@ def test_the_first_success_of_a_task(value):
 
 
 def test_presets():
-    assert all(to_json(presets.preset(name)) for name in presets.PRESETS)
+    assert all(to_json(preset(name)) for name in PRESETS)
     with pytest.raises(KeyError, match="no preset 'embeded'; did you mean 'embedded'"):
-        presets.preset("embeded")
+        preset("embeded")
 
 
 def test_scores_by_hand():

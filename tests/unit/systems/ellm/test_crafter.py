@@ -13,7 +13,7 @@ from envs_jax.crafter.tasks import TASKS
 from envs_jax.crafter.text import ellm as text
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.crafter import ORACLE, SYNONYMS, feasible, task_steps
-from llmrl_jax.systems.ellm.suggesters import CATEGORIES
+from llmrl_jax.systems.ellm.goals import CATEGORIES
 
 
 NAMES = action_set(139).names
@@ -81,21 +81,21 @@ def test_what_stands_on_a_cell_hides_it(goals):
 
 def test_the_scripted_adviser_answers_as_the_oracle_except_for_counts(goals):
     from envs_jax import make
-    from llmrl_jax.systems.ellm.facts import facts_of
+    from llmrl_jax.systems.ellm.goals import goal_spec_for
     from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 
-    facts = facts_of(make("CrafterText-v1")[0])
-    assert facts.captions == NAMES and int(facts.valid.sum()) == 29
-    assert len(facts.achievements) == 22 and len(CATEGORIES) == 4
-    adviser = ScriptedSuggester(facts)
+    spec = goal_spec_for(make("CrafterText-v1")[0])
+    assert spec.captions == NAMES and int(spec.valid.sum()) == 29
+    assert len(spec.achievements) == 22 and len(CATEGORIES) == 4
+    adviser = ScriptedSuggester(spec)
     for obs in (
         observation("grass", "tree", "water", energy=5),
         observation("table", "cow", wood=2, sapling=1, wood_pickaxe=1),
         observation("table", "furnace", "stone", "iron", wood=1, stone=5, coal=1, iron=1, stone_pickaxe=1),
     ):
         key = text.prompt_key(text.facts(obs["view"], obs["inventory"], jnp.int32(3)))
-        reply = adviser.complete([prompts.request(facts.describe(int(key)), facts.verbs, {})])[0].text
-        assert set(prompts.read_goals(reply)) == goals(obs), facts.describe(int(key))
+        reply = adviser.complete([prompts.request(spec.describe(int(key)), spec.verbs, {})])[0].text
+        assert set(prompts.read_goals(reply)) == goals(obs), spec.describe(int(key))
 
 
 def test_goals_and_tasks_are_actions():

@@ -18,13 +18,12 @@ from envs_jax.testing import check_contract
 from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.options.settings import draft
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.systems.ellm import evaluating, evaluation, housekeep, pairs, presets
+from llmrl_jax.systems.ellm import closed_goals, eval, housekeep
 from llmrl_jax.systems.ellm.build import Ellm, build, make_world
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.facts import facts_of
-from llmrl_jax.systems.ellm.goals import unpacked
-from llmrl_jax.systems.ellm.placing import PlacingState, goal_reward
-from llmrl_jax.systems.ellm.training import on_task
+from llmrl_jax.systems.ellm.closed_goals import pick_caption, store_caption
+from llmrl_jax.systems.ellm.config import HOUSEKEEP_MACRO, EllmConfig
+from llmrl_jax.systems.ellm.goals import goal_spec_for, unpacked
+from llmrl_jax.systems.ellm.train import on_task
 
 
 ID = "Housekeep-Task1-v0"
@@ -35,8 +34,8 @@ LEMON, CHAIR = "lemon", "kitchen chair"
 
 @cache
 def world():
-    env, facts, _ = make_world(CONFIG)
-    return env, facts
+    env, _ = make_world(CONFIG)
+    return env, env.spec
 
 
 @cache
@@ -77,10 +76,10 @@ def outcome(params, table, caution, seed=0):
 def test_rewards_are_those_of_the_world_under_the_same_table(share):
     """The world pays for suggestions too, by the published table of rewards, clipped to 1: another program with another
     memory of what was paid. At the threshold 0.99 both agree, for the oracle's table and for tables drawn at random."""
-    env, facts = world()
-    correct = np.asarray(facts.correct)
+    env, spec = world()
+    correct = np.asarray(spec.correct)
     table = correct if share == "oracle" else np.random.default_rng(3).random(correct.shape) < share
-    goals = pairs.answers_as_goals(table, np.ones_like(table))
+    goals = closed_goals.answers_as_goals(table, np.ones_like(table))
     params = env.default_params.replace(**{name: jnp.asarray(x) for name, x in goals.items()})
     events = np.zeros(4, int)
     for seed, caution in ((0, 0.8), (1, 0.9), (2, 0.6)):
@@ -97,12 +96,12 @@ def test_rewards_are_those_of_the_world_under_the_same_table(share):
 def test_goals_are_what_is_in_view_or_in_hand():
     """With an empty hand, misplaced objects in view; with an object in hand, its correct places among those seen; none
     about what was stored."""
-    env, facts = world()
-    correct = np.asarray(facts.correct)
+    env, spec = world()
+    correct = np.asarray(spec.correct)
     _, _, info, before, after, states = outcome(env.default_params, correct, 0.9)
-    goals = np.asarray(unpacked(jnp.asarray(after), env.num_goals))
+    goals = np.asarray(unpacked(jnp.asarray(after), env.spec.num_goals))
     kinds = np.asarray(states.category)
-    seen = np.unpackbits(states.seen_receptacles.view(np.uint8), axis=1, bitorder="little")[:, : len(facts.places)]
+    seen = np.unpackbits(states.seen_receptacles.view(np.uint8), axis=1, bitorder="little")[:, : len(spec.places)]
     stored: set[int] = set()
     picked: set[int] = set()
     checked = np.zeros(2, int)
@@ -116,8 +115,8 @@ def test_goals_are_what_is_in_view_or_in_hand():
         held = int(states.held[t])
         if held >= 0:
             wanted = correct[kinds[t, held]] & (seen[t] > 0) & (held not in stored)
-            np.testing.assert_array_equal(goals[t, env.slots :], wanted)
-            assert not goals[t, : env.slots].any()
+            np.testing.assert_array_equal(goals[t, env.spec.slots :], wanted)
+            assert not goals[t, : env.spec.slots].any()
             checked[0] += 1
             continue
         pose = int(states.cell[t]) * 4 + int(states.heading[t])
@@ -125,17 +124,17 @@ def test_goals_are_what_is_in_view_or_in_hand():
             visible = spot >= 0 and sees[pose, spot]
             misplaced = visible and not correct[kind, where[spot]]
             assert goals[t, slot] == (misplaced and slot not in picked | stored)
-        assert not goals[t, env.slots :].any()
+        assert not goals[t, env.spec.slots :].any()
         checked[1] += 1
     assert np.all(checked > 20)
 
 
 def test_what_lies_straight_ahead_is_what_the_crosshair_hits():
     """The symbols' codes at the height of the look, beside the table of the crosshair that the world itself uses."""
-    env, facts = world()
+    env, spec = world()
     own = env.unwrapped
     play, bare = both()
-    *_, states = outcome(env.default_params, facts.correct, 0.5, seed=4)
+    *_, states = outcome(env.default_params, spec.correct, 0.5, seed=4)
     images = jax.device_get(jax.jit(jax.vmap(bare.image))(states))
     codes, near = jax.device_get(housekeep.ahead(jnp.asarray(images, jnp.int32)))
     receptacle, spot = jax.device_get(jax.vmap(own.rules.aim)(states))
@@ -144,7 +143,7 @@ def test_what_lies_straight_ahead_is_what_the_crosshair_hits():
         code = codes[t, int(states.pitch[t])]
         lies = np.flatnonzero((states.spot[t] == spot[t]) & (spot[t] >= 0))
         if len(lies):
-            wanted = FURNITURE + len(facts.places) + states.category[t, lies[0]]
+            wanted = FURNITURE + len(spec.places) + states.category[t, lies[0]]
         else:
             wanted = FURNITURE + receptacle[t] if receptacle[t] >= 0 else None
         assert code == wanted if wanted is not None else code in (UNSEEN, WALL), t
@@ -173,9 +172,9 @@ def test_where_goals_are():
 
 
 def macro():
-    dqn = replace(presets.HOUSEKEEP_MACRO.dqn, num_envs=2, num_steps=2, gradient_steps=1, batch_size=2, pool_size=2)
+    dqn = replace(HOUSEKEEP_MACRO.dqn, num_envs=2, num_steps=2, gradient_steps=1, batch_size=2, pool_size=2)
     dqn = replace(dqn, replay_size=16, learning_starts=2)
-    small = replace(presets.HOUSEKEEP_MACRO, dqn=dqn, network=BranchConfig(width=4, head_hidden=()), encoder="hashed")
+    small = replace(HOUSEKEEP_MACRO, dqn=dqn, network=BranchConfig(width=4, head_hidden=()), encoder="hashed")
     return build(replace(small, goal_conditioned=True))
 
 
@@ -204,153 +203,138 @@ def test_an_agent_by_macro_actions_learns_a_step():
     assert max(jax.tree.leaves(moved)) > 0
 
 
-def test_the_reward_by_hand():
-    similarity, goals = jnp.array([0.2, 1.0, 0.95, 0.5]), jnp.array([True, False, True, False])
-    pay = jax.jit(goal_reward)
-    for mask, threshold, wanted in (
-        (goals, 0.9, (0.95, 2)),
-        (goals, 0.95, (0.0, -1)),  # above, not at
-        (goals | True, 0.9, (1.0, 1)),
-        (goals & False, -1.0, (0.0, -1)),
-    ):
-        reward, goal = pay(similarity, mask, threshold)
-        assert (float(reward), int(goal)) == (pytest.approx(wanted[0]), wanted[1])
-
-
 def test_what_lay_right_is_no_goal_after_it_was_picked_up():
     """A pick that is not paid counts too: else it would pay to put away what lies right, and to pick it up again."""
-    env, facts = world()
-    kinds = jnp.arange(env.slots)
-    place = int(np.flatnonzero(facts.correct[2])[0])
-    nothing = jnp.zeros(env.slots, bool)
-    zero = jnp.float32(0)
-    goals = jnp.zeros(env.num_goals, bool)
-    state = PlacingState((), goals, nothing, nothing, zero, zero, jnp.zeros((2, 4), jnp.int32))
+    env, spec = world()
+    params, rules = env.default_params, env.rules
+    kinds = jnp.arange(spec.slots)
+    place = int(np.flatnonzero(spec.correct[2])[0])
+    wrong = jnp.full(spec.slots, int(np.flatnonzero(~spec.correct[2])[0]))
+    obs = {"categories": kinds, "places": wrong, "held": -1, "seen_receptacles": jnp.zeros(len(spec.places), bool)}
     event = {"category": 2, "receptacle": place, "object": 2, "picked": True, "placed": False, "failed": False}
     info = {name: jnp.asarray(x) for name, x in event.items()}
-    earned, penalty, picked, stored, paid = env._pay(state, info, env.default_params, kinds)
-    assert (float(earned), float(penalty)) == (0, -0.25) and np.flatnonzero(picked).tolist() == [2]
-    assert not stored.any() and not paid.any()
-    wrong = jnp.full(env.slots, int(np.flatnonzero(~facts.correct[2])[0]))
-    obs = {"categories": kinds, "places": wrong, "held": -1, "seen_receptacles": jnp.zeros(len(facts.places), bool)}
-    after, _ = env._goals(obs, picked, stored, env.default_params, jax.random.key(0))
-    assert not after[2] and after[3] == ~facts.correct[3, wrong[3]]
+    state, earned, penalty = spec.pay(rules, spec.start((), params), jnp.int32(0), obs, info, params)
+    assert (float(earned), float(penalty)) == (0, -0.25) and np.flatnonzero(state.picked).tolist() == [2]
+    assert not state.stored.any() and not state.tally.any() and float(state.penalty) == -0.25
+    _, after, _ = spec.suggest(rules, obs, state, params, jax.random.key(0))
+    assert not after[2] and after[3] == ~spec.correct[3, wrong[3]]
 
 
 def test_similarities_are_those_of_the_captions():
-    _, facts = world()
+    _, spec = world()
     encoder = HashedEncoder()
-    pick, store = pairs.similarities(encoder, facts)
-    a, b = np.flatnonzero(facts.occurring)[:2]
+    pick, store = closed_goals.similarities(encoder, spec)
+    a, b = np.flatnonzero(spec.occurring)[:2]
     say = lambda *texts: encoder.encode_texts(texts)  # noqa: E731
-    x, y = say(housekeep.pick_caption(facts.items[a]), housekeep.pick_caption(facts.items[b]))
+    x, y = say(pick_caption(spec.items[a]), pick_caption(spec.items[b]))
     assert pick[a, b] == pytest.approx(float(x @ y), abs=1e-6) and pick[a, a] == pytest.approx(1)
-    x, y = (say(housekeep.store_caption(facts.items[b], facts.places[r]))[0] for r in (3, 20))
+    x, y = (say(store_caption(spec.items[b], spec.places[r]))[0] for r in (3, 20))
     assert store[b, 3, 20] == pytest.approx(float(x @ y), abs=1e-6) and store[b, 3, 3] == pytest.approx(1)
-    other = np.flatnonzero(~facts.occurring)[0]
-    assert not store[other].any() and pick.shape == (len(facts.items),) * 2
-    off = store[facts.occurring] - np.eye(len(facts.places))
+    other = np.flatnonzero(~spec.occurring)[0]
+    assert not store[other].any() and pick.shape == (len(spec.items),) * 2
+    off = store[spec.occurring] - np.eye(len(spec.places))
     assert np.abs(off).max() < 0.99  # at the published threshold only the same place counts
 
 
 def test_suggesters_as_tables():
-    _, facts = world()
-    tables = lambda **options: pairs.goal_tables(replace(CONFIG, **options), facts)  # noqa: E731
+    _, spec = world()
+    tables = lambda **options: closed_goals.goal_tables(replace(CONFIG, **options), spec)  # noqa: E731
     oracle = tables()
-    np.testing.assert_array_equal(oracle["store"], facts.correct)
-    np.testing.assert_array_equal(oracle["pick"], ~facts.correct)
+    np.testing.assert_array_equal(oracle["store"], spec.correct)
+    np.testing.assert_array_equal(oracle["pick"], ~spec.correct)
     assert all(x.all() for x in tables(suggester="novelty").values())
     assert not any(x.any() for x in tables(suggester="chat").values())
     named = ("pick up the lemon", "put the lemon in/on the kitchen fridge")
     fixed = tables(suggester="fixed", fixed=named)
-    item, place = facts.items.index(LEMON), facts.places.index("kitchen fridge")
-    assert fixed["pick"].sum() == len(facts.places) and fixed["pick"][item].all()
+    item, place = spec.items.index(LEMON), spec.places.index("kitchen fridge")
+    assert fixed["pick"].sum() == len(spec.places) and fixed["pick"][item].all()
     assert np.argwhere(fixed["store"]).tolist() == [[item, place]]
     with pytest.raises(ValueError, match="did you mean 'put the lemon in/on the kitchen fridge'"):
         tables(suggester="fixed", fixed=("put the lemon in/on the kitchen fridg",))
     yes, known = np.array([[True, False, True]]), np.array([[True, True, False]])
-    unsure = pairs.answers_as_goals(yes, known)
+    unsure = closed_goals.answers_as_goals(yes, known)
     assert unsure["store"].tolist() == [[True, False, False]] and unsure["pick"].tolist() == [[False, True, False]]
 
 
 def test_random_goals_are_drawn_from_those_of_the_state():
-    env, facts, _ = make_world(replace(CONFIG, suggester="uniform", uniform_goals=3))
-    assert env.draws == 3
-    drawn = jax.jit(lambda in_hand, key: env._drawn(in_hand, key))
+    env, _ = make_world(replace(CONFIG, suggester="uniform", uniform_goals=3))
+    assert env.rules.draws == 3
+    drawn = jax.jit(lambda in_hand, key: env.spec.drawn(3, in_hand, key))
     for in_hand in (False, True):
         found = np.stack([drawn(jnp.bool_(in_hand), jax.random.key(i)) for i in range(40)])
         assert 1 <= found.sum(1).min() and found.sum(1).max() == 3
-        assert not (found[:, : env.slots] if in_hand else found[:, env.slots :]).any()
+        assert not (found[:, : env.spec.slots] if in_hand else found[:, env.spec.slots :]).any()
 
 
 def test_it_is_an_environment_and_says_its_goals():
-    env, facts = world()
+    env, spec = world()
     check_contract(env, env.default_params)
     obs, _ = env.reset(jax.random.key(0), env.default_params)
     kinds = np.asarray(obs["categories"])
-    bits = np.zeros(env.num_goals, bool)
+    bits = np.zeros(env.spec.num_goals, bool)
     slot = int(np.flatnonzero(kinds >= 0)[0]) if (kinds >= 0).any() else 0
-    bits[[slot, env.slots + 2]] = True
-    item = facts.items[kinds[slot]]
+    bits[[slot, env.spec.slots + 2]] = True
+    item = spec.items[kinds[slot]]
     said = env.describe({**obs, "goals": np.packbits(bits)})["goals"]
-    assert said == f"pick up the {item}, put it in/on the {facts.places[2]}"
-    shown = np.flatnonzero(env.as_captions(jnp.asarray(kinds)[None], jnp.asarray(bits)[None])[0])
-    assert [facts.captions[i] for i in shown] == [f"pick up the {item}", f"put the object in/on the {facts.places[2]}"]
+    assert said == f"pick up the {item}, put it in/on the {spec.places[2]}"
+    shown = np.flatnonzero(env.spec.as_captions({"categories": kinds[None]}, jnp.asarray(bits)[None])[0])
+    assert [spec.captions[i] for i in shown] == [f"pick up the {item}", f"put the object in/on the {spec.places[2]}"]
 
 
-def test_facts_of_its_worlds():
-    macro = facts_of(envs_jax.make("Housekeep-Macro-v0")[0])
+def test_specifications_of_its_worlds():
+    macro = goal_spec_for(envs_jax.make("Housekeep-Macro-v0")[0])
     assert macro.actions == 62 and macro.occurring.sum() == 183 and macro.correct.shape == (183, 51)
-    _, facts = world()
-    assert facts.actions == 6 and LEMON in {facts.items[i] for i in np.flatnonzero(facts.occurring)}
-    assert not facts.correct[facts.items.index(LEMON), facts.places.index(CHAIR)]
-    assert facts.task_id("Housekeep-Macro-Task1-v0?field_of_view=90", "task3") == (
+    _, spec = world()
+    assert spec.actions == 6 and LEMON in {spec.items[i] for i in np.flatnonzero(spec.occurring)}
+    assert not spec.correct[spec.items.index(LEMON), spec.places.index(CHAIR)]
+    assert spec.task_id("Housekeep-Macro-Task1-v0?field_of_view=90", "task3") == (
         "Housekeep-Macro-Task3-v0?field_of_view=90"
     )
-    assert facts.task_id("Housekeep-v0", "task2") == "Housekeep-Task2-v0"
+    assert spec.task_id("Housekeep-v0", "task2") == "Housekeep-Task2-v0"
 
 
 def test_single_goals_and_tasks():
-    env, facts = world()
-    assert len(facts.single_goals) == 8 and "pick up the lemon" in facts.single_goals
-    params = facts.only(env.default_params, "put the lemon in/on the kitchen fridge")
+    env, spec = world()
+    assert len(spec.single_goals) == 8 and "pick up the lemon" in spec.single_goals
+    params = spec.only(env.default_params, "put the lemon in/on the kitchen fridge")
     assert int(params.store.sum()) == 1 and not params.pick.any()
-    given = partial(SimpleNamespace, ellm=replace(presets.HOUSEKEEP_MACRO, suggester="novelty"), subgoals=False)
-    task = on_task(given(task="task3"), facts)
+    given = partial(SimpleNamespace, ellm=replace(HOUSEKEEP_MACRO, suggester="novelty"), subgoals=False)
+    task = on_task(given(task="task3"), spec)
     assert (task.env, task.suggester, task.intrinsic, task.extrinsic) == ("Housekeep-Macro-Task3-v0", "oracle", 0, 1)
     with pytest.raises(ValueError, match="task is 'task9'; did you mean .*known are task1, task2, task3, task4"):
-        on_task(given(task="task9"), facts)
+        on_task(given(task="task9"), spec)
     with pytest.raises(ValueError, match="subgoals is True, but the task 'task1' has no steps"):
-        on_task(given(task="task1", subgoals=True), facts)
+        on_task(given(task="task1", subgoals=True), spec)
 
 
 def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys):
     """They are copies of each other, so that an interval over them would have no width."""
-    fixed = {id: facts_of(envs_jax.make(id)[0]).fixed_start for id in ("Housekeep-v0", "Housekeep-v0?episode=8")}
+    fixed = {id: goal_spec_for(envs_jax.make(id)[0]).fixed_start for id in ("Housekeep-v0", "Housekeep-v0?episode=8")}
     assert list(fixed.values()) == [False, True]
-    env, facts = world()
-    assert facts.fixed_start
+    env, spec = world()
+    assert spec.fixed_start
 
-    def make_player(env, facts, policy, episodes):
+    def make_player(env, policy, episodes):
         def play(*args, greedy=False):
             numbers = np.zeros(episodes, np.float32)
             tally, none = np.zeros((episodes, 2, 4), np.int32), np.zeros((episodes, 0), bool)
-            return evaluation.Played(
-                none, numbers, numbers, numbers, tally, numbers, dict.fromkeys(facts.measures, numbers)
+            return eval.EpisodeStats(
+                none, numbers, numbers, numbers, tally, numbers, dict.fromkeys(env.spec.measures, numbers)
             )
 
         return play
 
     state = SimpleNamespace(params=(), frozen=(), runner=SimpleNamespace(env_params=()))
-    monkeypatch.setattr(evaluation, "make_player", make_player)
+    monkeypatch.setattr(eval, "make_player", make_player)
     for config, start, wanted in (
-        (CONFIG, facts, 1),
-        (replace(CONFIG, suggester="uniform"), facts, 5),  # goals differ
-        (CONFIG, replace(facts, fixed_start=False), 5),
+        (CONFIG, spec, 1),
+        (replace(CONFIG, suggester="uniform"), spec, 5),  # goals differ
+        (CONFIG, replace(spec, fixed_start=False), 5),
     ):
-        made = draft(Ellm, {"config": config, "env": env, "facts": start, "policy": None})
-        monkeypatch.setattr(evaluating, "load_run", lambda *_, made=made: (None, made, state, 3))
-        found = evaluating.evaluate(tmp_path, episodes=5)
+        env = SimpleNamespace(spec=start)
+        made = draft(Ellm, {"config": config, "env": env, "policy": None})
+        monkeypatch.setattr(eval, "load_run", lambda *_, made=made: (None, made, state, 3))
+        found = eval.evaluate(tmp_path, episodes=5)
         assert [found[name]["episodes"] for name in ("agent", "greedy", "random")] == [5, wanted, 5]
         said = capsys.readouterr().out
         assert ("none is held out" in said) == start.fixed_start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from functools import cache
 
@@ -10,18 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.agents.random import RandomPolicy
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.rl.dqn_config import DQNConfig
-from llmrl_jax.systems.ellm import offline, presets
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.policy import RandomPolicy
+from llmrl_jax.systems.ellm import collect, offline
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.commands import start_offline
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.relabel import relabelled
-from llmrl_jax.systems.ellm.settings import CollectRun
+from llmrl_jax.systems.ellm.config import CollectRun, EllmConfig, preset
 from tests.ellm_world import NAMES, Yard
 
 
@@ -42,9 +41,9 @@ def made(config):
 def recorded():
     """Steps of random play under the oracle's goals, and the world's parts."""
     ellm = made(BASE)
-    world, policy = offline.recorder(ellm), RandomPolicy(len(NAMES))
+    world, policy = collect.recorder(ellm), RandomPolicy(len(NAMES))
     params = ellm.env_params.replace(intrinsic=0.0, extrinsic=1.0)
-    parts = list(offline.played(world, params, policy, ((), ()), jax.random.key(0), EPISODES))
+    parts = list(collect.record(world, params, policy, ((), ()), jax.random.key(0), EPISODES))
     return ellm, jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
@@ -52,9 +51,9 @@ def recorded():
 def folder(tmp_path_factory):
     ellm, steps = recorded()
     folder = tmp_path_factory.mktemp("buffer")
-    write_parquet(folder / offline.STEPS, steps)
-    about = {**offline._identity(ellm), "episodes": EPISODES, "steps": len(steps)}
-    configs.save_config(about, folder / offline.ABOUT)
+    write_parquet(folder / collect.STEPS, steps)
+    about = {**collect.identity(ellm), "episodes": EPISODES, "steps": len(steps)}
+    configs.save_config(about, folder / collect.ABOUT)
     return folder
 
 
@@ -76,7 +75,7 @@ def test_goals_of_the_recording_pay_what_was_paid(folder, once):
     ellm, steps = recorded()
     again = ellm if once else made(replace(BASE, once=False, intrinsic=0.5, extrinsic=2.0))
     episodes = offline.read_buffer(folder, again)
-    label = jax.jit(lambda x: relabelled(again.env, again.env_params, x, jax.random.key(5)))
+    label = jax.jit(lambda x: offline.relabelled(again.env, again.env_params, x, jax.random.key(5)))
     obs, after, reward, earned = label(episodes)
     paid = steps.goal["earned"].reshape(EPISODES, 12)
     assert paid.sum() > 3
@@ -133,8 +132,8 @@ def _raw(tree):
 @pytest.mark.parametrize(("name", "suggester"), [("rnd", "oracle"), ("noveld", "oracle"), ("extrinsic", "none")])
 def test_steps_of_an_agent_of_novelty(tmp_path, name, suggester):
     """Its bonus needs play, so the goals of the oracle take its place where nothing else is rewarded."""
-    configs.save_config(CollectRun(ellm=presets.preset(name)), tmp_path / "config.json")
-    configs.save_config({"steps": 288}, tmp_path / offline.ABOUT)
+    configs.save_config(CollectRun(ellm=preset(name)), tmp_path / "config.json")
+    configs.save_config({"steps": 288}, tmp_path / collect.ABOUT)
     ellm = start_offline({"buffer": str(tmp_path)}.get).ellm
     assert (ellm.suggester, ellm.bonus) == (suggester, "none")
     assert offline.settled(ellm, 288).dqn.replay_size == 288
@@ -149,7 +148,9 @@ def test_what_is_refused(folder, tmp_path):
         ValueError, match=r"env is Yard-v0, but in this run it is Yard-v0\?task=wood: choose the same --env"
     ):
         offline.read_buffer(folder, other)
-    renamed = replace(ellm, facts=replace(ellm.facts, captions=(*NAMES[:-1], "sing")))
+    env = copy(ellm.env)
+    env.spec = replace(ellm.spec, captions=(*NAMES[:-1], "sing"))
+    renamed = replace(ellm, env=env)
     with pytest.raises(ValueError, match="number 8 of actions is 'mine tree', but in this run it is 'sing'"):
         offline.read_buffer(folder, renamed)
     for options, said in (

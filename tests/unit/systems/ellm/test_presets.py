@@ -11,10 +11,8 @@ import pytest
 
 from envs_jax.env import Stack
 from llmrl_jax.rl.branches import BranchConfig
-from llmrl_jax.systems.ellm import presets
-from llmrl_jax.systems.ellm.build import build, make_env
-from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.inputs import novelty_features
+from llmrl_jax.systems.ellm.build import build, make_env, novelty_features
+from llmrl_jax.systems.ellm.config import PRESETS, EllmConfig, preset
 from tests.ellm_world import PIXELS, Yard
 
 
@@ -39,12 +37,12 @@ def world_of(config):
 
 def some(*quick):
     """All presets; those that are not `quick` are slow, since each is compiled or traced for itself."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in presets.PRESETS]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
 
 
 @pytest.mark.parametrize("name", some("pixels"))
 def test_every_preset_learns(name):
-    config = shrunk(presets.preset(name))
+    config = shrunk(preset(name))
     made = build(config, world_of(config))
     learner = made.learner()
 
@@ -64,7 +62,7 @@ def test_every_preset_learns(name):
 @pytest.mark.parametrize("name", some("published"))
 def test_every_preset_fits_its_world(name):
     """By shapes only: in the world of its id, with its own sizes but for the memory's."""
-    config = presets.preset(name)
+    config = preset(name)
     config = replace(config, encoder="hashed", dqn=replace(config.dqn, replay_size=64_000))
     learner = build(config).learner()
     state = jax.eval_shape(learner.init, jax.random.key(0))
@@ -96,7 +94,7 @@ def test_the_worlds_pictures_follow_from_what_the_agent_observes():
 
 def test_what_networks_and_novelty_see_of_a_picture():
     """The network the whole stack, novelty the newest frame and the text, the memory each frame once."""
-    made = build(shrunk(presets.preset("pixels")), Yard(image="gray", frames=4))
+    made = build(shrunk(preset("pixels")), Yard(image="gray", frames=4))
     stack = np.random.default_rng(0).integers(0, 256, (3, 2, PIXELS, PIXELS, 4)).astype(np.uint8)
     obs = {"image": stack, "text": np.full((3, 2, 2), -1, np.int16), "goals": np.zeros((3, 2, 2), np.uint8)}
     obs = jax.tree.map(jnp.asarray, obs)

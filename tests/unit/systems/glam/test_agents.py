@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.drrn import DRRNConfig
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.cli.main import main
-from llmrl_jax.systems.glam.agents import AGENTS, make_agent
-from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
+from llmrl_jax.systems.glam.build import AGENTS, make_agent
+from llmrl_jax.systems.glam.config import DRRN, SYMBOLIC, GlamConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 from tests.glam import TINY, WORLD
 

@@ -13,14 +13,13 @@ import pytest
 import envs_jax
 from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
-from llmrl_jax.agents.babyai_demonstrations import DemosError, read_demos, write_demos
-from llmrl_jax.agents.demonstrations import Episode
+from llmrl_jax.agents.agent import Episode
+from llmrl_jax.agents.babyai import DemosError, read_demos, write_demos
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.glam import cloning_run
-from llmrl_jax.systems.glam.cloning import PRESETS, CloningConfig, check, preset, spoken_caption, taught, windows
-from llmrl_jax.systems.glam.config import GlamConfig
-from llmrl_jax.systems.glam.settings import CloneRun
+from llmrl_jax.systems.glam import clone
+from llmrl_jax.systems.glam.clone import check, cloning_data, parse_caption, windows
+from llmrl_jax.systems.glam.config import CLONE_PRESETS, CloneRun, CloningConfig, GlamConfig, preset
 from llmrl_jax.tuning import SFTConfig
 from tests.glam import FULL, WORLD, program
 
@@ -93,25 +92,25 @@ def test_windows_are_those_of_the_policy(walked):
 def test_rows_are_the_prompt_and_the_action(glam, walked, file):
     """Beside the tokenizer's own for the prompt in words."""
     _, episodes, seen = walked
-    rows = taught(glam, file, CloningConfig(held_out=0.0))
-    assert rows.episodes == 3 and not rows.held_out and len(rows.learn) == 13
+    rows = cloning_data(glam, file, CloningConfig(held_out=0.0))
+    assert rows.episodes == 3 and not rows.held_out and len(rows.train) == 13
     names, tokenizer = glam.prompt.actions, glam.tokenizer
     steps = [(obs, names[a]) for e, shown in zip(episodes, seen) for obs, a in zip(shown, e.action.tolist())]
-    for row, (obs, action) in zip(rows.learn, steps, strict=True):
+    for row, (obs, action) in zip(rows.train, steps, strict=True):
         head, answer = tokenizer.encode(glam.prompt.render(obs)), tokenizer.encode(action)
         assert row.tokens == [*head, *answer, tokenizer.eos_id]
         assert row.learn == [False] * len(head) + [True] * (len(answer) + 1)
-    plain = taught(glam, file, CloningConfig(held_out=0.0, end=False))
-    assert [row.tokens[:-1] for row in rows.learn] == [row.tokens for row in plain.learn]
+    plain = cloning_data(glam, file, CloningConfig(held_out=0.0, end=False))
+    assert [row.tokens[:-1] for row in rows.train] == [row.tokens for row in plain.train]
 
 
 def test_the_last_episodes_are_held_out(glam, file):
-    rows = taught(glam, file, CloningConfig(held_out=0.34))
-    assert (len(rows.learn), len(rows.held_out)) == (11, 2)
-    rows = taught(glam, file, CloningConfig(pairs=7, held_out=0.0))
-    assert (len(rows.learn), rows.episodes) == (11, 2), "the episode that reaches the seventh step is whole"
+    rows = cloning_data(glam, file, CloningConfig(held_out=0.34))
+    assert (len(rows.train), len(rows.held_out)) == (11, 2)
+    rows = cloning_data(glam, file, CloningConfig(pairs=7, held_out=0.0))
+    assert (len(rows.train), rows.episodes) == (11, 2), "the episode that reaches the seventh step is whole"
     with pytest.raises(DemosError, match="has 2 episodes, of which held_out keeps 2"):
-        taught(glam, file, CloningConfig(pairs=1, held_out=0.9))
+        cloning_data(glam, file, CloningConfig(pairs=1, held_out=0.9))
 
 
 def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
@@ -119,9 +118,9 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
     with pytest.raises(
         DemosError, match="GoToObjS4-v0, but env is BabyAI-Text/GoToLocal-v0: give --env BabyAI-Text/GoTo"
     ):
-        taught(replace(glam, config=replace(CONFIG, env="BabyAI-Text/GoToLocal-v0")), file, config)
+        cloning_data(replace(glam, config=replace(CONFIG, env="BabyAI-Text/GoToLocal-v0")), file, config)
     with pytest.raises(DemosError, match=r"episode 2 does 'toggle', .* 3 actions: take --num-actions 6"):
-        taught(replace(glam, config=replace(CONFIG, num_actions=3)), file, config)
+        cloning_data(replace(glam, config=replace(CONFIG, num_actions=3)), file, config)
     world, episodes, _ = walked
     faithful = envs_jax.make(f"{WORLD}?describe=faithful")[0]
     faithful.id = WORLD  # a file of other words under the level's name
@@ -137,29 +136,29 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
     with pytest.raises(
         DemosError, match="episode 0: babyai.VIEW has no phrase at the beginning of 'You stand in an open"
     ):
-        taught(glam, tmp_path / "b.parquet", config)
+        cloning_data(glam, tmp_path / "b.parquet", config)
     with pytest.raises(ValueError, match="lists the actions that each state offers"):
-        taught(replace(glam, prompt=replace(glam.prompt, lists_offered=True)), file, config)
+        cloning_data(replace(glam, prompt=replace(glam.prompt, lists_offered=True)), file, config)
 
 
 def test_words_become_captions_again():
     for i in range(0, len(VIEW), 7):
-        assert spoken_caption(VIEW, f"{VIEW.phrases[i]}, {VIEW.phrases[0]}", 3).tolist() == [i, 0, -1]
-    assert spoken_caption(VIEW, "", 2).tolist() == [-1, -1]
+        assert parse_caption(VIEW, f"{VIEW.phrases[i]}, {VIEW.phrases[0]}", 3).tolist() == [i, 0, -1]
+    assert parse_caption(VIEW, "", 2).tolist() == [-1, -1]
     said = "put a box on your left next to the red ball, then go to the grey door"
     words = ["put", "a box on your left", "next to", "the red ball,", "then", "go to", "the grey door"]
     np.testing.assert_array_equal(
-        spoken_caption(MISSIONS, said, MISSION_LENGTH), MISSIONS.caption(words, MISSION_LENGTH)
+        parse_caption(MISSIONS, said, MISSION_LENGTH), MISSIONS.caption(words, MISSION_LENGTH)
     )
     with pytest.raises(ValueError, match="no phrase at the beginning of 'jump to the grey door'"):
-        spoken_caption(MISSIONS, "go to a key and jump to the grey door", MISSION_LENGTH)
+        parse_caption(MISSIONS, "go to a key and jump to the grey door", MISSION_LENGTH)
     with pytest.raises(ValueError, match="has 4 phrases of babyai.MISSIONS, where 3 have room"):
-        spoken_caption(MISSIONS, "put a key next to a box", 3)
+        parse_caption(MISSIONS, "put a key next to a box", 3)
 
 
 def test_the_published_values():
     """Glam reference, section 3.4."""
-    config, published = preset("bc")
+    config, published = preset("bc", CLONE_PRESETS)
     assert (config.tune, config.history, config.list_actions) == ("full", 3, True)
     assert (published.pairs, published.epochs, published.pack) == (400_000, 1.0, False)
     usual = SFTConfig(
@@ -172,18 +171,18 @@ def test_the_published_values():
         max_grad_norm=math.inf,
     )
     assert published.sft == usual
-    assert preset("bc-lora")[0].tune == "lora" and set(PRESETS) == {"bc", "bc-lora", "bc-demo"}
+    assert preset("bc-lora", CLONE_PRESETS)[0].tune == "lora" and set(CLONE_PRESETS) == {"bc", "bc-lora", "bc-demo"}
     with pytest.raises(KeyError, match="did you mean 'bc-lora'"):
-        preset("bc_lora")
+        preset("bc_lora", CLONE_PRESETS)
 
 
 def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="agent is drrn"):
-        check(GlamConfig(agent="drrn"), GlamConfig())
+        check(GlamConfig(agent="drrn"))
     with pytest.raises(ValueError, match="policy is heads"):
-        check(GlamConfig(policy="heads"), GlamConfig())
+        check(GlamConfig(policy="heads"))
     with pytest.raises(ValueError, match="take --tune full"):
-        check(GlamConfig(), GlamConfig())
+        check(GlamConfig())
     for wrong in ({"pairs": 0}, {"held_out": 1.0}, {"epochs": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CloningConfig(**wrong)
@@ -224,13 +223,13 @@ def cloned(tmp_path_factory):
 def test_demonstrations_of_another_attempt_are_not_learnt(file, tmp_path, monkeypatch):
     """A first attempt that failed left its file: only a resume goes on with it."""
     assert file == tmp_path / "demos.parquet"
-    glam, cloning = preset("bc-demo")
+    glam, cloning = preset("bc-demo", CLONE_PRESETS)
     config = CloneRun(glam=glam, clone=cloning, run=RunConfig(name="x", out=str(tmp_path)))
-    monkeypatch.setattr(cloning_run, "player", lambda config: pytest.fail("plays again"))
+    monkeypatch.setattr(clone, "player", lambda config: pytest.fail("plays again"))
     with pytest.raises(pytest.fail.Exception, match="plays again"):
-        cloning_run.demonstrations(config, tmp_path)
+        clone.demonstrations(config, tmp_path)
     again = replace(config, run=replace(config.run, resume=True))
-    assert cloning_run.demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
+    assert clone.demonstrations(again, tmp_path) == tmp_path / "demos.parquet"
 
 
 @pytest.mark.slow
@@ -240,6 +239,10 @@ def test_the_bot_is_imitated_by_command(cloned):
     assert summary["pairs"] + summary["held_out_pairs"] >= 1200 > summary["held_out_pairs"] > 0
     measured = [line["loss"] for line in lines(cloned) if line["kind"] == "eval"]
     assert measured[-1] < 0.3 * measured[0], "on episodes that were not learnt from"
+    assert main(["eval", str(cloned), "--checkpoint", str(summary["updates"])]) == 0, "the data are read again"
+    evaluated = json.loads((cloned / f"eval-{summary['updates']}.json").read_text())
+    assert {way: evaluated[way] for way in ("sampled", "greedy")} == summary["after"]
+    assert evaluated["random"] == summary["random"]
     told, episodes = read_demos(cloned / "demos.parquet")
     assert told["player"] == "bot" and all(demo.success for demo in episodes)
 

@@ -16,10 +16,9 @@ from envs_jax.babyai.constants import BALL, BOX, CLOSED, DOOR, EMPTY, KEY, LOCKE
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start
-from llmrl_jax.systems.glam.build import FirstActions, build
+from llmrl_jax.systems.glam.build import ChosenActions, build
 from llmrl_jax.systems.glam.posttest import parse_test, prepare, world_of
-from llmrl_jax.systems.glam.prompt import glam_prompt
-from llmrl_jax.systems.glam.rewrites import ExtraActions
+from llmrl_jax.systems.glam.prompts import glam_prompt
 from tests.glam import TINY, observations, program, weights
 
 
@@ -104,8 +103,8 @@ def test_wrappers_that_change_the_actions_change_the_mask(glam, batch):
     env, params = envs_jax.make(WORLD)
     mask = jnp.array([True, True, False, True, False, True, True])
     for changed, expected in (
-        (FirstActions(env, 3), [True, True, False]),
-        (ExtraActions(env, 6, ("sleep", "think")), [True, True, False, True, False, True, False, False]),
+        (ChosenActions(env, 3), [True, True, False]),
+        (ChosenActions(env, 6, ("sleep", "think")), [True, True, False, True, False, True, False, False]),
     ):
         np.testing.assert_array_equal(changed.offered(mask), expected)
         key = jax.random.key(0)
@@ -160,7 +159,7 @@ def test_probabilities_are_those_of_the_offered_actions_alone(glam, drawn, batch
 
     @jax.jit
     def both(params, frozen):
-        return policy.consider(params, frozen, batch)[0], policy.scores(params, frozen, batch)
+        return policy.distribution_and_hidden(params, frozen, batch)[0], policy.scores(params, frozen, batch)
 
     distribution, scores = jax.device_get(both(*drawn))
     mask = np.asarray(batch["action_mask"])
@@ -211,7 +210,7 @@ def test_a_whole_update_keeps_to_what_is_offered(glam):
 def test_an_action_head_is_masked_too(batch):
     glam = build(replace(MASKED, policy="heads", list_actions=False))
     params, frozen = glam.policy.init(jax.random.key(0), batch)
-    distribution = jax.jit(lambda obs: glam.policy.decide(params, frozen, obs)[0])
+    distribution = jax.jit(lambda obs: glam.policy.act(params, frozen, obs)[0])
     masked, plain = distribution(batch), distribution({**batch, "action_mask": jnp.ones((12, 6), bool)})
     expected = np.where(batch["action_mask"], plain.probs, 0.0)
     np.testing.assert_allclose(masked.probs, expected / expected.sum(-1, keepdims=True), atol=1e-5)
@@ -224,7 +223,7 @@ def test_without_a_mask_nothing_is_masked(glam, drawn, batch):
 
     @jax.jit
     def both(params, frozen):
-        return policy.consider(params, frozen, obs)[0].logits, policy.scores(params, frozen, obs)
+        return policy.distribution_and_hidden(params, frozen, obs)[0].logits, policy.scores(params, frozen, obs)
 
     logits, scores = both(*drawn)
     np.testing.assert_array_equal(logits, action_logits(scores, "sum"))

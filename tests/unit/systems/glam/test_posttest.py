@@ -12,17 +12,20 @@ import tyro
 
 import envs_jax
 from llmrl_jax import lm
-from llmrl_jax.agents.contract import untrained
+from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import json_text
-from llmrl_jax.systems.glam import posttest_run, results as _glam_results
-from llmrl_jax.systems.glam.commands.test import test as give
+from llmrl_jax.systems.glam import results
+from llmrl_jax.systems.glam.build import EXTRA_ACTIONS, make_agent
+from llmrl_jax.systems.glam.commands import test as glam_test
+from llmrl_jax.systems.glam.config import DRRN, SYMBOLIC, PostTestConfig
 from llmrl_jax.systems.glam.posttest import (
     MIXED,
     PAPER,
     TESTS,
+    VARIANT_TESTS,
     NotTestable,
     Outcome,
     PostTest,
@@ -33,9 +36,8 @@ from llmrl_jax.systems.glam.posttest import (
     run_random,
     run_tests,
     world_of,
-    write_returns,
 )
-from llmrl_jax.systems.glam.rewrites import EXTRA_ACTIONS, REWRITES, SYNONYMS, find_rewrite
+from llmrl_jax.systems.glam.prompts import REWRITES, SYNONYMS, VARIANTS, find_rewrite
 from tests.glam import ROWS, TINY, WORLD, observations, program
 
 
@@ -178,9 +180,6 @@ def test_spare_words_make_every_test_playable():
 
 
 def test_agents_without_words_take_other_worlds_only():
-    from llmrl_jax.systems.glam.agents import make_agent
-    from llmrl_jax.systems.glam.presets import DRRN, SYMBOLIC
-
     for preset in (DRRN, SYMBOLIC):
         agent = make_agent(replace(preset, env=WORLD))
         trial = prepare(agent, parse_test("go_to"))
@@ -253,8 +252,8 @@ def test_returns_are_written_under_the_published_names(tmp_path):
         test = parse_test(name)
         outcome = Outcome(test, test.env or MIXED, actions, ("go_to",), played)
         place = tmp_path / "test" / folder / "return_per_episode"
-        assert write_returns(tmp_path, outcome) == [place / f"{stem}.npy", place / f"{stem}_greedy.npy"]
-        zero = write_returns(tmp_path, outcome, zero_shot=True)
+        assert results.write_returns(tmp_path, outcome) == [place / f"{stem}.npy", place / f"{stem}_greedy.npy"]
+        zero = results.write_returns(tmp_path, outcome, zero_shot=True)
         assert [path.name for path in zero] == [f"{stem}_zero_shot.npy", f"{stem}_zero_shot_greedy.npy"]
         sampled = np.load(place / f"{stem}.npy")
         assert sampled.dtype == np.float64 and sampled.shape == (2,) and (sampled > 0).tolist() == [True, False]
@@ -267,9 +266,9 @@ def exam(rates, **changes):
         won = episodes([i < round(100 * rate) for i in range(100)], [i % 2 for i in range(100)])
         test = parse_test(name)
         outcome = Outcome(test, test.env or MIXED, ("a", "b"), ("go_to", "open"), {"sampled": won})
-        records[name] = posttest_run.record_of(outcome, paper_row(test, MIXED, MIXED))
+        records[name] = results.record_of(outcome, paper_row(test, MIXED, MIXED))
     about = {"name": "r", "kind": "GFlan-T5", "folder": None, "facts": {}, "settings": {}, "env": MIXED, **changes}
-    return _glam_results.Tested(**about, records=records)
+    return results.Tested(**about, records=records)
 
 
 def test_intervals_are_students_over_seeds_and_wilsons_alone():
@@ -277,20 +276,20 @@ def test_intervals_are_students_over_seeds_and_wilsons_alone():
     group = [exam({"composition": rate}) for rate in (0.5, 0.55, 0.6)]
     one = group[0]
     half = 9.924843200918287 * 0.05 / np.sqrt(3)
-    interval = _glam_results.estimate(group, "composition", "sampled")
+    interval = results.estimate(group, "composition", "sampled")
     assert interval == pytest.approx((0.55, 0.55 - half, 0.55 + half, 3))
     # for two it is 63.657: the interval is clipped to [0, 1]
-    assert _glam_results.estimate(group[:2], "composition", "sampled") == pytest.approx((0.525, 0.0, 1.0, 2))
-    alone = _glam_results.estimate([one], "composition", "sampled")
+    assert results.estimate(group[:2], "composition", "sampled") == pytest.approx((0.525, 0.0, 1.0, 2))
+    alone = results.estimate([one], "composition", "sampled")
     assert alone == pytest.approx((0.5, 0.3753, 0.6247, 100), abs=1e-4)
-    assert _glam_results.estimate([one], "composition", "sampled", "open") == stats.wilson(25, 50, _glam_results.Z99)
-    assert _glam_results.estimate([one], "composition", "greedy") is None
+    assert results.estimate([one], "composition", "sampled", "open") == stats.wilson(25, 50, results.Z99)
+    assert results.estimate([one], "composition", "greedy") is None
 
 
 def test_the_table_stands_beside_the_paper():
     group = [exam({"no_modification_test": 0.9, "adj_synonym": 0.8})]
     group[0].records["no_meaning_words"] = {"skipped": "the tokenizer has no token for dax"}
-    lines = _glam_results.tests_table(group).splitlines()
+    lines = results.tests_table(group).splitlines()
     assert lines[0].split()[-2:] == ["paper", "(GFlan-T5)"]
     assert (
         lines[1].startswith("no_modification_test") and "0.900 [" in lines[1] and lines[1].split()[-2:] == ["-", "0.89"]
@@ -298,12 +297,46 @@ def test_the_table_stands_beside_the_paper():
     assert lines[2].split()[-1] == "-" and lines[3].split()[:3] == ["no_meaning_words", "not", "played"]
     assert lines[5].split() == ["sampled,", "by", "task", "go_to", "open"] and lines[6].count("0.900") == 2
     assert lines[-1] == "no_meaning_words was not played: the tokenizer has no token for dax"
-    same = json.loads(json_text(posttest_run.outcomes(group)))["tests"]
+    same = json.loads(json_text(results.outcomes(group)))["tests"]
     rate = same["no_modification_test"]["sampled"]
     assert f"{rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]" in lines[1]
     assert (same["no_modification_test"]["greedy"], same["no_modification_test"]["paper"]) == (None, 0.89)
     assert same["no_modification_test"]["tasks"]["open"]["n"] == 50
     assert same["no_meaning_words"] == {"skipped": "the tokenizer has no token for dax"}
+
+
+def test_the_spread_over_prompts_by_hand():
+    played = {"no_modification_test": 0.9, "goal_first": 0.8, "bulleted": 0.3, "prose": 0.4}
+    agent = exam(played)
+    agent.records |= {name: {"skipped": "no token"} for name in ("no_action_list", "paraphrased", "tagged")}
+    assert results.spread_of([agent]) == (
+        "sampled: 0.900 with the prompt of training; with 3 others 0.500 in the mean, 0.300 at the least (bulleted)"
+    )
+    nothing = exam({"no_modification_test": 0.9})
+    nothing.records |= {name: {"skipped": "no token"} for name in VARIANTS}
+    assert results.spread_of([nothing]) == ""
+
+
+def test_files_of_variants_have_names_of_their_own(tmp_path):
+    played = {"sampled": episodes([True])}
+    (path,) = results.write_returns(tmp_path, Outcome(parse_test("tagged+adj_synonym"), WORLD, ("a",), ("t",), played))
+    assert path.name == "adj_synonym_tagged.npy"
+
+
+def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(monkeypatch, tmp_path):
+    asked = []
+
+    def listened(agent, play, tests, reuse, *others):
+        asked.append([test.name for test in tests])
+        agent.records = exam(dict.fromkeys(asked[-1], 0.5)).records
+
+    monkeypatch.setattr(results, "take", listened)
+    monkeypatch.setattr(results, "draw_tests", lambda groups, path: path)
+    results.post_test(PostTestConfig(random=True, variants=True, out=tmp_path))
+    tests = ("composition", "prose")
+    results.post_test(PostTestConfig(tests=tests, random=True, variants=True, out=tmp_path))
+    rest = [name for name in VARIANT_TESTS if name != "prose"]
+    assert asked == [list(VARIANT_TESTS), ["composition", "prose", *rest]]
 
 
 FLAGS = (
@@ -320,7 +353,7 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
         assert main(["glam", "train", *FLAGS, *name]) == 0
     asked = ["--tests", "no_modification_test", "no_meaning_nouns", "--episodes", "8", "--out", str(tmp_path / "out")]
     line = [str(tmp_path / "s0"), str(tmp_path / "s1"), "--model", "embedded", "--random", *asked]
-    tyro.cli(give, args=line)
+    tyro.cli(glam_test, args=line)
     said = capsys.readouterr().out
     assert "s0 and 1 more seed, 8 episodes each" in said and "embedded_zero_shot, 8 episodes each" in said
     assert "no_meaning_nouns was not played: the tokenizer has no token for afze, dax, xolo" in said
@@ -338,8 +371,8 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
         assert not tests, "a test was played again"
         return iter(())
 
-    monkeypatch.setattr(posttest_run, "run_tests", nothing)
-    tyro.cli(give, args=[str(tmp_path / "s1"), *asked, "--reuse"])
+    monkeypatch.setattr(results, "run_tests", nothing)
+    tyro.cli(glam_test, args=[str(tmp_path / "s1"), *asked, "--reuse"])
     said = capsys.readouterr().out
     assert "1 more seed" not in said and "random, 8 episodes each" in said
     assert (tmp_path / "s1" / "test" / "tests.png").exists()
@@ -348,14 +381,14 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
 
 def test_what_cannot_be_tested_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no agent to test"):
-        give()
+        PostTestConfig()
     with pytest.raises(FileNotFoundError, match="no config.json"):
-        give((tmp_path,))
+        results.post_test(PostTestConfig((tmp_path,)))
     with pytest.raises(ValueError, match="preset is demo, but the settings are those of"):
-        give((tmp_path,), preset="demo")
+        PostTestConfig((tmp_path,), preset="demo")
     with pytest.raises(ValueError, match="episodes is 0"):
-        give(random=True, episodes=0)
+        PostTestConfig(random=True, episodes=0)
     with pytest.raises(KeyError, match="did you mean 'adj_synonym'"):
-        give(random=True, tests=("adj_synonyms",))
+        results.post_test(PostTestConfig(random=True, tests=("adj_synonyms",)))
     with pytest.raises(ValueError, match="has no prompts of the agent drrn"):
-        give(model=str(tmp_path), preset="drrn")
+        results.post_test(PostTestConfig(model=str(tmp_path), preset="drrn"))

@@ -15,9 +15,9 @@ import pytest
 import envs_jax
 from envs_jax.babyai.text.english import MISSIONS
 from llmrl_jax.rl.layers import LSTM, Conv
-from llmrl_jax.rl.ppo_config import PPOConfig
-from llmrl_jax.systems.glam.agents import make_agent
-from llmrl_jax.systems.glam.presets import SYMBOLIC
+from llmrl_jax.rl.ppo import PPOConfig
+from llmrl_jax.systems.glam.build import make_agent
+from llmrl_jax.systems.glam.config import SYMBOLIC
 from llmrl_jax.systems.glam.symbolic import (
     MissionWords,
     SymbolicConfig,

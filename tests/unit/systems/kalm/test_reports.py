@@ -19,20 +19,22 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import make_evaluator
 from llmrl_jax.data.transitions import Trajectories
 from llmrl_jax.lm import Llama, LlamaConfig
+from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.lm.tokens import WordTokenizer
 from llmrl_jax.rl.actors import Fixed
+from llmrl_jax.rl.policy import Policy
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.kalm import explaining, ground, grounded, patterns
-from llmrl_jax.systems.kalm.acting import make_player
-from llmrl_jax.systems.kalm.config import GroundRun, SmallConfig
-from llmrl_jax.systems.kalm.grounded import FRAMES, Grounded
-from llmrl_jax.systems.kalm.imagination import Imagined
-from llmrl_jax.systems.kalm.imagining import statistics
-from llmrl_jax.systems.kalm.patterns import Episodes, Row
-from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel
+from llmrl_jax.systems.kalm import ground, prompts
+from llmrl_jax.systems.kalm.config import GroundRun
+from llmrl_jax.systems.kalm.eval import make_player
+from llmrl_jax.systems.kalm.ground import FRAMES, GroundedModel
+from llmrl_jax.systems.kalm.imagine import Imagined, statistics
+from llmrl_jax.systems.kalm.prompts import Episodes, Row
+from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel
 from llmrl_jax.systems.kalm.worlds import Instructions, World, clevr
 from llmrl_jax.tuning.sft import SFTConfig
+from llmrl_jax.workflows import experiment
 
 
 # --- imagined episodes ------------------------------------------------------------------------------------------------
@@ -163,8 +165,8 @@ def model_of(width=2, size=16, returns=None):
     variables["slots"] = structure.unflatten(numbers)
     variables = {name: jax.tree.map(lambda x, n=name: SCALES[n] * x, tree) for name, tree in variables.items()}
     returned = jnp.arange(width) > 1
-    units = Units(jnp.where(returned, 25.0, 0.25), jnp.where(returned, 4.0, 1.5), jnp.full(width, 0.5))
-    return Grounded(WORLD, model, variables, units, tokenizer, returns)
+    units = Normalizer(jnp.where(returned, 25.0, 0.25), jnp.where(returned, 4.0, 1.5), jnp.full(width, 0.5))
+    return GroundedModel(WORLD, model, variables, units, tokenizer, returns)
 
 
 # --- explanations -----------------------------------------------------------------------------------------------------
@@ -198,40 +200,40 @@ def parrot(says):
 
 def test_an_explanation_ends_at_its_end_token_and_accuracy_is_the_share_of_right_ones():
     found, episodes = parrot("walk to the left"), recorded([2, 1, 3, 2, 1])
-    assert explaining.explain(found, episodes, [4, 0, 1], 3) == ["walk to the"] * 3  # no more tokens are allowed
+    assert ground.explain(found, episodes, [4, 0, 1], 3) == ["walk to the"] * 3  # no more tokens are allowed
     left, right, walk = ["go left", "walk to the left"], ["go right", "go far to the right"], ["walk to the left"]
     texts = [left, right, walk, ["walk to the"], right]
     found = replace(found, world=replace(found.world, keywords=None))
-    rates = explaining.accuracy(found, episodes, texts, [0, 1, 2, 3, 4, 2])
+    rates = ground.explanation_accuracy(found, episodes, texts, [0, 1, 2, 3, 4, 2])
     assert rates == {"explained": 3 / 6}
 
 
 def test_keywords_are_ball_place_and_reference(monkeypatch):
     said = ["push red at the back of blue", "is blue left of green yet?", "scattered"]
-    monkeypatch.setattr(explaining, "explain", lambda found, episodes, chosen, most: [said[e] for e in chosen])
+    monkeypatch.setattr(ground, "explain", lambda found, episodes, chosen, most: [said[e] for e in chosen])
     assert [keywords(text) for text in said] == [(0, 0, 1), (1, 1, 2), (None, None, None)]
     texts = [["red behind blue"], ["green is left of blue"], ["red right of blue"]]
     found = replace(model_of(), tokenizer=WordTokenizer.from_texts([text for wordings in texts for text in wordings]))
-    rates = explaining.accuracy(found, recorded([1]), texts, [0, 1, 2, 0])
+    rates = ground.explanation_accuracy(found, recorded([1]), texts, [0, 1, 2, 0])
     assert rates == {"explained": 0.0, "keywords": 2 / 4, "keyword": pytest.approx((3 + 1 + 0 + 3) / 12)}
 
 
 def test_explanations_are_those_of_one_whole_pass_per_word(monkeypatch):
     """Questions of unequal length, in parts of two of which the last is filled up."""
-    monkeypatch.setattr(explaining, "TOGETHER", 2)
+    monkeypatch.setattr(ground, "EXPLAINED", 2)
     found, episodes, most, room = model_of(), recorded([2, 5, 1, 3, 4], seed=1), 6, 64
     tables = jnp.asarray(episodes.states), jnp.asarray(episodes.actions)
     hidden = jax.jit(found.model.hidden)
     head = np.asarray(found.variables["params"]["lm_head"]["kernel"])
 
     def alone(e):
-        row, said = patterns.question(Row(found.tokenizer), episodes, e), []
+        row, said = prompts.question(Row(found.tokenizer), episodes, e), []
         for _ in range(most):
-            rows = patterns.pack([row], room)
-            logits = np.asarray(hidden(found.variables, found.units, rows, tables)[0, len(row.tokens) - 1]) @ head
+            rows = prompts.pack([row], room)
+            logits = np.asarray(hidden(found.variables, found.normalizer, rows, tables)[0, len(row.tokens) - 1]) @ head
             token = int(logits.argmax())
             said.append(token)
-            for name, value in zip(patterns.NAMES, (token, patterns.TOKEN, 0, 0, False)):
+            for name, value in zip(prompts.NAMES, (token, prompts.TOKEN, 0, 0, False)):
                 getattr(row, name).append(value)
         if found.tokenizer.eos_id in said:
             said = said[: said.index(found.tokenizer.eos_id)]
@@ -240,7 +242,7 @@ def test_explanations_are_those_of_one_whole_pass_per_word(monkeypatch):
     chosen = [3, 0, 4, 1, 2]
     wanted = [alone(e) for e in chosen]
     assert len(set(wanted)) > 2, "what is said depends on the episode"
-    assert explaining.explain(found, episodes, chosen, most) == wanted
+    assert ground.explain(found, episodes, chosen, most) == wanted
 
 
 # --- episodes of a grounded model -------------------------------------------------------------------------------------
@@ -253,12 +255,7 @@ def test_a_player_plays_the_episodes_of_the_evaluator():
     still = {"kernel": jnp.zeros_like(slots["action_out"]["kernel"]), "bias": jnp.array([0.0, 1.0, 0.0])}
     found = replace(found, variables={**found.variables, "slots": {**slots, "action_out": still}})
 
-    class Same:
-        recurrent = False
-
-        def initial_carry(self, rows):
-            return ()
-
+    class Same(Policy):
         def step(self, params, frozen, obs, carry, first):
             rows = obs["state"].shape[0]
             return Fixed(jnp.ones(rows, jnp.int32)), jnp.zeros(rows), carry
@@ -294,7 +291,7 @@ def by_hand(found, key, *, text=None, predicted=False, falls=True):
     for i in range(PLAYED):
         start_key, play_key = jax.random.split(jax.random.fold_in(key, i))
         obs, state = reset(start_key, ())
-        said = patterns.ROLLOUT.format(text or texts[int(obs["instruction"])])
+        said = prompts.ROLLOUT.format(text or texts[int(obs["instruction"])])
         wanted, total, states, actions = found.returns or 0.0, 0.0, [], []
         x = obs["state"]
         for t in range(HORIZON):
@@ -303,8 +300,8 @@ def by_hand(found, key, *, text=None, predicted=False, falls=True):
             done = jnp.zeros(HORIZON, jnp.int32).at[:t].set(np.array(actions, np.int32))
 
             def last(row, done):
-                rows = patterns.pack([row], 32)
-                return hidden(found.variables, found.units, rows, (tables, done))[0, len(row.tokens) - 1]  # noqa: B023
+                rows = prompts.pack([row], 32)
+                return hidden(found.variables, found.normalizer, rows, (tables, done))[0, len(row.tokens) - 1]  # noqa: B023
 
             row = Row(found.tokenizer).text(said).state(0)
             for past in range(t):
@@ -318,7 +315,7 @@ def by_hand(found, key, *, text=None, predicted=False, falls=True):
             x = obs["state"]
             if predicted:
                 after = last(row.action(t), done.at[t].set(action))
-                x = model.next_state(found.variables, found.units, after, tables[t])[:2]
+                x = model.next_state(found.variables, found.normalizer, after, tables[t])[:2]
             if terminated or truncated:
                 break
         outcomes.append((bool(info["success"]), total, len(actions), actions))
@@ -370,10 +367,10 @@ def examples(rows, episodes, tokenizer):
         for segment in range(1, row.max() + 1):
             at = row == segment
             kind, index, tokens = rows.kind[r, at], rows.index[r, at], rows.tokens[r, at]
-            states = np.searchsorted(episodes.first_state, index[kind == patterns.STATE], side="right") - 1
-            actions = np.searchsorted(episodes.first_action, index[kind == patterns.ACTION], side="right") - 1
+            states = np.searchsorted(episodes.first_state, index[kind == prompts.STATE], side="right") - 1
+            actions = np.searchsorted(episodes.first_action, index[kind == prompts.ACTION], side="right") - 1
             (number,) = {*states.tolist(), *actions.tolist()}
-            words = tokens[(kind == patterns.TOKEN) & (tokens != tokenizer.eos_id)]
+            words = tokens[(kind == prompts.TOKEN) & (tokens != tokenizer.eos_id)]
             said = tokenizer.decode(words.tolist()).partition("Instruction:")[2]
             yield number, said.partition("Trajectory:")[0].partition("First state:")[0].strip()
 
@@ -396,13 +393,13 @@ def test_no_episode_is_both_learned_and_held_out(count, share, held, monkeypatch
         return {"explained": 0.5}
 
     for place, name, other in (
-        (ground, "read", lambda folder: (clevr(), "real", data)),
+        (ground, "read_episodes", lambda folder: (clevr(), "real", data)),
         (ground, "make_grounding", learner),
-        (ground, "evaluation", test),
-        (ground, "run_training", lambda *args, **options: done),
-        (grounded, "save", lambda *args: None),
-        (grounded, "load", lambda folder: None),
-        (explaining, "accuracy", accuracy),
+        (ground, "held_out_losses", test),
+        (experiment, "run_training", lambda *args, **options: done),
+        (ground, "save_model", lambda *args: None),
+        (ground, "load_model", lambda folder: None),
+        (ground, "explanation_accuracy", accuracy),
     ):
         monkeypatch.setattr(place, name, other)
     small = SmallConfig(hidden_size=8, layers=1, heads=2, intermediate_size=8)

@@ -12,11 +12,12 @@ import pytest
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm import Llama, LlamaConfig
 from llmrl_jax.lm.tokens import WordTokenizer
-from llmrl_jax.systems.kalm import patterns
-from llmrl_jax.systems.kalm.grounding import Weights, make_grounding
-from llmrl_jax.systems.kalm.imagination import PIECE, imagine, in_pieces, piece_of
-from llmrl_jax.systems.kalm.patterns import ACTION, STATE, Episodes, Row, Rows
-from llmrl_jax.systems.kalm.world_model import Slots, Units, WorldModel, targets
+from llmrl_jax.systems.kalm import prompts
+from llmrl_jax.systems.kalm.config import Weights
+from llmrl_jax.systems.kalm.ground import make_grounding
+from llmrl_jax.systems.kalm.imagine import PIECE, imagine, in_pieces, piece_of
+from llmrl_jax.systems.kalm.prompts import ACTION, STATE, Episodes, Row, Rows
+from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel, count_targets
 from llmrl_jax.tuning.sft import SFTConfig
 
 
@@ -58,10 +59,10 @@ def world():
     tokenizer = WordTokenizer.from_texts(
         [
             *TEXTS,
-            patterns.ROLLOUT,
-            *patterns.DYNAMICS,
-            *patterns.CONSEQUENCE,
-            *patterns.EXPLANATION,
+            prompts.ROLLOUT,
+            *prompts.DYNAMICS,
+            *prompts.CONSEQUENCE,
+            *prompts.EXPLANATION,
         ]
     )
     size = -(-tokenizer.vocab_size // 8) * 8
@@ -70,7 +71,7 @@ def world():
     model = WorldModel.around(llama, episodes, 3)
     variables = dict(llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
     variables["slots"] = drawn(model.init_slots(jax.random.key(1), variables), jax.random.key(2), 0.4)
-    return data, chosen, episodes, tokenizer, model, variables, Units.of(episodes)
+    return data, chosen, episodes, tokenizer, model, variables, Normalizer.of(episodes)
 
 
 def arrays(episodes):
@@ -91,8 +92,8 @@ def test_tables_have_one_state_more_than_actions(world):
 
 def test_a_rollout_learns_everything_but_its_first_state(world):
     _, chosen, episodes, tokenizer, *_ = world
-    row = patterns.rollout(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
-    text = tokenizer.encode(patterns.ROLLOUT.format(TEXTS[chosen[1]]))
+    row = prompts.rollout(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
+    text = tokenizer.encode(prompts.ROLLOUT.format(TEXTS[chosen[1]]))
     length, s, a = int(episodes.lengths[1]), int(episodes.first_state[1]), int(episodes.first_action[1])
     assert row.tokens[: len(text)] == text and not any(row.learn[: len(text) + 1])
     slots = list(zip(row.kind, row.index, row.before, row.learn))[len(text) :]
@@ -101,7 +102,7 @@ def test_a_rollout_learns_everything_but_its_first_state(world):
     for t in range(length):
         expected += [(ACTION, a + t, 0, True), (STATE, s + t + 1, s + t, True)]
     assert slots[1:] == expected
-    said = patterns.explanation(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
+    said = prompts.explanation(Row(tokenizer), episodes, 1, TEXTS[chosen[1]])
     learned = [token for token, learn in zip(said.tokens, said.learn) if learn]
     assert learned == [*tokenizer.encode(" " + TEXTS[chosen[1]]), tokenizer.eos_id]
 
@@ -126,7 +127,7 @@ def test_first_slots_enter_as_large_as_words_and_predict_nothing(world, size, di
 def rows_of(world, length=64, **options):
     _, chosen, episodes, tokenizer, *_ = world
     texts = [[TEXTS[i]] for i in chosen]
-    return patterns.pack(patterns.write(episodes, texts, tokenizer, np.random.default_rng(0), **options), length)
+    return prompts.pack(prompts.write(episodes, texts, tokenizer, np.random.default_rng(0), **options), length)
 
 
 def test_errors_are_those_of_each_example_alone(world):
@@ -134,12 +135,12 @@ def test_errors_are_those_of_each_example_alone(world):
     _, chosen, episodes, tokenizer, model, variables, units = world
     rows = rows_of(world)
     assert (rows.segments.max(1) > 1).any()  # several examples in a row
-    found = jax.jit(model.losses)(variables, units, rows, arrays(episodes), targets(rows))
+    found = jax.jit(model.losses)(variables, units, rows, arrays(episodes), count_targets(rows))
     sums, counts = {"state": 0.0, "action": 0.0, "text": 0.0}, {"state": 0, "action": 0, "text": 0}
     texts = [[TEXTS[i]] for i in chosen]
     hidden_of = jax.jit(model.hidden)
-    for row in patterns.write(episodes, texts, tokenizer, np.random.default_rng(0)):
-        alone = patterns.pack([row], 64)
+    for row in prompts.write(episodes, texts, tokenizer, np.random.default_rng(0)):
+        alone = prompts.pack([row], 64)
         hidden = hidden_of(variables, units, alone, arrays(episodes))[0]
         slots = jax.tree.map(np.asarray, variables["slots"])
         kernel = np.asarray(variables["params"]["lm_head"]["kernel"])
@@ -160,7 +161,7 @@ def test_errors_are_those_of_each_example_alone(world):
                 right = episodes.actions[row.index[p + 1]] if action else row.tokens[p + 1]
                 sums[name] -= out[right] - np.log(np.exp(out - out.max()).sum()) - out.max()
                 counts[name] += 1
-    assert {name: int(n) for name, n in targets(rows).items()} == counts
+    assert {name: int(n) for name, n in count_targets(rows).items()} == counts
     for name in sums:
         np.testing.assert_allclose(found[name], sums[name] / counts[name], rtol=2e-4)
 
@@ -174,7 +175,7 @@ def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
     _, _, episodes, tokenizer, model, variables, units = world
     first = episodes.states[:3]
     goals = jnp.array([1e9, 1e9, first[2, 0] - 1e3])
-    tokens, lengths = patterns.prompts(TEXTS, tokenizer)
+    tokens, lengths = prompts.rollout_prompts(TEXTS, tokenizer)
     run = jax.jit(lambda t, n, s, g: imagine(model, variables, units, t, n, s, g, label, 5))
     found = run(tokens, lengths, first, goals)
     wide = np.full((3, tokens.shape[1] + 7), 5, np.int32)  # other padding, of real tokens
@@ -190,8 +191,8 @@ def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
     np.testing.assert_allclose(found.rewards[0], np.diff(found.states[0, :, 0]), atol=1e-5)
     for i in range(3):  # the whole text with its slots in one pass gives the same actions and states
         made = Episodes(np.asarray(found.states[i]), np.asarray(found.actions[i]), *np.array([[0], [0], [5]]))
-        row = patterns.rollout(Row(tokenizer), made, 0, TEXTS[i])
-        rows = patterns.pack([row], len(row.tokens))
+        row = prompts.rollout(Row(tokenizer), made, 0, TEXTS[i])
+        rows = prompts.pack([row], len(row.tokens))
         hidden = model.hidden(variables, units, rows, arrays(made))[0, int(lengths[i]) :]
         np.testing.assert_array_equal(model.act(variables, hidden[:-1:2]), found.actions[i])
         after = model.next_state(variables, units, hidden[1::2], found.states[i, :-1])
@@ -209,7 +210,7 @@ def test_a_small_model_imagines_in_pieces_on_a_cpu(world, monkeypatch):
 def test_an_action_belongs_to_the_state_of_its_time(world):
     """A passed step back (the published generator) would leave the action as it is when only its state changes."""
     _, _, episodes, tokenizer, model, variables, units = world
-    tokens, lengths = patterns.prompts(TEXTS[:1], tokenizer)
+    tokens, lengths = prompts.rollout_prompts(TEXTS[:1], tokenizer)
     cache = model.start(variables, tokens, lengths, 4)
     logits = []
     for shift in (0.0, 3.0):
@@ -237,14 +238,14 @@ def test_it_learns_to_carry_out_instructions():
     data, chosen = walks(96, seed=1)
     episodes = Episodes.of(data, "state")
     tokenizer = WordTokenizer.from_texts(
-        [*TEXTS, patterns.ROLLOUT, *patterns.DYNAMICS, *patterns.CONSEQUENCE, *patterns.EXPLANATION]
+        [*TEXTS, prompts.ROLLOUT, *prompts.DYNAMICS, *prompts.CONSEQUENCE, *prompts.EXPLANATION]
     )
     config = LlamaConfig(-(-tokenizer.vocab_size // 8) * 8, 32, 48, 1, 4, 2, max_position_embeddings=128)
     llama = Llama(config)
     model = WorldModel.around(llama, episodes, 3)
     variables = llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     texts = [[TEXTS[i]] for i in chosen]
-    rows = patterns.pack(patterns.write(episodes, texts, tokenizer, np.random.default_rng(0)), 64)
+    rows = prompts.pack(prompts.write(episodes, texts, tokenizer, np.random.default_rng(0)), 64)
     options = SFTConfig(batch_size=16, learning_rate=1e-2, microbatches=2)
     learner = make_grounding(options, Weights(), model, variables, rows, episodes, 120)
     state = learner.init(jax.random.key(0))
@@ -255,7 +256,7 @@ def test_it_learns_to_carry_out_instructions():
         first = metrics if first is None else first
     assert float(metrics["action"]) < 0.1 < float(first["action"])
     assert float(metrics["state"]) < 0.1 * float(first["state"]) and float(metrics["text"]) < 0.5
-    tokens, lengths = patterns.prompts(TEXTS, tokenizer)
+    tokens, lengths = prompts.rollout_prompts(TEXTS, tokenizer)
     start = jnp.zeros((3, 2), jnp.float32)
     trained = {**state.frozen["base"], **state.params}
     found = imagine(model, trained, state.frozen["units"], tokens, lengths, start, jnp.full(3, 1e9), label, 3)
@@ -268,16 +269,16 @@ def test_data_that_do_not_fit_are_named(world):
     with pytest.raises(DataError, match=r"takes 2\d places, and a row has 16: make rows longer \(--length\)"):
         rows_of(world, length=16)
     with pytest.raises(DataError, match="there is no row"):
-        patterns.pack([], 16)
+        prompts.pack([], 16)
     with pytest.raises(DataError, match="an instruction takes 1. places, and there are 8"):
-        patterns.prompts(TEXTS, tokenizer, 8)
+        prompts.rollout_prompts(TEXTS, tokenizer, 8)
     assert isinstance(rows_of(world, patterns=("dynamics",)), Rows)
 
 
 def test_what_never_moves_in_the_data_is_not_measured_in_thousandths():
     data, _ = walks()
     still = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 1)), constant_values=0.3), (data.obs, data.next_obs))
-    units = Units.of(Episodes.of(data.replace(obs=still[0], next_obs=still[1]), "state"))
+    units = Normalizer.of(Episodes.of(data.replace(obs=still[0], next_obs=still[1]), "state"))
     std = np.asarray(units.std)
     assert std[2] == std[:2].max() and units.mean[2] == pytest.approx(0.3)
     assert units.change[2] == pytest.approx(1e-3 * float(units.change.max()))

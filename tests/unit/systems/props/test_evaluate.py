@@ -15,8 +15,8 @@ from envs_jax.spaces import Box
 from envs_jax.toytext import optimal_values, policy_value
 from llmrl_jax.agents.population import episode_keys, make_population_evaluator
 from llmrl_jax.systems.props import tasks
-from llmrl_jax.systems.props.episode import EpisodeRecorder
 from llmrl_jax.systems.props.policies import make_policy
+from llmrl_jax.systems.props.study import EpisodeRecorder
 
 
 KEYS = episode_keys(jax.random.key(1), 5)

@@ -11,13 +11,13 @@ import pytest
 
 from llmrl_jax.agents.population import Evaluation, make_population_evaluator
 from llmrl_jax.lm import Generation
+from llmrl_jax.systems.props.config import PUBLISHED, FinetuneConfig, FinetuneRun, preset
 from llmrl_jax.systems.props.finetune import (
-    PUBLISHED,
     TAGGED,
-    FinetuneConfig,
     Question,
     Setting,
     encode_question,
+    finetune,
     improvement,
     largest_return,
     make_questions,
@@ -25,11 +25,8 @@ from llmrl_jax.systems.props.finetune import (
     make_settings,
     read_answer,
 )
-from llmrl_jax.systems.props.finetune_run import finetune
-from llmrl_jax.systems.props.history import Format, Row
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.settings import FinetuneRun, preset
+from llmrl_jax.systems.props.prompts import Format, ProposalPrompt, Row
 from llmrl_jax.systems.props.tasks import get
 from llmrl_jax.tuning import ChatTemplate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrl_jax.systems.props.history import (
+from llmrl_jax.systems.props.prompts import (
     Format,
     Grid,
     HistoryView,

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmrl_jax.systems.props.history import Transition
-from llmrl_jax.systems.props.legacy import LegacyOptimizer, LegacyTemplates
+from llmrl_jax.systems.props.build import Polished
+from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer
+from llmrl_jax.systems.props.config import TemplateConfig
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.polish import Polished
+from llmrl_jax.systems.props.prompts import Transition
 from tests.props_says import Says, run
 
 
@@ -32,7 +33,7 @@ def test_a_system_template_alone_is_every_turn_s_question(tmp_path):
     """The published files without `llm_ui_template_name`."""
     text = "{{ shape }} no {{ episode_number }}: {{ matrix_string }} earns {{ reward }}, {{ replay_buffer_string }}."
     (tmp_path / "si.j2").write_text(text)
-    templates = LegacyTemplates(tmp_path, llm_si_template_name="si.j2")
+    templates = TemplateConfig(str(tmp_path), llm_si_template_name="si.j2")
     first, _, second, _ = asked(2, templates=templates)
     assert [role for role, _ in first] == ["user"] and first[0][1].startswith("3x1 no 1: Weights:\n")
     assert first[0][1].endswith(" earns -5.00, .")
@@ -44,7 +45,7 @@ def test_a_system_template_alone_is_every_turn_s_question(tmp_path):
 
 def test_a_user_s_question_has_our_system_message(tmp_path):
     (tmp_path / "ui.j2").write_text("{{ reward }} in {{ environment }}")
-    templates = LegacyTemplates(tmp_path, llm_ui_template_name="ui.j2")
+    templates = TemplateConfig(str(tmp_path), llm_ui_template_name="ui.j2")
     (system, question), _ = asked(templates=templates, environment="A valley.")
     assert system[0] == "system" and "A valley." in system[1] and question == ("user", "-5.00 in A valley.")
 
@@ -52,7 +53,7 @@ def test_a_user_s_question_has_our_system_message(tmp_path):
 @pytest.mark.parametrize("key", ["llm_si_template_name", "llm_ui_template_name", "llm_output_conversion_template_name"])
 def test_an_unfit_template_is_named_before_anything_is_asked(tmp_path, key):
     (tmp_path / "bad.j2").write_text("{{ nobody }}")
-    templates = LegacyTemplates(tmp_path, **{key: "bad.j2"})
+    templates = TemplateConfig(str(tmp_path), **{key: "bad.j2"})
     with pytest.raises(ValueError, match="'bad.j2' cannot be filled: 'nobody' is undefined"):
         LegacyOptimizer(Says(), VALLEY, templates=templates)
 
@@ -150,12 +151,12 @@ def test_the_legacy_dialogue_can_be_forgotten_and_replayed():
 
 def test_legacy_templates_are_the_user_s(tmp_path):
     (tmp_path / "ui.j2").write_text("{{ episode_number }}|{{ matrix_string }}|{{ reward }}|{{ replay_buffer_string }}")
-    templates = LegacyTemplates(tmp_path, llm_ui_template_name="ui.j2")
+    templates = TemplateConfig(str(tmp_path), llm_ui_template_name="ui.j2")
     opt = LegacyOptimizer(Says("1\n2\n3"), VALLEY, templates=templates)
     params, state = opt.ask(opt.init(jax.random.key(0)))
     opt.ask(opt.tell(state, jnp.array([[1.0, 2.0, 3.5]]), jnp.array([4.0])))
     assert opt.model.asked[0].messages[1].content == "1|Weights:\n1\n2\nBias:\n3.5|4.00|"
     with pytest.raises(FileNotFoundError, match="no template 'gone.j2'"):
-        LegacyTemplates(tmp_path, llm_si_template_name="gone.j2")
-    with pytest.raises(ValueError, match="'ui.j2' has no template_dir"):
-        LegacyTemplates(llm_ui_template_name="ui.j2")
+        LegacyOptimizer(Says(), VALLEY, templates=TemplateConfig(str(tmp_path), llm_si_template_name="gone.j2"))
+    with pytest.raises(ValueError, match="'ui.j2' is named, but no templates.template_dir"):
+        TemplateConfig(llm_ui_template_name="ui.j2")

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import ContextExceeded, ScriptedAdviser, ServerError
-from llmrl_jax.systems.props.evollm import EvoLLM
-from llmrl_jax.systems.props.history import Format, Grid, HistoryView, Transition
-from llmrl_jax.systems.props.llm import LanguageModelOptimizer
+from llmrl_jax.systems.props.build import Polished
+from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import make_numeric
-from llmrl_jax.systems.props.parser import Grammar
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.polish import Polished
-from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.proposals import Asking, NoProposal
+from llmrl_jax.systems.props.prompts import Format, Grid, HistoryView, ProposalPrompt, Transition
+from llmrl_jax.systems.props.proposals import Asking, Grammar, NoProposal
 from tests.props_says import Says, run
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from llmrl_jax.agents.population import Evaluation
-from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, base, make_numeric
+from llmrl_jax.systems.props import optimizers
+from llmrl_jax.systems.props.optimizers import ARS, CEM, CMAES, HillClimbing, OpenES, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.search import search
 
@@ -180,12 +181,12 @@ def test_the_last_center_is_a_candidate():
         optimizer = make_numeric(name, LINEAR)
         state = optimizer.init(KEY, jnp.asarray([7.0, 1, 1, 1]))
         np.testing.assert_allclose(optimizer.center(state), center(state))
-        both = base.centers(optimizer, optimizer.init(KEY), state)
+        both = optimizers.centers(optimizer, optimizer.init(KEY), state)
         np.testing.assert_allclose(both, [[0, 0, 0, 0], [6, 1, 1, 1]])  # within the box
     table = make_numeric("cem", TABLE)
     likeliest = table.center(table.init(KEY, jnp.asarray([0.0, 1, 2, 2, 1, 0])))
     np.testing.assert_array_equal(likeliest, [0, 1, 2, 2, 1, 0])
-    assert base.centers(make_numeric("random_search", LINEAR), KEY, KEY) is None
+    assert optimizers.centers(make_numeric("random_search", LINEAR), KEY, KEY) is None
 
 
 @pytest.mark.parametrize("name", ["random_search", "hill_climbing", "ars", "cem", SLOW("cma_es"), SLOW("open_es")])

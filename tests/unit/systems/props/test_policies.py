@@ -126,7 +126,7 @@ def test_bad_input_is_named():
         make_policy(env, params, "table")
     with pytest.raises(TypeError, match="FrozenLake-v1 .*use 'table' or 'q_table'"):
         make_policy(lake, lake_params, "linear")
-    with pytest.raises(ValueError, match="kind is 'mlp'; it is one of linear"):
+    with pytest.raises(ValueError, match="kind is 'mlp'; one of linear"):
         Policy("mlp", 2, 2, True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rank is 11; a projection here needs 1 to 10"):
         make_policy(env, params, "projection", rank=11)

@@ -11,11 +11,10 @@ import pytest
 
 import envs_jax
 from envs_jax.spaces import Box, Discrete
-from llmrl_jax.systems.props.describe import describe
-from llmrl_jax.systems.props.facts import FACTS, SAME, Facts
-from llmrl_jax.systems.props.history import Format, HistoryView, Row
+from llmrl_jax.systems.props.config import PropsConfig
+from llmrl_jax.systems.props.describe import ALIASES, DESCRIPTIONS, EnvDescription, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
-from llmrl_jax.systems.props.prompts import MeanPrompt, ProposalPrompt, improved, told_optimum
+from llmrl_jax.systems.props.prompts import Format, HistoryView, MeanPrompt, ProposalPrompt, Row, improved
 from llmrl_jax.systems.props.tasks import TASKS
 
 
@@ -65,12 +64,13 @@ def test_discrete_props_asks_for_actions():
 
 
 def test_the_optimum_is_a_choice():
-    assert told_optimum("true", 200.0) == 200.0 and told_optimum("hidden", 200.0) is None
-    assert told_optimum(-3, 200.0) == -3.0
-    with pytest.raises(ValueError, match="no known optimum; use 'hidden' or a number"):
-        told_optimum("true", None)
+    def stated(optimum: str, task: str = "swimmer") -> float | None:
+        return PropsConfig(optimum=optimum).arm(TASKS[task]).optimum
+
+    assert stated("true") == 250.0 and stated("hidden") is None and stated("-3") == -3.0
+    assert stated("true", "pendulum") is None and PropsConfig("ars").arm(TASKS["swimmer"]).optimum is None
     with pytest.raises(ValueError, match="optimum is 'None'"):
-        told_optimum("None", 1.0)
+        stated("None")
 
 
 def test_a_published_template_takes_our_slots(tmp_path):
@@ -123,7 +123,7 @@ def test_a_fork_s_template_takes_our_slots(tmp_path):
 
 
 @pytest.mark.parametrize(("optimum", "told"), [(10000.0, "10000"), (1234567, "1234567"), (4223.517, "4223.517")])
-def test_the_told_optimum_keeps_its_digits(optimum, told):
+def test_the_optimum_in_prompt_keeps_its_digits(optimum, told):
     assert f"is about {told}.**" in ProposalPrompt(LINEAR, optimum=optimum).render("", 1)
 
 
@@ -142,12 +142,12 @@ def test_a_prompt_that_cannot_be_is_refused(make):
         make()
 
 
-def test_every_task_has_facts():
-    assert {SAME.get(task.env, task.env) for task in TASKS.values()} <= set(FACTS)
-    assert set(SAME.values()) <= set(FACTS)
+def test_every_task_has_texts():
+    assert {ALIASES.get(task.env, task.env) for task in TASKS.values()} <= set(DESCRIPTIONS)
+    assert set(ALIASES.values()) <= set(DESCRIPTIONS)
 
 
-@pytest.mark.parametrize("id", [*FACTS, *SAME])
+@pytest.mark.parametrize("id", [*DESCRIPTIONS, *ALIASES])
 def test_descriptions_say_what_the_world_says(id):
     if id.endswith("-v5"):
         pytest.importorskip("mujoco")
@@ -174,8 +174,8 @@ def test_descriptions_say_what_the_world_says(id):
         assert len(re.findall(r"^- action\[\d+\]: ", texts[0], re.MULTILINE)) == int(np.prod(actions.shape))
         assert "largest score" not in texts[0]
     hidden = describe(env, params, policy, hide=True)
-    facts = FACTS[SAME.get(id, id)]
-    secrets = [*facts.observations, *facts.actions, *(env.action_names if isinstance(actions, Discrete) else ())]
+    texts = DESCRIPTIONS[ALIASES.get(id, id)]
+    secrets = [*texts.observations, *texts.actions, *(env.action_names if isinstance(actions, Discrete) else ())]
     assert (
         not [secret for secret in secrets if secret in hidden.replace("action in state", "")] and "Reward" not in hidden
     )
@@ -226,8 +226,8 @@ def test_descriptions_that_would_be_wrong_are_refused():
         describe(env, params, policy, hints=3)
     with pytest.raises(ValueError, match="hints is 1 and hide is true"):
         describe(env, params, policy, hints=1, hide=True)
-    with pytest.raises(ValueError, match="has 4 observation entries, and its facts name 1"):
-        describe(env, params, policy, facts=Facts("goal", ("one",)))
+    with pytest.raises(ValueError, match="has 4 observation entries, and its texts name 1"):
+        describe(env, params, policy, texts=EnvDescription("goal", ("one",)))
     with pytest.raises(ValueError, match="for 2 observations and 1 actions, but CartPole-v1 has 4 and 2"):
         describe(env, params, LINEAR)
     with pytest.raises(KeyError, match="no description of 'Debug-Aim-v0'"):
@@ -236,5 +236,8 @@ def test_descriptions_that_would_be_wrong_are_refused():
     four = ("position", "speed", "angle", "turn")
     with pytest.raises(ValueError, match="speaks of the action 'jump', which fits 0 of"):
         describe(
-            env := envs_jax.make("CartPole-v1")[0], env.default_params, policy, facts=Facts("{{ act('jump') }}", four)
+            env := envs_jax.make("CartPole-v1")[0],
+            env.default_params,
+            policy,
+            texts=EnvDescription("{{ act('jump') }}", four),
         )

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 import yaml
 
-from llmrl_jax.systems.props import published
-from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig, make_optimizer
-from llmrl_jax.systems.props.published import read_published
+from llmrl_jax.systems.props.build import make_optimizer
+from llmrl_jax.systems.props.compat import published
+from llmrl_jax.systems.props.compat.published import read_published
+from llmrl_jax.systems.props.config import PropsConfig, ReplyConfig
 from llmrl_jax.systems.props.tasks import get
 from tests.props_says import Says
 
@@ -324,7 +325,7 @@ def test_the_last_policy_is_repeated_where_that_is_published():
         assert state.record["outcome"] == "repeated"
     with pytest.raises(ValueError, match="reply.repeat is last, but reply.on_failure skip does not read it"):
         ReplyConfig(repeat="last")
-    with pytest.raises(ValueError, match="reply.repeat is last, but the method evollm does not read it"):
+    with pytest.raises(ValueError, match="reply.repeat is last, but method evollm does not read it"):
         PropsConfig("evollm", reply=ReplyConfig(on_failure="repeat", repeat="last"))
 
 
@@ -345,7 +346,7 @@ def test_no_template_is_dropped_in_silence(tmp_path):
     assert (kept.llm_si_template_name, kept.llm_ui_template_name) == ("", ui)
     assert kept.llm_output_conversion_template_name == conversion
     alone = optimizer(read_published(data | {"llm_ui_template_name": "None"}, folder=tmp_path))
-    assert not alone.templates.has_system and alone.buffer_steps == 300
+    assert not alone.has_system and alone.buffer_steps == 300
 
 
 def test_a_lake_that_is_not_slippery():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from llmrl_jax.chat import Cached, ScriptedAdviser
-from llmrl_jax.systems.props.adviser import PolicyAdviser
 from llmrl_jax.systems.props.config import PolicyConfig, PropsConfig, ReplyConfig
-from llmrl_jax.systems.props.history import HistoryView
+from llmrl_jax.systems.props.prompts import HistoryView
+from llmrl_jax.systems.props.scripted import PolicyAdviser
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import get
 
@@ -166,14 +166,14 @@ def test_a_damaged_log_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "cma_es", "hints": 1}, "hints is 1, but the method cma_es does not read it"),
-        ({"method": "evollm", "proposals": 2}, "proposals is 2, but the method evollm"),
-        ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but the method evollm"),
-        ({"method": "legacy", "warmup": 3}, "warmup is 3, but the method legacy"),
+        ({"method": "cma_es", "hints": 1}, "hints is 1, but method cma_es does not read it"),
+        ({"method": "evollm", "proposals": 2}, "proposals is 2, but method evollm"),
+        ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but method evollm"),
+        ({"method": "legacy", "warmup": 3}, "warmup is 3, but method legacy"),
         ({"method": "evollm", "history": HistoryView(trajectory_steps=5)}, "history.trajectory-steps is 5"),
         ({"polish_rounds": 2}, "polish_rounds is 2, but a run without polish does not read it"),
         ({"method": "legacy", "buffer_rows": 2}, "buffer_rows is 2, but a run without use_replay_buffer"),
-        ({"method": "props", "block": 2}, "block is 2, but the method props"),
+        ({"method": "props", "block": 2}, "block is 2, but method props"),
         ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
         ({"reply": ReplyConfig(compat="paper"), "proposals": 4}, "proposals is 4, .*compat paper .* one proposal"),
         ({"reply": ReplyConfig(compat="paper", beyond="clip")}, "reply.beyond is clip, but --reply.compat paper"),
@@ -254,7 +254,7 @@ def test_a_log_of_other_settings_is_refused(tmp_path):
         ({"method": "prop"}, "method is 'prop'; one of props"),
         ({"episodes": -1}, "episodes is -1"),
         ({"polish": "cmaes"}, "polish is 'cmaes'"),
-        ({"method": "ars", "polish": "cma_es"}, "ars is numeric itself"),
+        ({"method": "ars", "polish": "cma_es"}, "polish is cma_es, but method ars does not read it"),
         ({"optimum": "much"}, "optimum is 'much'"),
     ],
 )

@@ -1,0 +1,49 @@
+"""Sizes of a small Llama with random weights, and its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from llmrl_jax.core.checks import Checked, In, Width
+from llmrl_jax.lm.config import LlamaConfig
+from llmrl_jax.lm.tokens import FastTokenizer
+
+
+@dataclass(frozen=True)
+class SmallConfig(Checked):
+    """The small Llama of `--model embedded`; its tokenizer has one token per word."""
+
+    PREFIX: ClassVar[str] = "embedded."
+
+    hidden_size: Width = 64
+    """Width of the residual stream."""
+    layers: Annotated[int, In("[1, 1000]")] = 2
+    """Number of transformer layers."""
+    heads: Width = 4
+    """Number of attention heads; twice this number must divide `hidden_size`."""
+    intermediate_size: Width = 128
+    """Width of the gated feed-forward layer."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"embedded.hidden_size is {self.hidden_size}; a multiple of twice embedded.heads ({self.heads}) is "
+                "needed, since rotary positions turn pairs"
+            )
+
+    def llama(self, tokenizer: FastTokenizer, positions: int) -> LlamaConfig:
+        """The configuration of the model, given its tokenizer and its number of positions."""
+        return LlamaConfig(
+            vocab_size=-(-tokenizer.vocab_size // 8) * 8,  # a multiple of 8, divisible by common meshes
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=positions,
+            tie_word_embeddings=False,
+            bos_token_id=tokenizer.bos_id,
+            eos_token_id=tokenizer.eos_id,
+        )

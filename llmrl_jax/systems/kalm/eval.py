@@ -1,0 +1,213 @@
+"""Success of an agent on every level: `llmrl kalm test`, for agents of `train` and for grounded models that act."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax import tracing
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.agents import evaluate as evaluating
+from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.agents.play import Actor, advance, begin
+from llmrl_jax.core import config as configs
+from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
+from llmrl_jax.core.statistics import mean_rate, wilson
+from llmrl_jax.report.figures import text_table
+from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
+from llmrl_jax.systems.kalm.ground import GroundedModel, load_model
+from llmrl_jax.systems.kalm.prompts import rollout_prompts
+from llmrl_jax.systems.kalm.worlds import INSTRUCTION, LEVELS, STATE, World, level_of, world_of
+from llmrl_jax.workflows.experiment import check_saved, kind_of_run, restore
+
+
+RANDOM = "random"
+"""Random actions, in results."""
+HELD_OUT = 0xCA1
+"""Folded into the seed for test episodes."""
+
+
+def key_of(seed: int) -> jax.Array:
+    """The key of test episodes: all agents meet the same first states."""
+    return jax.random.fold_in(jax.random.key(seed), HELD_OUT)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
+    """Success on levels, the bounds of 95% intervals, and mean returns: of one agent, with Wilson's interval over
+    episodes; of several, with Student's over agents, whose own rates are beside it as `<level>_agents`."""
+    results: dict[str, Any] = {}
+    for level in agents[0]:
+        each = [wilson(int(np.sum(one[level].success)), len(one[level].success)) for one in agents]
+        rate = each[0] if len(agents) == 1 else mean_rate([one.mean for one in each])
+        results |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
+        if len(agents) > 1:
+            results[f"{level}_agents"] = [one.mean for one in each]
+        results[f"{level}_return"] = float(np.mean([one[level].episode_return for one in agents]))
+    return results
+
+
+def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int, key: jax.Array) -> dict[str, Any]:
+    """The rates of agents, see `rates`, and those of random actions in the same episodes, as `random`.
+
+    **Arguments:** `agents`, the episodes of each; `episodes`, of each level; `key`, theirs.
+    """
+    return {**rates(*agents), RANDOM: rates(play_random(world, list(agents[0]), episodes, key))}
+
+
+def table(results: Mapping[str, Any], levels: Sequence[str]) -> str:
+    """Rates beside those of random actions."""
+
+    def interval(of: Mapping[str, Any], level: str) -> str:
+        return f"{of[level]:.3f} [{of[level + '_low']:.3f}, {of[level + '_high']:.3f}]"
+
+    rows = [["success", "agent", RANDOM]]
+    for level in levels:
+        each = ", ".join(f"{rate:.3f}" for rate in results.get(f"{level}_agents", ()))
+        agents = interval(results, level) + (f" ({each})" if each else "")
+        rows.append([level, agents, interval(results[RANDOM], level)])
+    return text_table(rows)
+
+
+# --- play -------------------------------------------------------------------------------------------------------------
+
+
+def play(
+    world: World, policy: Any, states: Sequence[Any], levels: Sequence[str], episodes: int, key: jax.Array
+) -> list[dict[str, Episodes]]:
+    """Each agent's episodes of levels, with its greedy actions. **Arguments:** `states`, of the agents' learner."""
+    played: list[dict[str, Episodes]] = [{} for _ in states]
+    for level in levels:
+        env = EpisodeStatistics(world.make(level))
+        run = make_evaluator(env, env.default_params, policy, episodes=episodes)
+        for one, state in zip(played, states, strict=True):
+            one[level] = run(state.params, state.frozen.replace(given=()), key, greedy=True)
+    return played
+
+
+def play_random(world: World, levels: Sequence[str], episodes: int, key: jax.Array) -> dict[str, Episodes]:
+    """Episodes of levels with random actions, which begin as those of agents do."""
+    bits = tuple(jax.random.key_data(key).tolist())
+    return {level: _random(world.name, level, episodes, bits) for level in levels}
+
+
+@functools.cache
+def _random(world: str, level: str, episodes: int, bits: tuple[int, ...]) -> Episodes:
+    # once for all agents of a process: it depends on no agent
+    env = EpisodeStatistics(world_of(world).make(level))
+    key = jax.random.wrap_key_data(jnp.asarray(bits, jnp.uint32))
+    return evaluating.play_random(env, env.default_params, key, episodes=episodes)
+
+
+def make_player(
+    grounded: GroundedModel, level: str, episodes: int, together: int = 64
+) -> Callable[[jax.Array], Episodes]:
+    """Build `play(key) -> Episodes` of NumPy arrays: episodes of a level, in which a grounded model takes its most
+    likely actions.
+
+    The rows are those of an imagined episode (`llmrl_jax.systems.kalm.imagine`), but each state is the world's. With
+    states that carry returns the model is a decision transformer (Chen et al., 2021): each state comes with the return
+    to go, which the rewards reduce.
+
+    **Arguments:** `together`, episodes that are played at once. Episode `i` starts as that of
+    `llmrl_jax.agents.evaluate.make_evaluator` with the same key.
+    **Raises:** `ValueError` if a number is below 1.
+    """
+    at_least("episodes", episodes, 1)
+    at_least("together", together, 1)
+    world, model, normalizer, target = grounded.world, grounded.model, grounded.normalizer, grounded.returns
+    env = EpisodeStatistics(world.make(level))
+    params, horizon, together = env.default_params, world.horizon[level], min(together, episodes)
+    sentences = world.instructions.of(level)
+    texts = [world.instructions.texts[i] for i in sentences]
+    tokens, lengths = map(jnp.asarray, rollout_prompts(texts, grounded.tokenizer))
+
+    def actor_of(variables: Any) -> Actor:
+        layers = model.each_layer(variables)
+
+        def act(obs: Any, carry: Any, first: Any, keys: Any) -> tuple[Any, Any, Any]:
+            cache, to_go = carry
+            state = obs[STATE] if target is None else jnp.concatenate([obs[STATE], to_go[:, None]], axis=-1)
+            hidden, cache = model.advance(variables, cache, model.enter_state(variables, normalizer, state), layers)
+            action = model.act(variables, hidden)
+            _, cache = model.advance(variables, cache, model.enter_action(variables, action), layers)
+            return action, (cache, to_go), ()
+
+        return Actor(act)
+
+    @jax.jit
+    def run(variables: Any, key: jax.Array, start: jax.Array) -> Episodes:
+        actor = actor_of(variables)
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(start + jnp.arange(together))
+        rows = begin(env, params, actor, keys[:, 0], keys[:, 1])
+        number = rows.obs[INSTRUCTION] - sentences.start
+        cache = model.start(variables, tokens[number], lengths[number], 2 * horizon)
+        to_go = jnp.full(together, 0.0 if target is None else target, jnp.float32)
+        blank = Episodes(*(jnp.zeros(together, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            rows, results = carry
+            rows, seen = advance(env, params, actor, rows, freeze_finished=False)
+            cache, to_go = rows.carry
+            info = seen.info
+            latest = Episodes(info["success"], info["episode_return"], info["episode_length"], results.task)
+            results = jax.tree.map(lambda old, new: jnp.where(seen.ended, new, old), results, latest)
+            return (rows.replace(carry=(cache, to_go - seen.reward)), results), None
+
+        (_, results), _ = tracing.scan(step, (rows.replace(carry=(cache, to_go)), blank), length=horizon)
+        return results
+
+    def play(key: jax.Array) -> Episodes:
+        parts = []
+        with doing(f"{level}: playing", episodes, "episodes") as activity:
+            while activity.done < episodes:
+                part = jax.device_get(run(grounded.variables, key, jnp.int32(activity.done)))
+                count = min(together, episodes - activity.done)
+                parts.append(jax.tree.map(lambda x, n=count: x[:n], part))
+                activity.done += count
+        return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+    return play
+
+
+def test_run(
+    folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, together: int = 64, seed: int = 0
+) -> dict[str, Any]:
+    """Play an agent on levels, print its success beside that of random actions, and write `test.json` to its folder.
+
+    **Arguments:** `folder`, of a run; `episodes`, of each level; `together`, those that a grounded model plays at once.
+    **Returns:** the contents of the file.
+    **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
+    `FileNotFoundError`; what `TrainRun.experiment` and `load_model` raise.
+    """
+    in_interval("episodes", episodes, COUNT)
+    in_interval("together", together, COUNT)
+    check_seed("seed", seed)
+    levels, key = tuple(level_of(level) for level in levels), key_of(seed)
+    results: dict[str, Any] = {"seed": seed, "episodes": episodes}
+    if kind_of_run(folder, TrainRun.KIND, GroundRun.KIND) == TrainRun.KIND:
+        saved = json.loads((folder / "config.json").read_text())
+        check_saved(folder)
+        config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
+        x = replace(config, levels=levels).experiment()
+        state, update = restore(folder, config, x.learner)
+        assert x.evaluate is not None
+        results |= {**x.evaluate(state, key, episodes), "update": update}
+    else:
+        grounded = load_model(folder)
+        played = {level: make_player(grounded, level, episodes, together)(key) for level in levels}
+        results |= judged(grounded.world, [played], episodes, key)
+    print(table(results, levels))
+    configs.save_config(results, folder / "test.json")
+    return results

@@ -1,0 +1,1 @@
+"""Compatibility: the two published schemas of configuration files, and the protocol before ProPS."""
