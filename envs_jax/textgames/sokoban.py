@@ -155,7 +155,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         board = self.board(state.room)
         if not self.book:
             return {"board": board}
-        code = jnp.sum(board[:, 1:-1].astype(jnp.int32) * self._place_values, axis=1)
+        code = jnp.sum(board[:, 1:-1].astype(jnp.int32) * self._place_values, axis=1, dtype=jnp.int32)
         return {"board": board, "text": jnp.take(jnp.asarray(self._phrase), code, mode="clip")}
 
     def reset(self, key, params):

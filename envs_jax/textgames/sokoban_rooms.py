@@ -97,7 +97,7 @@ def _pulled(key: jax.Array, floor: jax.Array, player: jax.Array, targets: jax.Ar
         pulls = pulls + jnp.any(follows)
         apart = jnp.abs(boxes // width - targets // width) + jnp.abs(boxes % width - targets % width)
         open_ = ~jnp.any(boxes[:, None] == targets) & ~jnp.any(player == targets)
-        score = jnp.where(open_, pulls * jnp.sum(apart), 0)
+        score = jnp.where(open_, pulls * jnp.sum(apart, dtype=jnp.int32), 0)
         better = score >= best[0]
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), (score, player, boxes), best)
         return (player, boxes, pulls, best), None
@@ -118,7 +118,7 @@ def draw_room(key: jax.Array, height: int, width: int, boxes: int) -> Room:
         player, *targets = _distinct(place, floor, boxes + 1)
         score, player, pulled = _pulled(pull, floor, player, jnp.stack(targets), width)
         fixed = floor.astype(jnp.int8).at[jnp.stack(targets)].set(TARGET)
-        enough = jnp.sum(floor) > boxes + 1
+        enough = jnp.sum(floor, dtype=jnp.int32) > boxes + 1
         return enough & (score > 0), Room(fixed, player, pulled)
 
     return first_accepted(attempt, key)

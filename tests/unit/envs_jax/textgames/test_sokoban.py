@@ -69,7 +69,7 @@ def test_every_step_equals_the_rules_in_python(id):
             if env.captions:
                 assert env.describe({"text": seen["text"][t, i]})["text"] == game.text()
             pushes, ends = pushes + pushed, ends + over
-    assert pushes > 100 and ends > 2
+    assert pushes > 40 and ends > 2
 
 
 def test_rooms_can_be_solved_and_a_solution_earns_the_best_return():
