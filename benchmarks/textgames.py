@@ -60,11 +60,9 @@ def new_rooms(count: int) -> tuple[list[float], float]:
 def rooms(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Rooms of ours for the peer, in gym-sokoban's two arrays."""
     env, params = envs_jax.make(IDS["Sokoban"])
-    obs, state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(jax.random.key(5), count), params)
-    shape = env.height, env.width
-    return [
-        (np.reshape(f, shape), b.astype(int)) for f, b in zip(np.asarray(state.room.fixed), np.asarray(obs["board"]))
-    ]
+    obs, _ = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(jax.random.key(5), count), params)
+    boards = np.asarray(obs["board"]).astype(int)  # at the start no box and no player is on a target
+    return [(np.where(board > 2, 1, board), board) for board in boards]
 
 
 def run(quick: bool) -> Result:

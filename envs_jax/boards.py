@@ -15,11 +15,11 @@ RAGEN's paper and of ROLL, `spaced` that of RAGEN's Sokoban of 2026, and `tabs` 
 white space at either end."""
 
 
-def separators(text: str) -> tuple[str, str] | None:
-    """The entry of `TEXTS` for an option `text`; None for "none". **Raises:** `ValueError` for any other word."""
-    if text != "none" and text not in TEXTS:
-        raise ValueError(f"text is {text!r}{nearest(text, ['none', *TEXTS])}; it is none, {', '.join(TEXTS)}")
-    return TEXTS.get(text)
+def separators(text: str | None) -> tuple[str, str] | None:
+    """The entry of `TEXTS` for an option `text`; None for None. **Raises:** `ValueError` for any other value."""
+    if text is not None and text not in TEXTS:
+        raise ValueError(f"text is {text!r}{nearest(str(text), ['none', *TEXTS])}; it is none, {', '.join(TEXTS)}")
+    return TEXTS[text] if text else None
 
 
 TILE = 32

@@ -11,7 +11,7 @@ from envs_jax.env import Environment
 from envs_jax.reference import elapsed_steps
 from envs_jax.textgames.game2048 import Game2048, Game2048State
 from envs_jax.textgames.sokoban import Sokoban, SokobanState
-from envs_jax.textgames.sokoban_rooms import Room
+from envs_jax.textgames.sokoban_rooms import Room, pack
 
 
 def import_state(reference_env: Any, env: Environment, params: Any) -> tuple[Any, SokobanState | Game2048State]:
@@ -35,7 +35,7 @@ def import_state(reference_env: Any, env: Environment, params: Any) -> tuple[Any
                 f"{[env.height, env.width]}; make both with the same"
             )
         room = Room(
-            jnp.asarray(fixed.reshape(-1), jnp.int8),
+            pack(jnp.asarray(fixed.reshape(-1), jnp.int32)),
             jnp.int32(np.flatnonzero(cells == 5)[0]),
             jnp.asarray(boxes, jnp.int32),
         )

@@ -17,7 +17,7 @@ from envs_jax.boards import draw, separators
 from envs_jax.checks import at_least, between, nearest
 from envs_jax.env import Environment
 from envs_jax.text import Phrasebook
-from envs_jax.textgames.sokoban_rooms import FLOOR, MOVES, TARGET, WALL, Room, draw_room
+from envs_jax.textgames.sokoban_rooms import FLOOR, MOVES, TARGET, WALL, Room, draw_room, look_up, pack, unpack
 
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = 3, 4, 5, 6
@@ -92,11 +92,11 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         width: int = 6,
         boxes: int = 1,
         actions: str = "push",
-        text: str = "none",
+        text: str | None = None,
         max_steps: int = 100,
     ):
         """**Arguments:** `height` and `width` of the room, outer walls included; `boxes`; `actions`, "push" for RAGEN's
-        four, "all" for gym-sokoban's nine; `text`, "none" or one of `envs_jax.boards.TEXTS`; `max_steps`, the default
+        four, "all" for gym-sokoban's nine; `text`, None or one of `envs_jax.boards.TEXTS`; `max_steps`, the default
         time limit."""
         for name, value in (("height", height), ("width", width)):
             at_least(name, value, 5)
@@ -145,8 +145,9 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
 
     def board(self, room: Room) -> jax.Array:
         """What each cell holds: uint8 `[H, W]`."""
-        cells, on_target = np.arange(self.height * self.width, dtype=np.int32), room.fixed == TARGET
-        board = jnp.where(jnp.any(room.boxes[:, None] == cells, axis=0), jnp.where(on_target, 3, 4), room.fixed)
+        fixed, cells = unpack(room.fixed, self.height * self.width), np.arange(self.height * self.width, dtype=np.int32)
+        on_target = fixed == TARGET
+        board = jnp.where(jnp.any(room.boxes[:, None] == cells, axis=0), jnp.where(on_target, 3, 4), fixed)
         board = jnp.where(cells == room.player, jnp.where(on_target, 6, 5), board)
         return board.astype(jnp.uint8).reshape(self.height, self.width)
 
@@ -169,13 +170,13 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
             acts, pushes, action = action > 0, action <= 4, (action - 1) % 4
         offset = jnp.array([dr * self.width + dc for dr, dc in MOVES], jnp.int32)[action]
         ahead, beyond = room.player + offset, room.player + 2 * offset
-        fixed_ahead, fixed_beyond = jnp.take(room.fixed, jnp.stack([ahead, beyond]), mode="clip")
+        fixed_ahead, fixed_beyond = look_up(room.fixed, jnp.stack([ahead, beyond]))
         is_ahead = room.boxes == ahead
         blocked = jnp.any(is_ahead)
         pushed = acts & pushes & blocked & (fixed_beyond != WALL) & ~jnp.any(room.boxes == beyond)
         moved = pushed | (acts & ~blocked & (fixed_ahead != WALL))
         boxes = jnp.where(is_ahead & pushed, beyond, room.boxes)
-        before, after = (jnp.sum(room.fixed[x] == TARGET, dtype=jnp.int32) for x in (room.boxes, boxes))
+        before, after = (jnp.sum(look_up(room.fixed, x) == TARGET, dtype=jnp.int32) for x in (room.boxes, boxes))
         solved = after == self.boxes
         reward = params.step_reward + jnp.where(after > before, params.box_on_reward, 0.0)
         reward = reward + jnp.where(after < before, params.box_off_reward, 0.0)
@@ -204,7 +205,9 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
             )
         fixed = np.where(board == WALL, WALL, np.where(np.isin(board, (2, 3, 6)), TARGET, FLOOR))
         player, boxes = np.flatnonzero(board >= PLAYER), np.flatnonzero(np.isin(board, (BOX, BOX_ON_TARGET)))
-        room = Room(jnp.asarray(fixed.reshape(-1), jnp.int8), jnp.int32(player[0]), jnp.asarray(boxes, jnp.int32))
+        room = Room(
+            pack(jnp.asarray(fixed.reshape(-1), jnp.int32)), jnp.int32(player[0]), jnp.asarray(boxes, jnp.int32)
+        )
         return SokobanState(room, jnp.int32(0))
 
     def letters(self, state):

@@ -35,11 +35,33 @@ class Room:
     """Cells are numbered row by row."""
 
     fixed: jax.Array
-    """int8 `[H * W]`: `WALL`, `FLOOR` or `TARGET`."""
+    """uint32 `[(H W + 15) // 16]`: `WALL`, `FLOOR` or `TARGET` of each cell, packed by `pack`. Resets from a pool copy
+    a state per row in every step, so a small one is faster."""
     player: jax.Array
     """int32 `[]`, the player's cell."""
     boxes: jax.Array
     """int32 `[B]`, the cells of the boxes."""
+
+
+SHIFTS = 2 * np.arange(16, dtype=np.uint32)
+"""Where a word of `Room.fixed` has its sixteen cells."""
+
+
+def pack(fixed: jax.Array) -> jax.Array:
+    """Numbers 0 to 3 of all cells, `[N]`, as uint32 `[(N + 15) // 16]`, two bits a cell."""
+    padded = jnp.pad(fixed.astype(jnp.uint32), (0, -len(fixed) % 16)).reshape(-1, 16)
+    return jnp.sum(padded << SHIFTS, axis=1, dtype=jnp.uint32)
+
+
+def unpack(packed: jax.Array, count: int) -> jax.Array:
+    """The numbers of the first `count` cells: int8 `[count]`."""
+    return ((packed[:, None] >> SHIFTS) & 3).astype(jnp.int8).reshape(-1)[:count]
+
+
+def look_up(packed: jax.Array, cells: jax.Array) -> jax.Array:
+    """The numbers of some cells: int32, of the shape of `cells`."""
+    word = jnp.take(packed, cells // 16, mode="clip")
+    return (word >> (2 * (cells % 16)).astype(jnp.uint32)).astype(jnp.int32) & 3
 
 
 def _floor(key: jax.Array, height: int, width: int) -> jax.Array:
@@ -117,7 +139,7 @@ def draw_room(key: jax.Array, height: int, width: int, boxes: int) -> Room:
         floor = _floor(dig, height, width)
         player, *targets = _distinct(place, floor, boxes + 1)
         score, player, pulled = _pulled(pull, floor, player, jnp.stack(targets), width)
-        fixed = floor.astype(jnp.int8).at[jnp.stack(targets)].set(TARGET)
+        fixed = pack(floor.astype(jnp.int32).at[jnp.stack(targets)].set(TARGET))
         enough = jnp.sum(floor, dtype=jnp.int32) > boxes + 1
         return enough & (score > 0), Room(fixed, player, pulled)
 

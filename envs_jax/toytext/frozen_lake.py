@@ -75,13 +75,13 @@ class FrozenLake(TabularEnvironment):
         success_rate: float = 1.0 / 3.0,
         reward_schedule: tuple[float, float, float] = (1, 0, 0),
         max_steps: int = 100,
-        text: str = "none",
+        text: str | None = None,
         random_maps: int = 0,
     ):
         """**Arguments:** `desc`, rows of the letters S, F, H and G (see `random_map`), which takes precedence over
         `map_name`, "4x4" or "8x8"; `is_slippery`; `success_rate`, the probability of the intended move on slippery ice;
         `reward_schedule`, the rewards for reaching goal, hole, and any other cell; `max_steps`, the default time
-        limit; `text`, "none" or one of `envs_jax.boards.TEXTS`, in which the map is shown, by RAGEN's symbols;
+        limit; `text`, None or one of `envs_jax.boards.TEXTS`, in which the map is shown, by RAGEN's symbols;
         `random_maps`, for a map that each episode draws from `random_map(0)`, `random_map(1)`, ..., of the size of the
         one map that it has otherwise: their number."""
         at_least("random_maps", random_maps, 0)
