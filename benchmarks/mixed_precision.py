@@ -18,7 +18,7 @@ from benchmarks.accelerator.shapes import SHAPES
 from benchmarks.harness import OURS, Result, Row, aim, compiled, fastest, rates, seconds, speedup, updating
 from benchmarks.language_model import packed
 from llmrl_jax import lm
-from llmrl_jax.lm.narrow import computed
+from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.tuning import SFTConfig, make_sft
 
 
@@ -53,7 +53,7 @@ def run(quick: bool = False) -> Result:
     # random weights give logits of about 0.6 and a loss of ln V: what bfloat16 may change of them
     for name, wide in (("float32", 2e-3), ("mixed", 0.1)):
         made: dict[str, list[Row]] = {}
-        model = lm.Llama(config, **computed(name))
+        model = lm.Llama(config, **dtype_options(name))
         forward, took = compiled(lambda v, t, m=model: m.apply(v, t).logits, variables, jnp.asarray(tokens))
         got = np.asarray(forward(variables, tokens))
         logits = got if name == "float32" else logits

@@ -32,7 +32,7 @@ from benchmarks.harness import (
     updating,
 )
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl import parts
+from llmrl_jax.kernels import chunked
 from llmrl_jax.rl.offline import Context, Offline, OfflineLearner, TrainState, make_offline
 from llmrl_jax.rl.offline_data import ActionKind
 from llmrl_jax.rl.registry import algorithm
@@ -96,7 +96,7 @@ def operations(learner: OfflineLearner, offline: Offline, state: Any) -> float:
     counted = []
     for count in range(every):  # a constant count decides which branch is compiled
         context = Context(jax.random.key(0), state.hparams, jnp.int32(count), learner.frozen)
-        with mock.patch.object(parts, "ROWS", 10**9):
+        with mock.patch.object(chunked, "ROWS", 10**9):
             program = jax.jit(lambda t, b, c=context: offline.method.step(t, b, c)).lower(trained, batch).compile()
         cost: Any = program.cost_analysis()
         counted.append(float(cost["flops"]))

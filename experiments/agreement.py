@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from benchmarks.accelerator import agreement
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.lm import LlamaConfig
-from llmrl_jax.lm.narrow import Computed
+from llmrl_jax.lm.config import ComputeDtype
 from llmrl_jax.options.command import parse
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.ppo import PPO
@@ -73,7 +73,7 @@ def of_programs(layers: int, dtype: str, excess: bool) -> dict[str, dict[str, fl
 def of_glam(model: str, dtype: str, excess: bool, widths: int) -> dict[str, float]:
     """The metrics of the first minibatch of 16 prompts, played in groups of 4 and learned in groups of 4."""
     ppo = replace(DEMO.ppo, num_envs=8, num_steps=2, minibatches=1, microbatches=4, epochs=1, pool_size=8)
-    built_dtype = dtype if dtype in get_args(Computed) else "float32"
+    built_dtype = dtype if dtype in get_args(ComputeDtype) else "float32"
     glam = build(replace(DEMO, model=model, ppo=ppo, dtype=built_dtype, score_rows=4, score_widths=widths))
     policy, drawn = glam.policy, glam.policy.base
     if built_dtype != dtype:  # a dtype that no command trains in

@@ -1,10 +1,10 @@
-"""A user's first run of a system: README's commands as they stand, how long they take, and what they reach.
+"""A user's first run of a system: the tour's commands as they stand, how long they take, and what they reach.
 
     python experiments/first_runs.py --system kalm
     python experiments/first_runs.py --system bkrl
 
 Every command is a process of its own, in one empty folder, with an empty compilation cache. `<out>/<system>.json` has
-the commands with their seconds, and success beside that of random actions; README and the pages state the records in
+the commands with their seconds, and success beside that of random actions; the tour and the pages state the records in
 `experiments/results/first_runs`.
 """
 
@@ -30,14 +30,14 @@ from llmrl_jax.run import info
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 
-README = Path(__file__).parent.parent / "README.md"
+TOUR = Path(__file__).parent.parent / "docs" / "tour.md"
 RANDOM = "random"
 WAYS = ("sampled", "greedy", RANDOM)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """README's commands of a system."""
+    """The tour's commands of a system."""
 
     system: Literal["kalm", "bkrl"] = "kalm"
     """The system."""
@@ -48,7 +48,7 @@ class Experiment:
 
 
 def commands_of(system: str, text: str) -> list[str]:
-    """The commands of a system's block, without comments. **Arguments:** `text`, README's.
+    """The commands of a system's block, without comments. **Arguments:** `text`, the page's.
 
     **Raises:** `ValueError` unless one block has only commands of this system.
     """
@@ -58,7 +58,7 @@ def commands_of(system: str, text: str) -> list[str]:
     ]
     chosen = [block for block in blocks if all(line.startswith(f"llmrl {system} ") for line in block)]
     if len(chosen) != 1:
-        raise ValueError(f"README has {len(chosen)} blocks of llmrl {system}; one is needed")
+        raise ValueError(f"docs/tour.md has {len(chosen)} blocks of llmrl {system}; one is needed")
     return chosen[0]
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     x = parse(Experiment, description=__doc__)
     folder = Path(x.out) / x.system
     folder.mkdir(parents=True)
-    lines = commands_of(x.system, README.read_text())
+    lines = commands_of(x.system, TOUR.read_text())
     stamp, machine = info.stamp("experiments"), info.machine()
     ran = [timed(line, folder, x.prefix) for line in lines]
     record = {

@@ -33,7 +33,7 @@ from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.babyai import read_demos
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.core.statistics import wilson
-from llmrl_jax.lm.narrow import Computed
+from llmrl_jax.lm.config import ComputeDtype
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
@@ -64,7 +64,7 @@ class Experiment:
     """Its weights: its own, random ones but for its embeddings, random ones."""
     env: str = "BabyAI-Text/GoToLocalS6N2-v0"
     """The level."""
-    dtype: Computed = "mixed"
+    dtype: ComputeDtype = "mixed"
     """Compute dtype of the model. With matrix units for bfloat16 (AMX), `mixed` is about twice as fast on a CPU as
     float32."""
     pairs: tuple[int, ...] = (500, 5000)

@@ -25,7 +25,7 @@ from envs_jax.clevr import rules
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import write_parquet
-from llmrl_jax.lm.encoder_names import AUTO, resolved
+from llmrl_jax.lm.encoder_weights import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES, collect, read_episodes

@@ -29,7 +29,7 @@ from llmrl_jax.tuning.loss import token_log_probs
 DTYPES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": jnp.bfloat16},
     "float16": {"dtype": jnp.float16},
-    "mixed": {"dtype": jnp.float32, "factors": jnp.bfloat16},
+    "mixed": {"dtype": jnp.float32, "matmul_dtype": jnp.bfloat16},
     "float32": {"dtype": jnp.float32},
 }
 """How a model computes, the usual first."""

@@ -1,30 +1,26 @@
 """Language models: Llama in flax, adapters, scoring, sampling, sentence encoders, and Hugging Face's file formats."""
 
-from llmrl_jax.lm.cache import Branches, Cache
-from llmrl_jax.lm.candidates import Candidates
+from llmrl_jax.lm.cache import Cache, DecodeState
 from llmrl_jax.lm.config import LlamaConfig, RopeConfig
-from llmrl_jax.lm.encoder import Bert, BertConfig, SentenceEncoder, TextEncoder, look_up, phrase_table
+from llmrl_jax.lm.encoder import Bert, BertConfig, HashedEncoder, SentenceEncoder, TextEncoder, look_up, phrase_table
 from llmrl_jax.lm.encoder_weights import any_encoder, load_encoder, load_minilm
 from llmrl_jax.lm.generate import Finish, Generation, generate, stream
-from llmrl_jax.lm.hashed import HashedEncoder
-from llmrl_jax.lm.heads import ValueHead
 from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
-from llmrl_jax.lm.model import Llama, LMOutput
+from llmrl_jax.lm.model import Llama, LMOutput, ValueHead
 from llmrl_jax.lm.peft import load_adapter, save_adapter
 from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
 from llmrl_jax.lm.sampling import SamplingConfig
-from llmrl_jax.lm.saving import convert, save_hf
-from llmrl_jax.lm.score import Scores, choose_form, costs, score, score_naive
+from llmrl_jax.lm.score import Candidates, Scores, choose_form, costs, score, score_naive
 from llmrl_jax.lm.source import end_tokens, locate, read_config
 from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
-from llmrl_jax.lm.weights import load, load_hf
+from llmrl_jax.lm.weights import convert, load, load_hf, save_hf
 
 
 __all__ = [
     "Bert",
     "BertConfig",
-    "Branches",
+    "DecodeState",
     "Cache",
     "Candidates",
     "FastTokenizer",

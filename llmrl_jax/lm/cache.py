@@ -1,27 +1,31 @@
-"""The KV cache: keys and values of the tokens so far, in arrays of fixed capacity, and those of their branches."""
+"""Keys and values of the tokens so far, in arrays of fixed capacity: of prompts (`Cache`, `Prefix`), and of the
+continuations that are decoded after them (`DecodeState`)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from envs_jax.tracing import platform
+from llmrl_jax.kernels.attention import KeyValues
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.parallel.partition import mesh_of
+from llmrl_jax.parallel.partition import mesh_of, on_each_device
 
 
 UNROLLED = 4
 """Models of up to so many layers are unrolled (in forward passes, unless `Llama.unroll` says otherwise), and decode as
-`decodes_apart` says."""
+`decodes_per_layer` says."""
 
 
-def decodes_apart(layers: int) -> bool:
+def decodes_per_layer(layers: int) -> bool:
     """Whether a model of so many layers decodes from weights, keys and values of each layer's own, made once before
     the loop over tokens: the weights are then there twice.
 
@@ -39,11 +43,14 @@ def merges_heads(layers: int, x: jax.Array) -> bool:
     """
     mesh = mesh_of(x)
     split = mesh is not None and mesh.shape["tensor"] > 1
-    return platform() == "tpu" and not decodes_apart(layers) and not split
+    return platform() == "tpu" and not decodes_per_layer(layers) and not split
 
 
 Layers = Any
 """A stacked array `[L, ...]`, or a tuple with an array for each layer."""
+HEADS = ("bkth", "bkht"), ("rkth", "rkht")
+MERGED_HEADS = ("btc", "btc"), ("rtc", "rtc")
+"""The axes of the values and keys of prompts, and of those of continuations, in the terms of `KeyValues`."""
 
 
 @struct.dataclass
@@ -78,9 +85,17 @@ class Cache:
         return self.positions.max(axis=1) + 1
 
     def append(self, positions: Int[Array | np.ndarray, "B S"]) -> Cache:
-        """The cache with `positions` in the next `S` slots; their keys and values are written layer by layer."""
+        """The cache with `positions` in the next `S` slots; their keys and values are written by `write`."""
         at = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
         return dataclasses.replace(self, positions=at, index=self.index + positions.shape[1])
+
+    def write(self, pair: Sequence[Array], key: Float[Array, "B S K h"], value: Float[Array, "B S K h"]) -> Any:
+        """The keys and values of one layer, a pair `[B, T, K, h]`, with those of new tokens in the next slots."""
+        start = (0, self.index, 0, 0)
+        return tuple(
+            jax.lax.dynamic_update_slice(old, new.astype(old.dtype), start)
+            for old, new in zip(pair, (key, value), strict=True)
+        )
 
 
 @struct.dataclass
@@ -104,11 +119,11 @@ class Prefix:
 
 
 @struct.dataclass
-class Branches:
+class DecodeState:
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
-    Arrays are stacked over layers, or a tuple has one for each (`decodes_apart`): a layer then reads its own where it
-    is, and not a copy of a part of the stack.
+    Arrays are stacked over layers, or a tuple has one for each (`decodes_per_layer`): a layer then reads its own where
+    it is, and not a copy of a part of the stack.
 
     The heads' axis is before the tokens' here: decoding reads all tokens of a head at every step, and with the layout
     of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
@@ -140,7 +155,7 @@ class Branches:
         count: int,
         capacity: int,
         prefix: Prefix | None = None,
-    ) -> Branches:
+    ) -> DecodeState:
         """`count` empty continuations for up to `capacity` tokens, after right-padded prompts of `lengths` tokens
         that come after the `prefix`."""
         layers, batch, _, heads, size = prompts.keys.shape
@@ -153,10 +168,10 @@ class Branches:
             empty = jnp.zeros((layers, batch * count, heads, capacity, size), dtype)
             behind = (jnp.moveaxis(prompts.keys, 2, -1), prompts.values.swapaxes(2, 3))
             arrays = (*behind, empty.swapaxes(-1, -2), empty)
-        if decodes_apart(layers):
+        if decodes_per_layer(layers):
             arrays = map(tuple, arrays)
         prompt_keys, prompt_values, keys, values = arrays
-        return Branches(
+        return DecodeState(
             prompt_keys=prompt_keys,
             prompt_values=prompt_values,
             lengths=jnp.asarray(lengths, jnp.int32),
@@ -167,29 +182,69 @@ class Branches:
         )
 
     @property
-    def apart(self) -> bool:
+    def per_layer(self) -> bool:
         """Whether there is an array for each layer."""
         return isinstance(self.keys, tuple)
 
     @property
     def merged(self) -> bool:
         """Whether heads lie side by side."""
-        return not self.apart and self.keys.ndim == 4
+        return not self.per_layer and self.keys.ndim == 4
 
     @property
     def capacities(self) -> tuple[int, int]:
         """The most tokens of a prompt, `S`, and of a continuation, `T`."""
-        prompts, own = (x[0] if self.apart else x for x in (self.prompt_values, self.values))
+        prompts, own = (x[0] if self.per_layer else x for x in (self.prompt_values, self.values))
         return prompts.shape[-2], own.shape[-2]
 
-    def rows(self, rows: Int[Array | np.ndarray, "R"]) -> Branches:
-        """The branches of some of the prompts."""
-        batch, axis = self.lengths.shape[0], 0 if self.apart else 1
+    def write(self, pair: Sequence[Array], key: Float[Array, "B n K h"], value: Float[Array, "B n K h"], *layer: Any):
+        """The keys and values of the continuations with those of one more token each.
 
-        def pick(x: jax.Array) -> jax.Array:
+        **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number.
+        """
+        key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
+        index = self.index
+        if self.merged:
+            new: Any = tuple(x.reshape(len(x), 1, -1) for x in (key, value))
+            at: Any = [(*layer, 0, index, 0)] * 2
+        else:
+            new, at = (key[..., None], value[:, :, None]), ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
+        new = tuple(n[None] for n in new) if layer else new
+        written = [
+            jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
+            for old, n, start in zip(pair, new, at, strict=True)
+        ]
+        if not self.merged:
+            return written
+        # Else a TPU's compiler makes tokens the first axis, and transposes the cache for every product.
+        return [on_each_device(_row_major, [(None, "batch")], (None, "batch"))(x) for x in written]
+
+    def key_values(self, prompt: Sequence[Array], pair: Sequence[Array], masks: Sequence[Any]) -> list[KeyValues]:
+        """What the next token of every continuation attends to in one layer.
+
+        **Arguments:** `prompt`, the keys and values of the prompts, and of the prefix if there is one; `pair`, those of
+        the continuations; `masks`, of prompts, continuations and prefix.
+        """
+        of_prompt, of_continuation = MERGED_HEADS if self.merged else HEADS
+        sources = [
+            KeyValues(prompt[0], prompt[1], masks[0], *of_prompt),
+            KeyValues(pair[0], pair[1], masks[1], *of_continuation),
+        ]
+        return sources if self.prefix is None else [*sources, KeyValues(prompt[2], prompt[3], masks[2], "kth")]
+
+    def rows(self, rows: Int[Array | np.ndarray, "R"]) -> DecodeState:
+        """The continuations of some of the prompts."""
+        batch, axis = self.lengths.shape[0], 0 if self.per_layer else 1
+
+        def take(x: jax.Array) -> jax.Array:
             parts = x.reshape(*x.shape[:axis], batch, -1, *x.shape[axis + 1 :])
             return jnp.take(parts, rows, axis, mode="clip").reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
 
         names = ("prompt_keys", "prompt_values", "keys", "values")
-        picked = {name: jax.tree.map(pick, getattr(self, name)) for name in names}
-        return dataclasses.replace(self, lengths=self.lengths[rows], **picked)
+        taken = {name: jax.tree.map(take, getattr(self, name)) for name in names}
+        return dataclasses.replace(self, lengths=self.lengths[rows], **taken)
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    """`x` in memory in the order of its axes, the last one fastest, wherever the compiler would choose another."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

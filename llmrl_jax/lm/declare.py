@@ -23,7 +23,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ParamSpec:
     """One parameter."""
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Leaf:
 
 def is_leaf(x: Any) -> bool:
     """For `jax.tree.map` over a tree of declarations."""
-    return isinstance(x, Leaf)
+    return isinstance(x, ParamSpec)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def declare(config: LlamaConfig) -> Tree:
     for name, p in projections(config).items():
         ins, outs = [n for _, n in p.inputs], [n for _, n in p.outputs]
         tree.setdefault(p.block, {})[name] = {
-            "kernel": Leaf(
+            "kernel": ParamSpec(
                 (layers, *ins, *outs),
                 ("layers", *(a for a, _ in p.inputs), *(a for a, _ in p.outputs)),
                 "normal",
@@ -109,7 +109,7 @@ def declare(config: LlamaConfig) -> Tree:
             )
         }
         if config.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
-            tree[p.block][name]["bias"] = Leaf(
+            tree[p.block][name]["bias"] = ParamSpec(
                 (layers, *outs),
                 ("layers", *(a for a, _ in p.outputs)),
                 "zeros",
@@ -119,7 +119,7 @@ def declare(config: LlamaConfig) -> Tree:
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
             tree["self_attn"][name] = {
-                "scale": Leaf(
+                "scale": ParamSpec(
                     (layers, config.size),
                     ("layers", None),
                     "ones",
@@ -130,20 +130,22 @@ def declare(config: LlamaConfig) -> Tree:
     d, vocab = config.hidden_size, config.vocab_size
     for name in ("input_layernorm", "post_attention_layernorm"):
         tree[name] = {
-            "scale": Leaf((layers, d), ("layers", None), "ones", hf=f"model.layers.{{}}.{name}.weight", hf_shape=(d,))
+            "scale": ParamSpec(
+                (layers, d), ("layers", None), "ones", hf=f"model.layers.{{}}.{name}.weight", hf_shape=(d,)
+            )
         }
     whole: Tree = {
         "embed_tokens": {
-            "embedding": Leaf(
+            "embedding": ParamSpec(
                 (vocab, d), ("vocab", "embed"), "normal", std, hf="model.embed_tokens.weight", hf_shape=(vocab, d)
             )
         },
         "layers": tree,
-        "norm": {"scale": Leaf((d,), (None,), "ones", hf="model.norm.weight", hf_shape=(d,))},
+        "norm": {"scale": ParamSpec((d,), (None,), "ones", hf="model.norm.weight", hf_shape=(d,))},
     }
     if not config.tie_word_embeddings:
         whole["lm_head"] = {
-            "kernel": Leaf(
+            "kernel": ParamSpec(
                 (d, vocab), ("embed", "vocab"), "normal", std, hf="lm_head.weight", hf_shape=(vocab, d), fan_in=1
             )
         }
@@ -163,9 +165,9 @@ def declare_lora(config: LlamaConfig, lora: LoRAConfig) -> Tree:
         columns = () if min(ranks) == rank else ranks
         bound = 1.0 / math.sqrt(math.prod(ins))
         tree.setdefault(p.block, {})[name] = {
-            "a": Leaf((layers, *ins, rank), ("layers", *(a for a, _ in p.inputs), None), "uniform", bound,
+            "a": ParamSpec((layers, *ins, rank), ("layers", *(a for a, _ in p.inputs), None), "uniform", bound,
                       columns=columns),
-            "b": Leaf((layers, rank, *outs), ("layers", None, *(a for a, _ in p.outputs)), "zeros"),
+            "b": ParamSpec((layers, rank, *outs), ("layers", None, *(a for a, _ in p.outputs)), "zeros"),
         }  # fmt: skip
     return {"layers": tree}
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
 import flax.linen as nn
@@ -18,9 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
 from envs_jax.text import Phrasebook
+from llmrl_jax.kernels.attention import KeyValues, attend
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.attention import Source, attend
-from llmrl_jax.lm.layers import AnyArray, project
+from llmrl_jax.lm.layers import AnyArray, projections
 from llmrl_jax.lm.tokens import FastTokenizer
 
 
@@ -64,7 +66,7 @@ class BertConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
         """From the fields of a `config.json`. **Raises:** `ValueError` for a field that is missing or unsupported."""
-        wanted = {
+        fixed = {
             # The first releases have no model_type.
             "model_type": ("bert", "bert"),
             "hidden_act": ("gelu", "gelu"),
@@ -72,7 +74,7 @@ class BertConfig:
             "is_decoder": (False, False),
             "add_cross_attention": (False, False),
         }
-        for name, (default, only) in wanted.items():
+        for name, (default, only) in fixed.items():
             if (value := config.get(name, default)) != only:
                 raise ValueError(f"{name} is {value!r}; a sentence encoder here supports {only!r} alone")
         named = {f.name: config[f.name] for f in fields(cls) if f.name in config}
@@ -87,9 +89,11 @@ def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
     d, layers, std = config.hidden_size, config.num_hidden_layers, config.initializer_range
     heads = (config.num_attention_heads, d // config.num_attention_heads)
 
-    def leaf(shape: tuple[int, ...], init: Any, hf: str, hf_shape: tuple[int, ...], fan_in: int = 0) -> declare.Leaf:
+    def leaf(
+        shape: tuple[int, ...], init: Any, hf: str, hf_shape: tuple[int, ...], fan_in: int = 0
+    ) -> declare.ParamSpec:
         shape = (layers, *shape) if "{}" in hf else shape
-        return declare.Leaf(shape, (None,) * len(shape), init, scale=std, hf=hf, hf_shape=hf_shape, fan_in=fan_in)
+        return declare.ParamSpec(shape, (None,) * len(shape), init, scale=std, hf=hf, hf_shape=hf_shape, fan_in=fan_in)
 
     def table(rows: int, hf: str) -> declare.Tree:
         return {"embedding": leaf((rows, d), "normal", f"embeddings.{hf}_embeddings.weight", (rows, d))}
@@ -193,15 +197,15 @@ class Bert(nn.Module):
         x = layer_norm(x.astype(self.dtype), tables["norm"], config.layer_norm_eps)
         real = jnp.arange(steps) < jnp.asarray(lengths)[:, None]
         x, _ = tracing.scan(lambda x, params: (self._layer(x, real[:, None, :], params), None), x, self._layers)
-        return BertOutput(x, jnp.tanh(project(x[:, 0], "dense", self._pooler, None, 1.0)) if self.pooler else None)
+        return BertOutput(x, jnp.tanh(_project(x[:, 0], "dense", self._pooler)) if self.pooler else None)
 
     def _layer(self, x: jax.Array, mask: jax.Array, params: Mapping) -> jax.Array:
         attention, mlp, eps = params["attention"], params["mlp"], self.config.layer_norm_eps
-        query, key, value = (project(x, name, attention, None, 1.0) for name in ("query", "key", "value"))
-        seen = attend(query, [Source(key, value, mask)])
-        x = layer_norm(x + project(seen, "output", attention, None, 1.0, fan_in=2), attention["norm"], eps)
-        wide = jax.nn.gelu(project(x, "up", mlp, None, 1.0), approximate=False)
-        return layer_norm(x + project(wide, "down", mlp, None, 1.0), mlp["norm"], eps)
+        query, key, value = (_project(x, name, attention) for name in ("query", "key", "value"))
+        out = attend(query, [KeyValues(key, value, mask)])
+        x = layer_norm(x + _project(out, "output", attention, fan_in=2), attention["norm"], eps)
+        wide = jax.nn.gelu(_project(x, "up", mlp), approximate=False)
+        return layer_norm(x + _project(wide, "down", mlp), mlp["norm"], eps)
 
 
 def check_options(model: Bert, pooling: str, max_length: int) -> None:
@@ -286,10 +290,10 @@ class SentenceEncoder:
 
         The rows are from `tokenizer.encode`, or from an `envs_jax.text.Prompt` built with it.
         """
-        kept = min(tokens.shape[1], self.max_length - 2)
-        count = jnp.minimum(lengths, kept)
-        framed = jnp.pad(jnp.asarray(tokens)[:, :kept], ((0, 0), (1, 1)), constant_values=self.cls_id)
-        last = jnp.arange(kept + 2) == count[:, None] + 1
+        size = min(tokens.shape[1], self.max_length - 2)
+        count = jnp.minimum(lengths, size)
+        framed = jnp.pad(jnp.asarray(tokens)[:, :size], ((0, 0), (1, 1)), constant_values=self.cls_id)
+        last = jnp.arange(size + 2) == count[:, None] + 1
         return jnp.where(last, self.sep_id, framed), count + 2
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -340,6 +344,10 @@ def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Fl
 
 
 @tracing.default_types
+def _project(x: jax.Array, name: str, params: Any, fan_in: int = 1) -> jax.Array:
+    return projections(x, (name,), params, None, 1.0, fan_in)[0]
+
+
 def summed(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B D"]:
     """The sum of the embeddings of a caption's phrases; -1 is no phrase.
 
@@ -353,3 +361,48 @@ def summed(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Flo
 
     start = jnp.zeros((*caption.shape[:-1], table.shape[1]), rows.dtype)
     return tracing.scan(add, start, jnp.moveaxis(jnp.asarray(caption), -1, 0), unroll=4)[0]
+
+
+_WORD = re.compile(r"\w+")
+
+
+class HashedEncoder:
+    """A substitute for a sentence encoder, without semantics.
+
+    A vector holds the signed counts of a text's words and word n-grams, hashed into `dim` entries (Weinberger et al.
+    2009) and divided by the L2 norm: texts that share words are similar, synonyms are as far apart as any two words.
+    Identical on every machine and in every process. For tests, and to run a system without weights; results with it
+    must never be reported as those of a language model.
+    """
+
+    def __init__(self, dim: int = 384, ngrams: int = 2):
+        """**Arguments:** `dim`, the width, by default MiniLM's; `ngrams`, the longest n-gram of words: 1 ignores word
+        order.
+
+        **Raises:** `ValueError` if either is less than 1."""
+        if dim < 1 or ngrams < 1:
+            raise ValueError(f"dim is {dim} and ngrams {ngrams}; both must be at least 1")
+        self.dim, self.ngrams = dim, ngrams
+        self.name = f"hashed-{dim}-{ngrams}"
+
+    def __repr__(self) -> str:
+        return f"HashedEncoder(dim={self.dim}, ngrams={self.ngrams})"
+
+    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """The embeddings float32 `[N, dim]` of `N` texts, of L2 norm 1; zeros for a text without a word.
+
+        Case, punctuation and white space are ignored.
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"texts must be a sequence of strings, not the one string {texts[:40]!r}: put it in a list")
+        counts = np.zeros((len(texts), self.dim))
+        for row, text in zip(counts, texts):
+            words = _WORD.findall(text.casefold())
+            for n in range(1, self.ngrams + 1):
+                for i in range(len(words) - n + 1):
+                    # Words are joined by a space, which no word contains; the highest bit is the sign.
+                    digest = blake2b(" ".join(words[i : i + n]).encode(), digest_size=8).digest()
+                    number = int.from_bytes(digest, "little")
+                    row[(number & (2**63 - 1)) % self.dim] += -1.0 if number >> 63 else 1.0
+        norms = np.sqrt(np.square(counts).sum(1, keepdims=True))
+        return (counts / np.where(norms > 0, norms, 1.0)).astype(np.float32)

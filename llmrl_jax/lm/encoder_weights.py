@@ -15,8 +15,16 @@ from jax.sharding import Mesh
 
 from llmrl_jax.core.packaged import ENCODERS, MINILM
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.encoder import Bert, BertConfig, Pooling, SentenceEncoder, TextEncoder, check_options, declare_bert
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import (
+    Bert,
+    BertConfig,
+    HashedEncoder,
+    Pooling,
+    SentenceEncoder,
+    TextEncoder,
+    check_options,
+    declare_bert,
+)
 from llmrl_jax.lm.source import CONFIG, locate_folder
 from llmrl_jax.lm.tensors import DTYPES, TensorFile, empty, pickles, read_json
 from llmrl_jax.lm.tokens import TOKENIZER_FILE, FastTokenizer, load_tokenizer
@@ -113,7 +121,7 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
     return tokenizer, ids[0], ids[1]
 
 
-def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
+def _names(file: TensorFile, leaves: list[declare.ParamSpec]) -> dict[str, str]:
     """The name in the file of each declared tensor, checked from the header only.
 
     A file may prefix every name with `bert.`, contain heads for other tasks, and name a norm's weights gamma and beta.
@@ -125,29 +133,29 @@ def _names(file: TensorFile, leaves: list[declare.Leaf]) -> dict[str, str]:
             plain = name.removeprefix(prefix)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             spelt[plain] = name
-    wanted = {
+    shapes = {
         (leaf.hf or "").format(i): leaf.hf_shape for leaf in leaves for i in range(leaf.shape[0] if leaf.stacked else 1)
     }
-    missing = [name for name in wanted if name not in spelt]
+    missing = [name for name in shapes if name not in spelt]
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         hint = "; choose pooling 'mean' or 'cls'" if missing[0].startswith("pooler.") else ""
         raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{more}{hint}")
-    for name, shape in wanted.items():
+    for name, shape in shapes.items():
         kind, actual = file.specs[spelt[name]]
         if actual != shape:
             raise ValueError(f"{file.path}: tensor {spelt[name]} has shape {actual}; {CONFIG} asks for {shape}")
         if kind not in DTYPES:
             raise ValueError(f"{file.path}: tensor {spelt[name]} is stored as {kind}; supported: {', '.join(DTYPES)}")
-    unread = [name for name in spelt if name not in wanted and name.startswith(("embeddings.", "encoder."))]
+    unread = [name for name in spelt if name not in shapes and name.startswith(("embeddings.", "encoder."))]
     unread = [name for name in unread if name != "embeddings.position_ids"]
     if unread:
         more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
         raise ValueError(f"{file.path} holds the tensor {spelt[unread[0]]}{more}, which its {CONFIG} has no place for")
-    return {name: spelt[name] for name in wanted}
+    return {name: spelt[name] for name in shapes}
 
 
-def _read(file: TensorFile, leaf: declare.Leaf, names: dict[str, str], dtype: Any) -> np.ndarray:
+def _read(file: TensorFile, leaf: declare.ParamSpec, names: dict[str, str], dtype: Any) -> np.ndarray:
     """A leaf in this package's layout, filled through a view in the file's layout."""
     out = empty(leaf.shape, dtype)
     for i, part in enumerate(out if leaf.stacked else [out]):
@@ -250,10 +258,10 @@ def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -
 def check_similarities(encoder: SentenceEncoder) -> None:
     """**Raises:** `ValueError` if cosine similarities differ from those published for all-MiniLM-L6-v2."""
     vectors = encoder.encode_texts([HAPPY, *PUBLISHED])
-    for text, wanted, cosine in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
-        if not abs(cosine - wanted) < _CLOSE:
+    for text, published, cosine in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
+        if not abs(cosine - published) < _CLOSE:
             raise ValueError(
-                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {cosine:.3f}; {wanted:.3f} is published"
+                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {cosine:.3f}; published: {published:.3f}"
             )
 
 
@@ -268,3 +276,19 @@ def any_encoder() -> TextEncoder:
         stacklevel=2,
     )
     return HashedEncoder()
+
+
+HASHED, AUTO = "hashed", "auto"
+
+
+def resolved(name: str) -> str:
+    """The encoder that `auto` stands for on this machine; other names unchanged."""
+    if name != AUTO:
+        return name
+    return HASHED if MINILM.folder() is None else MINILM.name
+
+
+def make_encoder(name: str) -> TextEncoder:
+    """The encoder of a name: `auto`, `hashed`, or one that `load_encoder` knows. **Raises:** what that raises."""
+    name = resolved(name)
+    return HashedEncoder() if name == HASHED else load_encoder(name)

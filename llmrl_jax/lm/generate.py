@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from envs_jax import tracing
-from llmrl_jax.lm.cache import Branches, Cache, Prefix
+from llmrl_jax.lm.cache import Cache, DecodeState, Prefix
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
 from llmrl_jax.lm.stops import StopStrings
@@ -67,7 +67,7 @@ class State:
 
     step: Int[Array, ""]
     """Tokens of each continuation so far, including those that have ended."""
-    branches: Branches
+    cache: DecodeState
     keys: Key[Array, "B n"]
     seen: Bool[Array, "B n V"] | None
     """Tokens of prompt and continuation, for a repetition penalty."""
@@ -79,7 +79,7 @@ class State:
         """The state of some of the prompts."""
         of = partial(jax.tree.map, lambda x: x[rows])
         rest = {name: of(getattr(self, name)) for name in ("keys", "seen", "automaton", "out")}
-        return dataclasses.replace(self, branches=self.branches.rows(rows), **rest)
+        return dataclasses.replace(self, cache=self.cache.rows(rows), **rest)
 
 
 def generate(
@@ -244,7 +244,7 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, pre
     whole = (batch, count, capacity)
     state = State(
         step=jnp.zeros((), jnp.int32),
-        branches=Branches.create(cache, lengths, count, capacity, prefix),
+        cache=DecodeState.create(cache, lengths, count, capacity, prefix),
         keys=jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(count)))(keys),
         seen=seen,
         automaton=None if stops is None else jnp.zeros((batch, count), jnp.int32),
@@ -307,16 +307,16 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: State, log
 def advance(model, fixed, variables, traced, stops, state: State, until) -> State:
     """Continue until every continuation has ended or has `until` tokens."""
     config = dataclasses.replace(fixed, **traced)
-    layers = model.apply(variables, method=Llama.each_layer)
+    layers = model.apply(variables, method=Llama.unstacked_weights)
 
     def goes_on(state: State):
         return (state.step < until) & jnp.any(state.out.finish == Finish.RUNNING)
 
     def body(state: State) -> State:
         last = jax.lax.dynamic_index_in_dim(state.out.tokens, state.step - 1, axis=2, keepdims=False)
-        hidden, branches = model.apply(variables, last, state.branches, layers=layers, method=Llama.decode)
+        hidden, cache = model.apply(variables, last, state.cache, layers=layers, method=Llama.decode)
         logits = model.apply(variables, hidden, method=Llama.head)
-        return _append(config, stops, dataclasses.replace(state, branches=branches), logits)
+        return _append(config, stops, dataclasses.replace(state, cache=cache), logits)
 
     return tracing.while_loop(goes_on, body, state)
 

@@ -1,4 +1,4 @@
-"""`Llama`: the language model, a flax module around a scan over stacked layers."""
+"""`Llama`: the language model, a flax module around a scan over stacked layers; `ValueHead`, a critic on its states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -17,22 +17,16 @@ from flax.core import unfreeze
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.lm import declare, narrow
-from llmrl_jax.lm.attention import KEEP, Attention, Source, attend, check_attention, windowed, within
-from llmrl_jax.lm.cache import UNROLLED, Branches, Cache, Prefix, decodes_apart
+from llmrl_jax.kernels.attention import SAVE_PRODUCTS, Attention, KeyValues, Mask, check_attention, in_window
+from llmrl_jax.kernels.lora_matmul import rounded_matmul, rounded_matmul_transposed
+from llmrl_jax.lm import declare
+from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState, Prefix, decodes_per_layer
 from llmrl_jax.lm.config import LlamaConfig
-from llmrl_jax.lm.layers import WIDE, as_it_is, gated_mlp, join, joined, layer_slice, project, projections, rms_norm
+from llmrl_jax.lm.layers import AnyArray, Block, Layer, join_layer, layer_slice, place_residual, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, logical_axes as quantized_axes, matmul
-from llmrl_jax.lm.rope import rotate, rotations
-from llmrl_jax.parallel.partition import constrain, gathered, mesh_of, on_each_device
-
-
-ATTENDING = ("q_proj", "k_proj", "v_proj")
-"""The matrices of a block of attention that read its input."""
-
-AnyArray = Array | np.ndarray
-Angles = tuple[jax.Array, jax.Array]
+from llmrl_jax.lm.rope import rotations
+from llmrl_jax.parallel.partition import constrain, gathered, mesh_of
 
 
 @struct.dataclass
@@ -60,7 +54,7 @@ class Llama(nn.Module):
     lora: LoRAConfig | None = None
     dtype: Any = jnp.float32
     """Dtype of the computation; norms, softmax, rotations and logits are always float32."""
-    factors: Any = None
+    matmul_dtype: Any = None
     """Dtype to which activations and weights are rounded for the products of the two, whose sums are float32. None:
     `dtype`. Attention's products are in `dtype`."""
     param_dtype: Any = jnp.float32
@@ -69,7 +63,7 @@ class Llama(nn.Module):
     unroll: int | None = None
     """Layers per step of the scan. The number of layers or more unrolls it fully; None does so for up to 4 layers."""
     attention: Attention = "auto"
-    """How attention is computed: see `llmrl_jax.lm.attention`."""
+    """How attention is computed: see `llmrl_jax.kernels.attention`."""
 
     def setup(self):
         check_attention(self.attention)
@@ -139,56 +133,51 @@ class Llama(nn.Module):
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
-        where: Any = steps[None]
         if cache is not None:
             if positions is None:
                 positions = cache.lengths()[:, None] + steps
                 positions = positions if lengths is None else jnp.where(steps < lengths[:, None], positions, -1)
             extended = cache.append(positions)
             key_positions = extended.positions
+        query_positions: Any = steps[None] if positions is None else positions
         if positions is None:
             # Padding is on the right, so a causal mask hides it from every token.
-            near = self._near(where, where, tokens.shape[1])
-            mask = None if near is None else steps[:, None] >= steps
+            mask = self._mask(None, query_positions, query_positions, tokens.shape[1])
+            mask = mask if mask.in_window is None else mask._replace(visible=steps[:, None] >= steps)
         else:
-            mask = (key_positions[:, None] >= 0) & (key_positions[:, None] <= positions[:, :, None])
+            visible = (key_positions[:, None] >= 0) & (key_positions[:, None] <= positions[:, :, None])
             if segments is not None:
-                mask &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
-            where = positions
-            near = self._near(where, key_positions)
+                visible &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
+            mask = self._mask(visible, query_positions, key_positions)
         causal = cache is None and (positions is None or segments is not None)
-        numbers = None
-        if segments is not None and near is None:
-            numbers = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
+        if segments is not None and mask.in_window is None:
+            segments = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
+        else:
+            segments = None  # fused kernels know no window
         before = 0 if prefix is None else prefix.size
-        angles = rotations(self.config, before + where)
-        near_prefix = self._near(before + where, jnp.arange(before)[None])
+        angles = rotations(self.config, before + query_positions)
+        prefix_mask = self._mask(None, before + query_positions, jnp.arange(before)[None])
+        block = self._block
 
-        def body(x, layer, pick):
-            params, lora, kv, slides = layer
-            keys, values = self._keys_values(x, params, lora, angles)
+        def body(x, _, layer, select):
+            key, value = block.key_value(x, layer, angles)
             if cache is not None:
-                at_slot = (0, cache.index, 0, 0)
-                keys, values = (
-                    jax.lax.dynamic_update_slice(old, new.astype(old.dtype), at_slot)
-                    for old, new in zip(kv[:2], (keys, values), strict=True)
-                )
-            kept = None if cache is None else (keys, values)
-            sources = (keys.astype(self.dtype), values.astype(self.dtype))
-            seen = windowed(mask, near, slides)
-            read = [Source(sources[0], sources[1], seen, causal=causal, segments=numbers)]
+                key, value = cache.write(layer.kv[:2], key, value)
+            kv = None if cache is None else (key, value)
+            key, value = key.astype(self.dtype), value.astype(self.dtype)
+            layer_mask = mask.of_layer(layer.has_window)
+            sources = [KeyValues(key, value, layer_mask, causal=causal, segments=segments)]
             if prefix is not None:
-                read.append(Source(kv[2], kv[3], windowed(None, near_prefix, slides), "kth"))
-            return self._finish(x, params, lora, angles, read, pick), kept
+                sources.append(KeyValues(layer.kv[2], layer.kv[3], prefix_mask.of_layer(layer.has_window), "kth"))
+            return block(x, layer, angles, sources, select), None, kv
 
-        pick = None if at is None else lambda a: self._take(a, at)
         kv: Any = None if cache is None else (cache.keys, cache.values)
         if prefix is not None:
             kv = (*kv, prefix.keys, prefix.values)
-        x = self.embed(tokens) if embeddings is None else self._placed(jnp.asarray(embeddings, self.dtype))
-        x, kept = self._layers_run(body, x, kv, pick)
+        x = self.embed(tokens) if embeddings is None else place_residual(jnp.asarray(embeddings, self.dtype))
+        x, kv = self._run_layers(body, x, None, kv, None if at is None else lambda a: _take(a, at))
         if extended is not None:
-            extended = dataclasses.replace(extended, keys=kept[0], values=kept[1])
+            extended = dataclasses.replace(extended, keys=kv[0], values=kv[1])
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return LMOutput(self.head(hidden) if logits else None, hidden, extended)
 
@@ -209,174 +198,141 @@ class Llama(nn.Module):
         tokens before every prompt: computed once, at batch 1; every row reads a copy of its keys and values.
         **Returns:** hidden states of each row's last prompt token and of the nodes.
         """
-        prompt, count, before = tokens.shape[1], len(nodes), len(prefix)
-        steps = jnp.arange(prompt)
-        depth = jnp.asarray(np.asarray(depths, np.int32))
-        static = rotations(self.config, before + steps)
-        moving = rotations(self.config, before + lengths[:, None] + depth)
+        (batch, prompt), count, before = tokens.shape, len(nodes), len(prefix)
+        steps, prefix_positions = jnp.arange(prompt), jnp.arange(before)[None]
+        of_nodes = before + lengths[:, None] + jnp.asarray(np.asarray(depths, np.int32))
         angles: Any = tuple(
-            jnp.concatenate([jnp.broadcast_to(s, (m.shape[0], *s.shape)), m], axis=1) if count else s[None]
-            for s, m in zip(static, moving, strict=True)
+            jnp.concatenate([jnp.broadcast_to(p, (n.shape[0], *p.shape)), n], axis=1) if count else p[None]
+            for p, n in zip(rotations(self.config, before + steps), rotations(self.config, of_nodes), strict=True)
         )
-        sees = jnp.concatenate([steps[:, None] >= steps, jnp.ones((count, prompt), bool)], axis=0)
-        sees = jnp.concatenate([sees, jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))], axis=1)
-        real = jnp.concatenate([steps < lengths[:, None], jnp.ones((tokens.shape[0], count), bool)], axis=1)
-        mask = sees & real[:, None, :]
+        visible = jnp.concatenate([steps[:, None] >= steps, jnp.ones((count, prompt), bool)], axis=0)
+        among_nodes = jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))
+        visible = jnp.concatenate([visible, among_nodes], axis=1)
+        real = jnp.concatenate([steps < lengths[:, None], jnp.ones((batch, count), bool)], axis=1)
+        visible = visible & real[:, None, :]
         x = self.embed(tokens)
         if count:
             branch = self.embed(jnp.asarray(np.asarray(nodes, np.int32)))
-            x = jnp.concatenate([x, jnp.broadcast_to(branch, (x.shape[0], *branch.shape))], axis=1)
+            x = jnp.concatenate([x, jnp.broadcast_to(branch, (batch, *branch.shape))], axis=1)
         head = self.embed(jnp.asarray(np.asarray([prefix], np.int32))) if before else None
-        head_angles = rotations(self.config, jnp.arange(before)[None])
-        head_mask = jnp.arange(before)[:, None] >= jnp.arange(before)
+        head_angles = rotations(self.config, prefix_positions)
+        causal = prefix_positions[0][:, None] >= prefix_positions[0]
+        positions = jnp.concatenate([jnp.broadcast_to(before + steps, (batch, prompt)), of_nodes], axis=1)
+        longest, block = before + prompt + count, self._block
+        mask = self._mask(visible, positions, positions, longest)
+        head_mask = self._mask(causal, prefix_positions, prefix_positions, longest)
+        prefix_mask = self._mask(jnp.ones((1, 1, before), bool), positions, prefix_positions, longest)
 
-        first = jnp.arange(before)[None]
-        places = jnp.concatenate(
-            [jnp.broadcast_to(before + steps, (tokens.shape[0], prompt)), before + lengths[:, None] + depth], axis=1
-        )
-        longest = before + prompt + count
-        near, near_head = self._near(places, places, longest), self._near(first, first, longest)
-        near_prefix = self._near(places, first, longest)
-
-        def pick(a):
+        def select(a):
             if a.shape[0] == 1:
-                a = jnp.broadcast_to(a, (tokens.shape[0], *a.shape[1:]))
-            return jnp.concatenate([self._take(a, lengths[:, None] - 1), a[:, prompt:]], axis=1)
+                a = jnp.broadcast_to(a, (batch, *a.shape[1:]))
+            return jnp.concatenate([_take(a, lengths[:, None] - 1), a[:, prompt:]], axis=1)
 
-        def body(carry, layer, pick):
-            x, head = carry
-            params, lora, _, slides = layer
-            read: Any = (*self._keys_values(x, params, lora, angles), windowed(mask, near, slides))
+        def body(x, head, layer, select):
+            source: Any = (*block.key_value(x, layer, angles), mask.of_layer(layer.has_window))
             if head is not None:
-                own = self._keys_values(head, params, lora, head_angles)
-                if pick is None:
-                    seen = windowed(head_mask, near_head, slides)
-                    head = self._finish(head, params, lora, head_angles, [Source(own[0], own[1], seen)], None)
+                key, value = block.key_value(head, layer, head_angles)
+                if select is None:
+                    head_source = KeyValues(key, value, head_mask.of_layer(layer.has_window))
+                    head = block(head, layer, head_angles, [head_source])
                 # one source, although every row then has the prefix: one softmax, and fewer and larger products
-                all_see = windowed(jnp.ones((1, 1, before), bool), near_prefix, slides)
-                read = tuple(
-                    jnp.concatenate([jnp.broadcast_to(o, (*y.shape[:i], before, *y.shape[i + 1 :])), y], axis=i)
-                    for o, y, i in zip((*own, all_see), read, (1, 1, 2), strict=True)
+                shared: Any = (key, value, prefix_mask.of_layer(layer.has_window))
+                source = tuple(
+                    jnp.concatenate([jnp.broadcast_to(s, (*y.shape[:i], before, *y.shape[i + 1 :])), y], axis=i)
+                    for s, y, i in zip(shared, source, (1, 1, 2), strict=True)
                 )
-            return (self._finish(x, params, lora, angles, [Source(*read)], pick), head), None
+            return block(x, layer, angles, [KeyValues(*source)], select), head, None
 
-        (x, _), _ = self._layers_run(body, (x, head), None, pick, lambda carry: (pick(carry[0]), None))
+        x, _ = self._run_layers(body, x, head, None, select)
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
-    def each_layer(self) -> tuple[Any, ...] | None:
+    def unstacked_weights(self) -> tuple[Any, ...] | None:
         """The weights and adapters of each layer, for `decode` in a loop; None where it reads them from the stack.
 
         Off CPUs, matrices that read the same input become one, unless they are quantised or their columns are split
         over devices: a token takes fewer and larger products.
         """
         count = self.config.num_hidden_layers
-        if not decodes_apart(count):
+        if not decodes_per_layer(count):
             return None
         mesh = mesh_of(jax.tree.leaves(self._layers)[0])
         split = mesh is not None and mesh.shape["tensor"] > 1
         layers = [layer_slice((self._layers, self._adapters), i) for i in range(count)]
         if tracing.platform() == "cpu" or split or any_quantized(self._layers):
             return tuple(layers)
-        return tuple(self._joined(*layer) for layer in layers)
-
-    @staticmethod
-    def _joined(params: Any, lora: Any) -> tuple[Any, Any]:
-        lora = lora or {}
-        parts = {"self_attn": ATTENDING, "mlp": WIDE}
-        pairs = {block: joined(names, params[block], lora.get(block)) for block, names in parts.items()}
-        adapters = {block: own for block, (_, own) in pairs.items() if own}
-        return {**params, **{block: own for block, (own, _) in pairs.items()}}, {**lora, **adapters} or None
+        return tuple(join_layer(*layer) for layer in layers)
 
     @tracing.default_types
     def decode(
         self,
         tokens: Int[AnyArray, "B n"],
-        branches: Branches,
+        state: DecodeState,
         embeddings: Float[AnyArray, "B n D"] | None = None,
         layers: tuple[Any, ...] | None = None,
-    ) -> tuple[Float[Array, "B n D"], Branches]:
+    ) -> tuple[Float[Array, "B n D"], DecodeState]:
         """One more token of every continuation of every prompt.
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
         The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
         (Unrolled, XLA on a CPU copies each layer's weights out of the stack at every step: half the speed.) If the
-        cache has an array for each layer (`decodes_apart`), they are unrolled; `layers` spares them the copies.
+        state has an array for each layer (`decodes_per_layer`), they are unrolled; `layers` spares them the copies.
 
         **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`; `layers`, what
-        `each_layer` returns, computed outside of the loop over tokens.
-        **Returns:** the tokens' hidden states after the last norm, and the branches with them.
+        `unstacked_weights` returns, computed outside of the loop over tokens.
+        **Returns:** the tokens' hidden states after the last norm, and the state with them.
         """
-        index = branches.index
-        prompt, own = map(jnp.arange, branches.capacities)
-        prefix = branches.prefix
+        index, prefix, block = state.index, state.prefix, self._block
+        prompt, generated = map(jnp.arange, state.capacities)
         first = 0 if prefix is None else prefix.size
-        before = first + branches.lengths[:, None]
+        before = first + state.lengths[:, None]
         angles = rotations(self.config, jnp.broadcast_to(before + index, tokens.shape))
         # All continuations are at the same position: the masks have one query for all of them.
-        masks = ((first + prompt < before)[:, None], (own <= index)[None])
-        longest = first + prompt.size + own.size
-        places = (first + prompt[None], before + own, jnp.arange(first)[None])
-        near = [self._near(before + index, keys, longest) for keys in places]
+        longest = first + prompt.size + generated.size
+        masks = [
+            self._mask(visible, before + index, key_positions, longest)
+            for visible, key_positions in (
+                ((first + prompt < before)[:, None], first + prompt[None]),
+                ((generated <= index)[None], before + generated),
+                (None, jnp.arange(first)[None]),
+            )
+        ]
         few = self._few(tokens.size)
 
-        def written(own, key, value, *layer):
-            """The cache with a key and a value in it: that of one layer, or the stack, with the number of the layer."""
+        def run(x, layer, pair, *number):
+            """A layer, whose `kv` are those of prompts and prefix; `pair` as in `DecodeState.write`."""
+            query, key, value = block.query_key_value(x, layer, angles)
             if few:
-                key, value = (constrain(x, "batch", None, "kv_heads", None) for x in (key, value))
-            key, value = (x.reshape(-1, *x.shape[2:]) for x in (key, value))
-            if branches.merged:
-                new: Any = tuple(x.reshape(len(x), 1, -1) for x in (key, value))
-                at: Any = [(*layer, 0, index, 0)] * 2
-            else:
-                new, at = (key[..., None], value[:, :, None]), ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
-            new = tuple(n[None] for n in new) if layer else new
-            pair = [
-                jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
-                for old, n, start in zip(own, new, at, strict=True)
-            ]
-            if not branches.merged:
-                return pair
-            # Else a TPU's compiler makes tokens the first axis, and transposes the cache for every product.
-            return [on_each_device(as_it_is, [(None, "batch")], (None, "batch"))(x) for x in pair]
-
-        def finish(x, params, lora, prompts, slides, keys, values, query=None):
-            seen = [windowed(m, n, slides) for m, n in zip((*masks, None), near, strict=True)]
-            orders = ("btc", "btc"), ("rtc", "rtc")
-            orders = orders if branches.merged else (("bkth", "bkht"), ("rkth", "rkht"))
-            sources = [Source(prompts[0], prompts[1], seen[0], *orders[0]), Source(keys, values, seen[1], *orders[1])]
-            if prefix is not None:
-                sources.append(Source(prompts[2], prompts[3], seen[2], "kth"))
-            return self._finish(x, params, lora, angles, sources, None, query, few)
-
-        def step(carry, layer):
-            x, *own = carry
-            i, params, lora, prompts, slides = layer
-            own = written(own, *self._keys_values(x, params, lora, angles), i)
-            keys, values = (jax.lax.dynamic_index_in_dim(o, i, keepdims=False) for o in own)
-            return (finish(x, params, lora, prompts, slides, keys, values), *own), None
+                key, value = (constrain(a, "batch", None, "kv_heads", None) for a in (key, value))
+            pair = state.write(pair, key, value, *number)
+            read = [jax.lax.dynamic_index_in_dim(a, *number, keepdims=False) for a in pair] if number else pair
+            sources = state.key_values(layer.kv, read, [mask.of_layer(layer.has_window) for mask in masks])
+            return block(x, layer, angles, sources, query=query, few=few), pair
 
         shared = () if prefix is None else (prefix.keys, prefix.values)
         x = self.embed(tokens) if embeddings is None else jnp.asarray(embeddings, self.dtype)
-        x = self._placed(x, few)
-        keys, values = branches.keys, branches.values
-        if branches.apart:
-            pairs = []
-            weights: Any = layers or self.each_layer()
-            for i, pair in enumerate(zip(keys, values, strict=True)):
-                (params, lora), behind, slides = weights[i], layer_slice(shared, i), layer_slice(self._slides, i)
-                query, key, value = self._read(x, params, lora, angles)
-                new = written(pair, key, value)
-                pairs.append(new)
-                prompts = (branches.prompt_keys[i], branches.prompt_values[i], *behind)
-                x = finish(x, params, lora, prompts, slides, new[0], new[1], query)
+        x = place_residual(x, few)
+        if state.per_layer:
+            pairs, weights = [], layers or self.unstacked_weights()
+            assert weights is not None
+            for i, pair in enumerate(zip(state.keys, state.values, strict=True)):
+                (params, lora), has_window = weights[i], layer_slice(self._has_window, i)
+                kv = (state.prompt_keys[i], state.prompt_values[i], *layer_slice(shared, i))
+                x, pair = run(x, Layer(params, lora, kv, has_window), pair)
+                pairs.append(pair)
             keys, values = map(tuple, zip(*pairs, strict=True))
         else:
-            prompts = (branches.prompt_keys, branches.prompt_values, *shared)
-            count = jnp.arange(self.config.num_hidden_layers)
-            scanned = (count, self._layers, self._adapters, prompts, self._slides)
-            (x, keys, values), _ = tracing.scan(step, (x, keys, values), scanned)
+
+            def step(carry, scanned):
+                (x, *pair), (number, layer) = carry, scanned
+                x, pair = run(x, layer, pair, number)
+                return (x, *pair), None
+
+            kv = (state.prompt_keys, state.prompt_values, *shared)
+            stacked = Layer(self._layers, self._adapters, kv, self._has_window)
+            numbers = jnp.arange(self.config.num_hidden_layers)
+            (x, keys, values), _ = tracing.scan(step, (x, state.keys, state.values), (numbers, stacked))
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
-        return hidden, dataclasses.replace(branches, keys=keys, values=values, index=index + 1)
+        return hidden, dataclasses.replace(state, keys=keys, values=values, index=index + 1)
 
     @tracing.default_types
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
@@ -385,9 +341,9 @@ class Llama(nn.Module):
         kernel = self._embed_tokens["embedding"] if tied else self._lm_head["kernel"]
         if isinstance(kernel, Quantized):
             return matmul(hidden.astype(self.precision), kernel, jnp.float32)
-        if self.factors is not None and self.factors != self.dtype:
-            product = narrow.with_rows if tied else narrow.with_columns
-            return product(self.factors, hidden, jnp.asarray(kernel))
+        if self.matmul_dtype is not None and self.matmul_dtype != self.dtype:
+            product = rounded_matmul_transposed if tied else rounded_matmul
+            return product(self.matmul_dtype, hidden, jnp.asarray(kernel))
         kernel = kernel.astype(self.dtype)
         if tied:
             return jnp.einsum("...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32)
@@ -396,97 +352,34 @@ class Llama(nn.Module):
     @tracing.default_types
     def embed(self, tokens: Int[AnyArray, "*b"]) -> Float[Array, "*b D"]:
         """The embeddings of tokens."""
-        return self._placed(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
+        return place_residual(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
 
-    @staticmethod
-    def _placed(x: jax.Array, few: bool = False) -> jax.Array:
-        """The residual stream: rows over devices, or, for few rows, its numbers over those that split the weights."""
-        if x.ndim != 3:
-            return x
-        return constrain(x, "few", None, "embed") if few else constrain(x, "batch", None, None)
+    @property
+    def precision(self) -> Any:
+        """The dtype of the factors of products with weights."""
+        return self.matmul_dtype or self.dtype
+
+    @property
+    def _block(self) -> Block:
+        scale = self.lora.scale if self.lora is not None else 0.0
+        return Block(self.config, scale, self.matmul_dtype, self.attention)
 
     def _few(self, tokens: int) -> bool:
         """Whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
         return 2 * tokens < self.config.hidden_size
 
-    @staticmethod
-    def _take(x: jax.Array, at: Int[AnyArray, "B N"]) -> jax.Array:
-        if x.shape[0] == 1:
-            x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
-        return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
-
-    def _near(self, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> jax.Array | None:
-        """The keys within the window; None if there is no window, or if `longest` tokens fit into it."""
+    def _mask(self, visible: Any, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> Mask:
+        """The mask of queries and keys at positions `[b, q]` and `[c, t]`. Nothing is outside of the window if there is
+        none, or if `longest` tokens fit into it."""
         window = self.config.sliding_window
         if window is None or (longest is not None and longest <= window):
-            return None
-        return within(window, queries, keys)
+            return Mask(visible)
+        return Mask(visible, in_window(window, queries, keys))
 
     @property
-    def _slides(self) -> np.ndarray | None:
+    def _has_window(self) -> np.ndarray | None:
         """Whether the window applies to each layer; None if it applies to all or there is none."""
         return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
-
-    @property
-    def precision(self) -> Any:
-        """The dtype of the factors of products with weights."""
-        return self.factors or self.dtype
-
-    @property
-    def _scale(self) -> float:
-        return self.lora.scale if self.lora is not None else 0.0
-
-    def _keys_values(self, x, params, lora, angles: Angles):
-        own = (lora or {}).get("self_attn")
-        x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
-        keys, values = projections(x, ("k_proj", "v_proj"), params["self_attn"], own, self._scale, factors=self.factors)
-        return rotate(self._normed(keys, params, "k_norm"), *angles), values
-
-    def _read(self, x, params, lora, angles: Angles):
-        """The queries (None: `_finish` computes them), keys and values of a layer, whose matrices may be `joined`."""
-        block, name = params["self_attn"], join(ATTENDING)
-        if name not in block:
-            return None, *self._keys_values(x, params, lora, angles)
-        own, size = (lora or {}).get("self_attn"), self.config.size
-        x = rms_norm(x, params["input_layernorm"]["scale"], self.config.rms_norm_eps)
-        heads = project(x, name, block, own, self._scale, factors=self.factors)
-        heads = heads.reshape(*heads.shape[:-1], -1, size)
-        count, kv = self.config.num_attention_heads, self.config.kv_heads
-        query, key, value = jnp.split(heads, (count, count + kv), -2)
-        query, key = self._normed(query, params, "q_norm"), self._normed(key, params, "k_norm")
-        return rotate(query, *angles), rotate(key, *angles), value
-
-    def _normed(self, heads: jax.Array, params: Any, name: str) -> jax.Array:
-        """Queries or keys after Qwen3's norm of each head; unchanged in other families."""
-        if not self.config.qk_norm:
-            return heads
-        return rms_norm(heads, params["self_attn"][name]["scale"], self.config.rms_norm_eps)
-
-    def _finish(
-        self, x, params, lora, angles: Angles, sources: list[Source], pick: Callable | None, query=None, few=False
-    ):
-        """The rest of a layer, for all its tokens or for those that `pick` selects along axis 1."""
-        if pick is not None:
-            x, angles = pick(x), (pick(angles[0]), pick(angles[1]))
-            sources = [s.dense() for s in sources]
-            masks = [s.mask if s.mask is None or s.mask.ndim == 3 else s.mask[None] for s in sources]
-            masks = [m if m is None else pick(m) for m in masks]
-            sources = [s._replace(mask=m) for s, m in zip(sources, masks, strict=True)]
-        own, eps = lora or {}, self.config.rms_norm_eps
-        block, adapters = params["self_attn"], own.get("self_attn")
-        if query is None:
-            normed = rms_norm(x, params["input_layernorm"]["scale"], eps)
-            query = project(normed, "q_proj", block, adapters, self._scale, factors=self.factors)
-            query = rotate(self._normed(query, params, "q_norm"), *angles)
-        if few:
-            query = constrain(query, "batch", None, "heads", None)
-        out = attend(query, sources, self.attention)
-        if few:
-            out = constrain(out, "few", None, "heads", None)
-        x = x + project(out, "o_proj", block, adapters, self._scale, 2, self.factors)
-        normed = rms_norm(x, params["post_attention_layernorm"]["scale"], eps)
-        wide = gated_mlp(normed, params["mlp"], own.get("mlp"), self._scale, self.factors)
-        return self._placed(x + wide, few)
 
     @property
     def _layer_axes(self) -> Any:
@@ -496,34 +389,72 @@ class Llama(nn.Module):
         stacked = [of_weights, None if self._adapters is None else axes["lora"]]
         return jax.tree.map(lambda names: names[1:], stacked, is_leaf=lambda x: isinstance(x, tuple))
 
-    def _layers_run(self, body, carry, kv, pick, pick_carry=None):
-        """Run `body(carry, (params, lora, kv, slides), pick)` over the layers; `slides`, if layers differ in it, is
-        whether the window applies to a layer.
+    def _run_layers(
+        self, body: Callable, x: jax.Array, prefix: jax.Array | None, kv: Any, select: Callable | None
+    ) -> tuple[jax.Array, Any]:
+        """Run `body(x, prefix, layer, select) -> (x, prefix, kv)` over the layers.
 
-        If the layers are unrolled, the last one gets `pick` and computes only the selected tokens; a scan, whose steps
-        have the same shape, computes all and selects afterwards (slicing off the last layer would copy the weights).
+        If the layers are unrolled, the last one gets `select` and computes only the selected tokens; a scan, whose
+        steps have the same shape, computes all and selects afterwards (slicing off the last layer would copy the
+        weights).
+
+        **Arguments:** `x`, and `prefix`, tokens before it, the residual streams; `kv`, stacked, the layers' `Layer.kv`;
+        `select`, see `Block`.
+        **Returns:** `x` after the last layer, and what the layers return as `kv`, stacked.
         """
         count = self.config.num_hidden_layers
-        stacked = (self._layers, self._adapters, kv, self._slides)
-        written = self.unroll >= count if self.unroll is not None else count <= UNROLLED
+        stacked = Layer(self._layers, self._adapters, kv, self._has_window)
+        unrolled = self.unroll >= count if self.unroll is not None else count <= UNROLLED
 
-        def layered(carry, layer, pick):
-            tokens = math.prod(jax.tree.leaves(carry)[0].shape[:-1])
-            if not self._few(tokens):
-                layer = (*gathered(layer[:2], self._layer_axes), *layer[2:])
-            return body(carry, layer, pick)
+        def run(carry, layer, select):
+            x, prefix = carry
+            if not self._few(math.prod(x.shape[:-1])):
+                layer = Layer(*gathered(layer[:2], self._layer_axes), *layer[2:])
+            x, prefix, kv = body(x, prefix, layer, select)
+            return (x, prefix), kv
 
-        def step(pick=None):
-            run = partial(layered, pick=pick)
+        def step(select=None):
+            function = partial(run, select=select)
             if self.remat:
-                return jax.checkpoint(run, prevent_cse=written)
-            return jax.checkpoint(run, prevent_cse=False, policy=KEEP)
+                return jax.checkpoint(function, prevent_cse=unrolled)
+            return jax.checkpoint(function, prevent_cse=False, policy=SAVE_PRODUCTS)
 
-        if not written:
-            carry, kept = tracing.scan(step(), carry, stacked, unroll=self.unroll or 1)
-            return (carry if pick is None else (pick_carry or pick)(carry)), kept
-        outs = []
+        carry = (x, prefix)
+        if not unrolled:
+            (x, _), kv = tracing.scan(step(), carry, stacked, unroll=self.unroll or 1)
+            return (x if select is None else select(x)), kv
+        outputs = []
         for i in range(count):
-            carry, out = step(pick if i == count - 1 else None)(carry, layer_slice(stacked, i))
-            outs.append(out)
-        return carry, (None if kv is None else jax.tree.map(lambda *a: jnp.stack(a), *outs))
+            carry, output = step(select if i == count - 1 else None)(carry, layer_slice(stacked, i))
+            outputs.append(output)
+        return carry[0], (None if kv is None else jax.tree.map(lambda *a: jnp.stack(a), *outputs))
+
+
+def _take(x: jax.Array, at: Int[AnyArray, "B N"]) -> jax.Array:
+    """The tokens at indices of each row, along axis 1; `x` may have one row for all."""
+    if x.shape[0] == 1:
+        x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
+    return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
+
+
+class ValueHead(nn.Module):
+    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (glam reference, section 3.2).
+
+    Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
+    Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.
+    """
+
+    width: int = 1024
+    """Units of each of the two layers."""
+    activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
+    """Activation of the hidden layers."""
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b"]:
+        """The value of each state."""
+        activate = getattr(nn, self.activation)
+        x = hidden.astype(jnp.float32)
+        for name in ("hidden_1", "hidden_2"):
+            x = activate(nn.Dense(self.width, name=name, param_dtype=self.param_dtype)(x))
+        return nn.Dense(1, name="value", param_dtype=self.param_dtype)(x)[..., 0]

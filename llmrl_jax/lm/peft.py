@@ -25,9 +25,9 @@ from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import BLOCKS, TARGETS, LoRAConfig, PatternedLoRA, module
 from llmrl_jax.lm.model import Llama
 from llmrl_jax.lm.quantize import is_quantized
-from llmrl_jax.lm.saving import hf_tensor
 from llmrl_jax.lm.source import locate_folder
 from llmrl_jax.lm.tensors import DTYPES, TensorFile, pickles, read_json, spec, write_file
+from llmrl_jax.lm.weights import hf_tensor
 from llmrl_jax.parallel.partition import shardings
 
 
@@ -45,7 +45,7 @@ _SILENT = {
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config",
 }  # fmt: skip
 _REMEDY = "load it with peft, merge_and_unload and save_pretrained the model, and load that folder"
-Saved = dict[str, tuple[tuple[str, ...], declare.Leaf, int]]
+Saved = dict[str, tuple[tuple[str, ...], declare.ParamSpec, int]]
 """A tensor's name in the file -> the path of its parameter, its declaration, its layer."""
 _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 """Initialisations that do not change the base weights. PiSSA, OLoRA, CorDA and LoRA-GA subtract the first
@@ -96,13 +96,13 @@ def _named(entries: Any, name: str, field: str) -> bool:
 
 def _in_layers(raw: Mapping[str, Any], name: str, layer: int) -> bool:
     """Whether `layers_to_transform` allows a matrix; it applies only to matrices that suffixes of names select."""
-    wanted, targets = raw.get("layers_to_transform"), raw["target_modules"]
-    if wanted is None or wanted == [] or isinstance(targets, str) or name in targets:
+    layers, targets = raw.get("layers_to_transform"), raw["target_modules"]
+    if layers is None or layers == [] or isinstance(targets, str) or name in targets:
         return True
     patterns = raw.get("layers_pattern") or "layers"
     if not any(_match(p, "model.layers", "layers_pattern", whole=False) for p in np.atleast_1d(patterns).tolist()):
         return False
-    return layer in ([wanted] if isinstance(wanted, int) else wanted)
+    return layer in ([layers] if isinstance(layers, int) else layers)
 
 
 def _pattern(pattern: Mapping[str, Any] | None, name: str, field: str, default: float) -> float:
@@ -200,8 +200,8 @@ def _leaves_saved(entries: Sequence[str] | None, config: LlamaConfig) -> Saved:
     return tensors
 
 
-def _check_file(file: TensorFile, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in wanted.items():
+def _check_file(file: TensorFile, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
         if name not in file.specs:
             raise ValueError(f"{file.path} lacks the tensor {name}, which {CONFIG} asks for")
         kind, actual = file.specs[name]
@@ -209,7 +209,7 @@ def _check_file(file: TensorFile, wanted: Mapping[str, tuple[int, ...]]) -> None
             raise ValueError(f"{file.path}: tensor {name} has shape {actual}; {CONFIG} and the model ask for {shape}")
         if kind not in DTYPES:
             raise ValueError(f"{file.path}: tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)}")
-    if extra := [name for name in file.specs if name not in wanted]:
+    if extra := [name for name in file.specs if name not in shapes]:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise ValueError(f"{file.path} holds the tensor {extra[0]}{more}, which {CONFIG} does not ask for")
 
@@ -245,13 +245,13 @@ def load_adapter(
     one = SingleDeviceSharding(jax.devices()[0])
     places = jax.tree.map(lambda _: one, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
     sides = {t: _sides(config, t) for t in lora.targets}
-    wanted = {key: leaf.hf_shape for key, (_, leaf, _) in saved.items()}
+    shapes = {key: leaf.hf_shape for key, (_, leaf, _) in saved.items()}
     present = [(t, i, r) for t in lora.targets for i in range(config.num_hidden_layers) if (r := lora.rank_at(t, i))]
     for target, layer, rank in present:
         a, b = _keys(target, layer)
-        wanted |= {a: (rank, sides[target][0]), b: (sides[target][1], rank)}
+        shapes |= {a: (rank, sides[target][0]), b: (sides[target][1], rank)}
     with closing(TensorFile(folder / WEIGHTS)) as file:
-        _check_file(file, wanted)
+        _check_file(file, shapes)
         values = {
             t: (np.zeros((config.num_hidden_layers, sides[t][0], leaf["a"].shape[-1]), np.float32),
                 np.zeros((config.num_hidden_layers, leaf["b"].shape[1], sides[t][1]), np.float32))

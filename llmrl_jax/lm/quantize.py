@@ -142,8 +142,8 @@ def _forward(x: jax.Array, kernel: Quantized, dtype: Any) -> tuple[jax.Array, An
     return matmul(x, kernel, dtype), (kernel, jnp.zeros((), x.dtype))
 
 
-def _backward(dtype: Any, kept: tuple[Quantized, jax.Array], grad: jax.Array) -> tuple[jax.Array, None]:
-    kernel, like = kept
+def _backward(dtype: Any, saved: tuple[Quantized, jax.Array], grad: jax.Array) -> tuple[jax.Array, None]:
+    kernel, like = saved
     grad, kernel = _late(grad, kernel)
     outs = len(kernel.matrix) - kernel.fan_in
     axes = (tuple(range(grad.ndim - outs, grad.ndim)), tuple(range(1, 1 + outs)))

@@ -1,9 +1,13 @@
-"""The log-probability of each candidate after each prompt, with the prompt computed once (GLAM, Carta et al. 2023)."""
+"""`Candidates`, the continuations that a policy chooses from, and the log-probability of each after each prompt, with
+the prompt computed once (GLAM, Carta et al. 2023)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
 from typing import Any, Literal, get_args
 
 import jax
@@ -14,13 +18,105 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.lm.cache import Branches, Cache
-from llmrl_jax.lm.candidates import Candidates
+from llmrl_jax.lm.cache import Cache, DecodeState
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import constrain
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Candidates with common prefixes merged. The last token of a candidate is predicted, not read, so it is a node
+    only if it is also an inner token of another candidate."""
+
+    tokens: tuple[int, ...]
+    """The token of each of `M` nodes; parents precede their children."""
+    depths: tuple[int, ...]
+    """Distance from the prompt, 0 for first tokens."""
+    ancestors: np.ndarray
+    """bool `[M, M]`: node i sees node j, itself included."""
+    source: np.ndarray
+    """int32 `[A, W]`: the input that predicts token w of candidate a: 0, the last prompt token, or 1 + a node."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """`A` token sequences of at most `W` tokens. Static and hashable: part of the program, not of its data.
+
+    Build one from lists of token ids, or with `Candidates.encode` from strings.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    words: tuple[int, ...] = ()
+    """Number of words of each candidate, for scores per word; empty: unknown."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], words: Sequence[int] = ()):
+        """**Raises:** `ValueError` if there is no candidate, one has no token, two are the same, or `words` is not one
+        positive number for each."""
+        tokens = tuple(tuple(index(t) for t in sequence) for sequence in sequences)
+        if not tokens:
+            raise ValueError("there are no candidates; at least 1 is needed")
+        first: dict[tuple[int, ...], int] = {}
+        for i, sequence in enumerate(tokens):
+            if not sequence:
+                raise ValueError(f"candidate {i} is empty; each needs at least 1 token to have a probability")
+            if min(sequence) < 0:
+                raise ValueError(f"candidate {i} holds the token {min(sequence)}; tokens are at least 0")
+            if (before := first.setdefault(sequence, i)) != i:
+                raise ValueError(
+                    f"candidates {before} and {i} are the same tokens, {list(sequence)}: a choice between them would "
+                    "count twice; leave one out, or take a tokenizer that tells them apart"
+                )
+        if words and (len(words) != len(tokens) or min(words) < 1):
+            raise ValueError(f"words are {tuple(words)}; one number of at least 1 is needed for each of {len(tokens)}")
+        object.__setattr__(self, "sequences", tokens)
+        object.__setattr__(self, "words", tuple(int(n) for n in words))
+
+    @staticmethod
+    def encode(tokenizer: Any, texts: Sequence[str]) -> Candidates:
+        """Candidates from strings, by a tokenizer's `encode(text) -> list[int]`. Words are separated by spaces.
+
+        **Raises:** as the constructor, for a single string too."""
+        if isinstance(texts, str):
+            raise ValueError(f"the candidates are the string {texts!r}; a list of strings is needed")
+        return Candidates([tokenizer.encode(text) for text in texts], [max(1, len(text.split())) for text in texts])
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest candidate, `W`."""
+        return max(len(s) for s in self.sequences)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """int32 `[A, W]`, 0 after each candidate's end."""
+        out = np.zeros((len(self), self.width), np.int32)
+        for row, sequence in zip(out, self.sequences, strict=True):
+            row[: len(sequence)] = sequence
+        return out
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 `[A]`."""
+        return np.array([len(s) for s in self.sequences], np.int32)
+
+    @cached_property
+    def trie(self) -> Trie:
+        """The tree of common prefixes."""
+        nodes: dict[tuple[int, ...], int] = {}
+        source = np.zeros((len(self), self.width), np.int32)
+        for a, sequence in enumerate(self.sequences):
+            for w in range(1, len(sequence)):
+                source[a, w] = 1 + nodes.setdefault(sequence[:w], len(nodes))
+        ancestors = np.zeros((len(nodes), len(nodes)), bool)
+        for path, i in nodes.items():
+            for w in range(1, len(path) + 1):
+                ancestors[i, nodes[path[:w]]] = True
+        return Trie(tuple(p[-1] for p in nodes), tuple(len(p) - 1 for p in nodes), ancestors, source)
 
 
 Form = Literal["auto", "tree", "branches", "naive"]
@@ -286,23 +382,23 @@ def _score_branches(
     batch, count, steps = tokens.shape[0], len(candidates), candidates.width - 1
     empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
     out: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
-    branches = Branches.create(out.cache, lengths, count, max(1, steps))
-    layers: Any = model.apply(variables, method=Llama.each_layer)
+    state = DecodeState.create(out.cache, lengths, count, max(1, steps))
+    layers: Any = model.apply(variables, method=Llama.unstacked_weights)
     read, predicted = np.asarray(candidates.tokens.T), np.asarray(candidates.tokens.T)[1:]
 
-    def step(branches, at):
+    def step(state, at):
         token, following = at
         rows = jnp.broadcast_to(token, (batch, count))
-        hidden, branches = model.apply(variables, rows, branches, layers=layers, method=Llama.decode)
+        hidden, state = model.apply(variables, rows, state, layers=layers, method=Llama.decode)
         logits: Any = model.apply(variables, hidden, method=Llama.head)
         chosen = jnp.take_along_axis(logits, jnp.broadcast_to(following, (batch, count))[..., None], axis=-1)
-        return branches, (chosen[..., 0], jax.nn.logsumexp(logits, axis=-1))
+        return state, (chosen[..., 0], jax.nn.logsumexp(logits, axis=-1))
 
     first = out.logits[:, 0]
     normaliser = jnp.broadcast_to(jax.nn.logsumexp(first, axis=-1)[:, None], (batch, count))
     raw, norms = first[:, read[0]][..., None], normaliser[..., None]
     if steps:
-        _, later = tracing.scan(step, branches, (read[:-1], predicted))
+        _, later = tracing.scan(step, state, (read[:-1], predicted))
         raw, norms = (
             jnp.concatenate([a, jnp.moveaxis(b, 0, -1)], axis=-1) for a, b in zip((raw, norms), later, strict=True)
         )

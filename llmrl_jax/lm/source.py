@@ -69,13 +69,13 @@ def _snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
+    patterns = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise FileNotFoundError(
             f"{name!r} is no local folder, is not in the hub's local cache, and could not be downloaded "

@@ -24,6 +24,7 @@ import numpy as np
 
 from envs_jax.text import Tokenizer
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
+from llmrl_jax.lm import gguf
 from llmrl_jax.lm.tensors import read_json
 
 
@@ -216,14 +217,14 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
         known = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
         if not known or not getattr(x, "is_fully_addressable", True):
             return
-    found = np.asarray(tokens)
-    wrong = (found < 0) | (found >= vocab_size)
+    ids = np.asarray(tokens)
+    wrong = (ids < 0) | (ids >= vocab_size)
     if lengths is not None:
-        wrong &= np.arange(found.shape[1]) < np.asarray(lengths)[:, None]
+        wrong &= np.arange(ids.shape[1]) < np.asarray(lengths)[:, None]
     if wrong.any():
         row, place = np.argwhere(wrong)[0]
         raise ValueError(
-            f"row {row} holds the token {found[row, place]} at place {place}; the model's vocabulary is 0 to "
+            f"row {row} holds the token {ids[row, place]} at place {place}; the model's vocabulary is 0 to "
             f"{vocab_size - 1}: encode the text with the model's own tokenizer"
         )
 
@@ -317,12 +318,11 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     from the hub.
     **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast version.
     """
-    from llmrl_jax.lm import gguf
-
     packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
     path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)
     if path.is_file() and path.suffix != ".json":
-        return gguf.load_tokenizer(path)
+        tokenizer, config = gguf.read_tokenizer(path)
+        return FastTokenizer(tokenizer, **{name: config.get(name) for name in SPECIALS})
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE
     if file.is_file():
         return _from_file(file)

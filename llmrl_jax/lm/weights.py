@@ -1,14 +1,15 @@
-"""Reading of models: Hugging Face's folders, in one safetensors file or several, and GGUF files, streamed."""
+"""Reading of models, Hugging Face's folders and GGUF files, and writing of folders: tensor by tensor."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.files import new_folder
 from llmrl_jax.lm import declare, gguf
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.lora import TARGETS, LoRAConfig
@@ -28,8 +30,9 @@ from llmrl_jax.lm.quantize import (
     quantize as quantize_params,
     quantized_shardings,
 )
-from llmrl_jax.lm.source import locate, read_config
-from llmrl_jax.lm.tensors import DTYPES, TensorFile, TensorSource, empty, pickles, read_json
+from llmrl_jax.lm.source import CONFIG, GENERATION, end_tokens as end_tokens_of, locate, read_config, tokenizer_config
+from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, TensorSource, empty, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.parallel.partition import shardings
 
 
@@ -39,7 +42,7 @@ _STAGED = 128 << 20
 for each shape (0.05 s to compile)."""
 
 
-def layer_names(leaf: declare.Leaf) -> list[str]:
+def layer_names(leaf: declare.ParamSpec) -> list[str]:
     """Hugging Face's names of a leaf's tensors, one per layer of a stacked leaf."""
     assert leaf.hf is not None
     return [leaf.hf.format(i) for i in range(leaf.shape[0])] if leaf.stacked else [leaf.hf]
@@ -83,15 +86,15 @@ class Files:
             if tensor not in self.where:
                 raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
 
-    def check(self, leaves: list[declare.Leaf], config: LlamaConfig) -> None:
+    def check(self, leaves: list[declare.ParamSpec], config: LlamaConfig) -> None:
         """Compare names, shapes and dtypes with the declaration, from the headers only."""
-        wanted = {name: leaf.hf_shape for leaf in leaves for name in layer_names(leaf)}
-        missing = [name for name in wanted if name not in self.where]
+        shapes = {name: leaf.hf_shape for leaf in leaves for name in layer_names(leaf)}
+        missing = [name for name in shapes if name not in self.where]
         if missing:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{more}{hint}")
-        for name, shape in wanted.items():
+        for name, shape in shapes.items():
             kind, actual = self.where[name].specs[name]
             if actual != shape:
                 raise ValueError(f"tensor {name} has shape {actual}; the configuration asks for {shape}")
@@ -102,7 +105,7 @@ class Files:
                 )
         ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
         extra = [
-            n for n in self.where if n not in wanted and n not in ignored and not n.endswith("rotary_emb.inv_freq")
+            n for n in self.where if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
         ]
         if extra:
             more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
@@ -110,7 +113,7 @@ class Files:
                 f"the weights hold the tensor {extra[0]}{more}, which a {config.model_type!r} model would not read"
             )
 
-    def read(self, leaf: declare.Leaf, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
+    def read(self, leaf: declare.ParamSpec, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
         """The part `index` of a leaf, in this package's layout; `first` is the layer that the leaf begins at."""
         spans = [s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True)]
         sizes = tuple(stop - start for start, stop in spans)
@@ -124,7 +127,7 @@ class Files:
         turned = (*range(lead), *range(lead + len(outs), out.ndim), *range(lead, lead + len(outs)))
         return out.transpose(turned)
 
-    def _one(self, leaf: declare.Leaf, name: str, spans: list[tuple[int, int]], out: np.ndarray) -> None:
+    def _one(self, leaf: declare.ParamSpec, name: str, spans: list[tuple[int, int]], out: np.ndarray) -> None:
         """Read a tensor's part into `out`, which has the file's order of axes, with those of a group separate."""
         dims = leaf.shape[1:] if leaf.stacked else leaf.shape
         axes = range(len(dims))
@@ -160,7 +163,7 @@ def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]
     return jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
-def _place(files: Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax.Array:
+def _place(files: Files, leaf: declare.ParamSpec, place: Sharding, dtype: Any) -> jax.Array:
     """A leaf on its devices. A large stacked one is written layer by layer into an allocated array."""
     if not leaf.stacked or math.prod(leaf.shape) * jnp.dtype(dtype).itemsize <= _STAGED:
         return jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
@@ -173,7 +176,9 @@ def _place(files: Files, leaf: declare.Leaf, place: Sharding, dtype: Any) -> jax
     return whole
 
 
-def _place_quantized(files: Files, leaf: declare.Leaf, place: Sharding, parts: Quantized, shapes: Quantized) -> Any:
+def _place_quantized(
+    files: Files, leaf: declare.ParamSpec, place: Sharding, parts: Quantized, shapes: Quantized
+) -> Any:
     """A leaf quantised on its devices, layer by layer: at most one of its matrices exists in floats at a time.
 
     A matrix is quantised from the dtype of its file, without rounding to another dtype first.
@@ -263,3 +268,138 @@ def load(
     folder = locate(path_or_id, revision=revision)
     with doing(f"reading the weights of {folder.name}"):
         return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+SHARD = 5_000_000_000
+"""Bytes above which weights are written in several files."""
+TEMPLATE = "chat_template.jinja"
+
+
+class _Tensor(NamedTuple):
+    """A tensor to write, and how to get it when its turn comes."""
+
+    name: str
+    spec: Spec
+    read: Callable[[], np.ndarray]
+
+
+def _leaves(config: LlamaConfig, params: Any) -> Iterator[tuple[declare.ParamSpec, Any]]:
+    """All parameters with their declarations. **Raises:** `ValueError` for one that is quantised, has another shape,
+    or is not addressable."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
+    for leaf, array in zip(leaves, structure.flatten_up_to(params), strict=True):
+        if is_quantized(array):
+            raise ValueError(
+                f"{leaf.hf} is quantised ({array.kind}), which this format does not hold: write the adapters alone "
+                "(save_adapter), or write lm.dequantize(params), at a float's size and with the rounding left in"
+            )
+        if tuple(array.shape) != leaf.shape:
+            raise ValueError(f"{leaf.hf} has shape {tuple(array.shape)}; the configuration asks for {leaf.shape}")
+        if not getattr(array, "is_fully_addressable", True):
+            raise ValueError(f"{leaf.hf} lies on several processes; gather it before it is written")
+        yield leaf, array
+
+
+def hf_tensor(leaf: declare.ParamSpec, array: Any, layer: int = 0) -> np.ndarray:
+    """A parameter, or one layer of a stacked one, as NumPy in Hugging Face's layout."""
+    value = np.asarray(jax.device_get(array[layer] if leaf.stacked else array))
+    turned = value.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else value.reshape(leaf.hf_shape)
+    return np.ascontiguousarray(turned)
+
+
+def save_hf(
+    path: str | Path,
+    config: LlamaConfig,
+    params: Any,
+    *,
+    end_tokens: Sequence[int] = (),
+    max_shard_bytes: int = SHARD,
+) -> Path:
+    """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
+
+    The folder is written atomically. Tensors are fetched and written one by one. Adapters are not written: `merge` them
+    first, or write them separately with `save_adapter`.
+
+    **Arguments:** `path`, a folder that does not exist yet; `config`; `params`, the collection; `end_tokens`, all that
+    end a text or a turn, if there are more than in config.json (`end_tokens` of the original folder);
+    `max_shard_bytes`.
+    **Returns:** `path`.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for parameters of another configuration.
+    """
+    path = Path(path)
+    tensors = [
+        _Tensor(name, Spec(spec(name, array).dtype, leaf.hf_shape), partial(hf_tensor, leaf, array, i))
+        for leaf, array in _leaves(config, params)
+        for i, name in enumerate(layer_names(leaf))
+    ]
+    config = dataclasses.replace(config, dtype=jnp.dtype(jax.tree.leaves(params)[0].dtype).name)
+    with new_folder(path) as draft:
+        _write(draft, config, tensors, end_tokens, max_shard_bytes)
+    return path
+
+
+def _write(
+    draft: Path, config: LlamaConfig, tensors: Sequence[_Tensor], end_tokens: Sequence[int], max_shard_bytes: int
+) -> None:
+    """Write the configuration and the weights into a folder."""
+    shards: list[list[_Tensor]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.spec.nbytes for t in shards[-1]) + tensor.spec.nbytes > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    weight_map = {}
+    for i, shard in enumerate(shards):
+        file = SINGLE if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        write_file(draft / file, [t[:2] for t in shard], (t.read() for t in shard))
+        weight_map.update({t.name: file for t in shard})
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(t.spec.nbytes for t in tensors)}, "weight_map": weight_map}
+        (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    (draft / CONFIG).write_text(json.dumps(config.to_hf(), indent=2) + "\n")
+    if end_tokens:
+        (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
+
+
+def convert(model: str | Path, out: str | Path, *, dtype: str = "", max_shard_bytes: int = SHARD) -> Path:
+    """Write a model that `locate` finds (a GGUF file, a packaged model, a folder) as a folder of Hugging Face's layout,
+    with its tokenizer and chat template. Weights are decoded and written one tensor at a time.
+
+    **Arguments:** `model`; `out`, a folder that does not exist yet; `dtype`, of the written weights: float32, bfloat16
+    or float16; empty: that of the files, and float32 for quantised ones; `max_shard_bytes`, as in `save_hf`.
+    **Returns:** `out`.
+    **Raises:** `FileExistsError` if `out` exists; as `load` for files that are no model.
+    """
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a folder that does not")
+    path = locate(model)
+    config = read_config(path)
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    kind = {jnp.dtype(value).name: name for name, value in DTYPES.items()}[config.dtype]
+    tokenizer = load_tokenizer(path)
+    template = path / TEMPLATE
+    with ExitStack() as stack:
+        files = Files(path, config, stack)
+        leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
+        files.check(leaves, config)
+
+        def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+            activity.done += 1
+            files.where[name].fill(name, whole := empty(shape, DTYPES[kind]))
+            return whole
+
+        tensors = [
+            _Tensor(name, Spec(kind, leaf.hf_shape), partial(read, name, leaf.hf_shape))
+            for leaf in leaves
+            for name in layer_names(leaf)
+        ]
+        with new_folder(out) as draft, doing(f"writing {out}", len(tensors), "tensors") as activity:
+            _write(draft, config, tensors, end_tokens_of(path, tokenizer), max_shard_bytes)
+            tokenizer.save(draft)
+            source = template.read_text("utf-8") if template.is_file() else tokenizer_config(path).get("chat_template")
+            if isinstance(source, str):
+                (draft / TEMPLATE).write_text(source, encoding="utf-8")
+    return out

@@ -160,8 +160,10 @@ def by_seed(run: Run) -> list[Run]:
         own = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
         return {name: x for name, x in line.items() if name not in bounds} | own | sinks.by_run(line).get(str(i), {})
 
-    if seeds == 1 or run.metric.partition("/")[0].isdecimal():  # of one seed, by its number
+    if seeds == 1:
         return [replace(run, settings=settings)]
+    if not any(f"0/{run.metric}" in line for line in run.train):  # one seed by its number, or seeds of another kind
+        return [run]
     return [
         replace(
             run,

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
+from llmrl_jax.kernels.chunked import chunked_map, num_chunks
 from llmrl_jax.rl.actors import Critics, Fixed
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.mlp import beside, init_mlp
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
-from llmrl_jax.rl.parts import map_parts, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
@@ -119,7 +119,7 @@ class BCQ:
             return jnp.max(h["lam"] * jnp.min(q, axis=0) + (1 - h["lam"]) * jnp.max(q, axis=0), axis=-1)
 
         latent = self.latents(key, batch.reward.shape[0])
-        value = map_parts(best, (batch.next_obs, latent), parts_of(*latent.shape[:2]))
+        value = chunked_map(best, (batch.next_obs, latent), num_chunks(*latent.shape[:2]))
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:

@@ -18,8 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import Checked, Width
-from llmrl_jax.rl.features import Symbols
-from llmrl_jax.rl.networks import Head, dense
+from llmrl_jax.rl.networks import Head, Symbols, dense
 from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
@@ -53,7 +52,7 @@ Inputs = Mapping[str, Any]
 """What a network sees of a batch `[B]` of observations; parts that are missing have no branch:
 
 * `image`, uint8 `[B, H, W, C]`;
-* `symbols`, float32 `[B, D]`, or `llmrl_jax.rl.features.Symbols`;
+* `symbols`, float32 `[B, D]`, or `llmrl_jax.rl.networks.Symbols`;
 * `text`, float32 `[B, E]`, embeddings;
 * `goals`, bool `[B, A]`, a set of rows of the table of goals' embeddings.
 """

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl_jax.kernels.chunked import chunked_ensemble_mean, num_chunks
 from llmrl_jax.rl.actors import Critics, SquashedActor
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
-from llmrl_jax.rl.parts import member_means, parts_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
 from llmrl_jax.rl.sac import SoftActorCritic
 
@@ -89,8 +89,8 @@ def soft_gap(
         x, actions, log_density = rows
         return jax.nn.logsumexp(critics(params, x, actions) - log_density, axis=-1)
 
-    count = parts_of(*proposals[1].shape)
-    return member_means(soft_maximum, params, (x, *proposals), count) - jnp.mean(data, axis=1)
+    count = num_chunks(*proposals[1].shape)
+    return chunked_ensemble_mean(soft_maximum, params, (x, *proposals), count) - jnp.mean(data, axis=1)
 
 
 class CQL(SoftActorCritic):

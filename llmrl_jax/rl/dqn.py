@@ -35,12 +35,13 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.kernels.flat_tree import FlatTree
 from llmrl_jax.parallel import Placement
 from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
-from llmrl_jax.rl.gradient import AdamConfig, FlatTree, apply_gradients, clipped_adam, linear_decay, traced_floats
+from llmrl_jax.rl.gradient import AdamConfig, apply_gradients, clipped_adam, linear_decay, traced_floats
 from llmrl_jax.rl.networks import network_q_policy
 from llmrl_jax.rl.policy import Policy, epsilon_greedy, masked_categorical
 from llmrl_jax.rl.registry import Algorithm

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
+from llmrl_jax.kernels.products import convolve
 
 
 def uniform(fan_in: int) -> Callable:
@@ -28,19 +29,6 @@ def unit_columns(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> j
 def linear(inputs: int, outputs: int, name: str) -> nn.Dense:
     """A dense layer with PyTorch's initial values."""
     return nn.Dense(outputs, kernel_init=uniform(inputs), bias_init=uniform(inputs), name=name)
-
-
-def convolve(x: Float[Array, "*N H W C"], kernel: Float[Array, "K K C D"]) -> Float[Array, "*N h w D"]:
-    """A convolution with stride 1 and zero padding of 1, as one matrix product of patches and weights.
-
-    XLA's convolution is 85 times slower on a CPU if its gradient is computed in a loop, as in PPO. A kernel of size 3
-    keeps the height and width; one of size 2 adds 1 to both.
-    """
-    size = kernel.shape[0]
-    height, width = (n + 3 - size for n in x.shape[-3:-1])
-    bordered = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
-    moved = [bordered[..., i : i + height, j : j + width, :] for i in range(size) for j in range(size)]
-    return jnp.concatenate(moved, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 class Conv(nn.Module):

@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from llmrl_jax.kernels.products import thin_matmul
 from llmrl_jax.rl.layers import uniform
-
-
-THIN = 8
-"""Outputs up to which the last layer is one matrix-vector product per output: XLA's gradients of thin matrices are slow
-on a CPU."""
 
 
 def init_mlp(key: jax.Array, inputs: int, hidden: Sequence[int], outputs: int) -> list[dict[str, jax.Array]]:
@@ -32,10 +27,7 @@ def mlp(layers: list[dict[str, jax.Array]], x: Float[Array, "*B n"], activation:
     """The outputs of an MLP; `activation`, a name in `jax.nn`, follows every layer but the last."""
     for layer in layers[:-1]:
         x = getattr(jax.nn, activation)(x @ layer["kernel"] + layer["bias"])
-    kernel, bias = layers[-1]["kernel"], layers[-1]["bias"]
-    if kernel.shape[-1] > THIN:
-        return x @ kernel + bias
-    return jnp.stack([x @ kernel[:, i] for i in range(kernel.shape[-1])], axis=-1) + bias
+    return thin_matmul(x, layers[-1]["kernel"]) + layers[-1]["bias"]
 
 
 def beside(

@@ -32,12 +32,13 @@ from llmrl_jax.core.checks import (
 )
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
+from llmrl_jax.kernels.flat_tree import FlatTree
+from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.gradient import (
     AdamConfig,
-    FlatTree,
     accumulate,
     apply_gradients,
     clipped_adam,
@@ -71,7 +72,6 @@ from llmrl_jax.rl.rollout import (
     task_names,
     with_pool,
 )
-from llmrl_jax.rl.shuffle import permutations
 
 
 @dataclass(frozen=True)

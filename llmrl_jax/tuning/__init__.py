@@ -1,9 +1,8 @@
 """Fine-tuning of language models on text: rows, packing, chat templates; supervised, and by rewards (GRPO, RLOO)."""
 
-from llmrl_jax.tuning.grpo import GRPOConfig, make_grpo, make_reward_evaluation
+from llmrl_jax.tuning.grpo import GRPOConfig, Prompts, make_grpo, make_reward_evaluation, pad_prompts
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed, pack
-from llmrl_jax.tuning.prompts import Prompts, pad_prompts
 from llmrl_jax.tuning.rewards import (
     REWARDS,
     RewardError,

@@ -7,7 +7,9 @@ reference policy of the KL term is the base without its adapters, so that no sec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -22,6 +24,7 @@ from jaxtyping import Array, Float, Int
 from envs_jax import tracing
 from llmrl_jax.core.checks import Checked, In, NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
@@ -36,11 +39,34 @@ from llmrl_jax.rl.precision import (
     ratio_error,
     sampling_metrics,
 )
-from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
-from llmrl_jax.tuning.prompts import Prompts
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import first_params
+
+
+@struct.dataclass
+class Prompts:
+    """`N` prompts as tokens."""
+
+    tokens: Any
+    """int32 `[N, S]`, padded on the right."""
+    lengths: Any
+    """int32 `[N]`, at least 1."""
+    sums: Any = None
+    """int32 `[N]`, checksums of the other fields that a reward reads, by which a resumed run detects changes; None: no
+    detection."""
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], pad: int, rows: Sequence[Mapping[str, Any]] | None = None) -> Prompts:
+    """Token lists as `Prompts`, padded on the right to the longest; `rows`, the data that a reward on text reads."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.full((len(prompts), lengths.max()), pad, np.int32)
+    for padded, prompt in zip(tokens, prompts, strict=True):
+        padded[: len(prompt)] = prompt
+    if rows is None:
+        return Prompts(tokens, lengths)
+    texts = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+    return Prompts(tokens, lengths, np.array([zlib.crc32(text.encode()) for text in texts], np.uint32).view(np.int32))
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from llmrl_jax.core.checks import (
     at_least,
 )
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import RULES, Placement, shardings
 from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
-from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed
 

@@ -18,8 +18,8 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import Checked, Epochs, PositiveInt
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import replacing
-from llmrl_jax.lm.attention import Attention
-from llmrl_jax.lm.narrow import Computed, computed
+from llmrl_jax.kernels.attention import Attention
+from llmrl_jax.lm.config import ComputeDtype, dtype_options
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
@@ -69,7 +69,7 @@ class Tuned(Checked):
     """The adapters, if `tune` is `lora`."""
     quantize: Quantize = "none"
     """Store the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits per weight; with adapters only."""
-    dtype: Computed = "float32"
+    dtype: ComputeDtype = "float32"
     """Type of the frozen base and of the computation; trained parameters and the loss are always float32. `mixed`:
     float32, with the factors of products with weights rounded to bfloat16."""
     remat: bool = False
@@ -154,7 +154,7 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
     **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`).
     """
     mesh = make_mesh(config.mesh) if config.mesh else None
-    how = computed(config.dtype)
+    how = dtype_options(config.dtype)
     adapters = config.lora if config.tune == "lora" else None
     kind = None if config.quantize == "none" else config.quantize
     # updates of 1e-5 would be rounded away in bfloat16

@@ -57,6 +57,20 @@ def test_the_numbers_of_one_run(tmp_path):
     assert run.final() == stats.wilson(20, 20), "the last tenth: two lines of ten episodes"
 
 
+def test_seeds_of_one_program_are_runs_of_one_seed_each(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING, seed=3))
+    own = [line | {f"{i}/success": line["success"] * (1 - i / 2) for i in range(2)} for line in run.train]
+    both = replace(run, settings=run.settings | {"seeds": 2}, train=own)
+    first, second = compare.by_seed(both)
+    assert [one.settings["run.seed"] for one in (first, second)] == [3, 4] and "seeds" not in first.settings
+    assert (first.efficiency(), second.efficiency()) == (run.efficiency(), run.efficiency() / 2)
+    assert len(compare.by_settings([first, second])) == 1
+    assert compare.by_seed(run)[0].efficiency() == run.efficiency()
+    assert compare.by_seed(replace(both, metric="1/success")) == [replace(both, metric="1/success")]
+    other = replace(both, train=run.train)
+    assert compare.by_seed(other) == [other], "its seeds are of another kind, as those of a search"
+
+
 def test_an_evaluation_is_the_better_final_number(tmp_path):
     (run,) = read(write_run(tmp_path / "a", RISING, evals=[(0, 0.1, 0.0, 0.2), (20, 0.7, 0.6, 0.8)]))
     assert run.final() == (0.7, 0.6, 0.8, 200)

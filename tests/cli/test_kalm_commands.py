@@ -19,7 +19,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.data.masked import read_published, to_masked, write_masked
 from llmrl_jax.data.parquet import read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError
-from llmrl_jax.lm.encoder_names import make_encoder
+from llmrl_jax.lm.encoder_weights import make_encoder
 from llmrl_jax.rl.seeds import select_run
 from llmrl_jax.systems.kalm import collect, ground, imagine
 from llmrl_jax.systems.kalm.collect import greedy_of
@@ -271,7 +271,8 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     how = ["--dtype", "mixed", "--run.name", "returns"]
     assert main(["kalm", "ground", *data, *SMALL, *args, *QUIET, *how]) == 0
     found = ground.load_model(out / "returns")
-    assert found.model.llama.factors == jnp.bfloat16 and ground.load_model(out / "model").model.llama.factors is None
+    assert found.model.llama.matmul_dtype == jnp.bfloat16
+    assert ground.load_model(out / "model").model.llama.matmul_dtype is None
     assert found.returns is not None and found.model.slots.state == 11
     size = "--levels easy --episodes 3 --together 2".split()
     for name in ("returns", "model"):

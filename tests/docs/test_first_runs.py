@@ -1,4 +1,4 @@
-"""README and the pages show what README's commands reach, beside random actions, by the committed records."""
+"""The tour and the pages show what the tour's commands reach, beside random actions, by the committed records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RECORDS = {
     system: json.loads((ROOT / "experiments" / "results" / "first_runs" / f"{system}.json").read_text())
     for system in ("kalm", "bkrl")
 }
-README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 MOST = 600
-"""Seconds that README's commands of a system may take, by the clock of one core."""
+"""Seconds that the tour's commands of a system may take, by the clock of one core."""
 
 
 def cell(rate: list[float]) -> str:
@@ -24,15 +24,15 @@ def cell(rate: list[float]) -> str:
 
 
 @pytest.mark.parametrize("system", RECORDS)
-def test_the_record_has_the_commands_of_readme(system, monkeypatch):
+def test_the_record_has_the_commands_of_the_tour(system, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     experiment = importlib.import_module("first_runs")
     record = RECORDS[system]
-    assert [one["command"] for one in record["commands"]] == experiment.commands_of(system, README)
+    assert [one["command"] for one in record["commands"]] == experiment.commands_of(system, TOUR)
     assert record["seconds"] <= MOST
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/systems/kalm.md"])
+@pytest.mark.parametrize("page", ["docs/tour.md", "docs/systems/kalm.md"])
 def test_what_the_agents_of_kalm_reach(page):
     text = (ROOT / page).read_text()
     success = RECORDS["kalm"]["success"]
@@ -49,7 +49,7 @@ def test_the_agent_is_above_chance():
         assert success[level]["agent"][1] > success[level]["random"][2], level
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/systems/bkrl.md"])
+@pytest.mark.parametrize("page", ["docs/tour.md", "docs/systems/bkrl.md"])
 def test_what_the_agent_of_bkrl_reaches(page):
     text = " ".join((ROOT / page).read_text().split())
     sampled, greedy, chance = (cell(RECORDS["bkrl"]["success"][way]) for way in ("sampled", "greedy", "random"))

@@ -9,7 +9,7 @@ from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.eval import make_player, summarise
+from llmrl_jax.systems.ellm.eval import make_goal_evaluator, summarise
 from tests.ellm_world import Yard
 
 
@@ -41,7 +41,7 @@ def test_goals_teach_what_random_play_does_not_reach():
     run = jax.jit(lambda s: jax.lax.fori_loop(0, 600, lambda _, s: learner.update(s)[0], s))
     state = run(learner.init(jax.random.key(0)))
     params, key = state.runner.env_params, jax.random.key(1)
-    play, chance = (make_player(made.env, policy, 64) for policy in (made.policy, RandomPolicy(9)))
+    play, chance = (make_goal_evaluator(made.env, policy, 64) for policy in (made.policy, RandomPolicy(9)))
     agent = summarise(made.spec, play(state.params, state.frozen, params, key))
     random = summarise(made.spec, chance((), (), params, key))
     assert agent["achievements"] > 1.5 > 0.7 > random["achievements"]

@@ -11,7 +11,7 @@ from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.systems.ellm.build import build
 from llmrl_jax.systems.ellm.config import EllmConfig
-from llmrl_jax.systems.ellm.eval import make_player, summarise
+from llmrl_jax.systems.ellm.eval import make_goal_evaluator, summarise
 from tests.ellm_world import Yard
 
 
@@ -28,7 +28,7 @@ def learned(mesh):
     start = learner.init(jax.random.key(0))
     kept = None if not mesh else (jax.tree.map(lambda x: x.sharding, start), None)
     state, metrics = jax.jit(learner.update, out_shardings=kept)(start)
-    played = make_player(made.env, made.policy, 8)(
+    played = make_goal_evaluator(made.env, made.policy, 8)(
         state.params, state.frozen, state.runner.env_params, jax.random.key(1)
     )
     return state, metrics, summarise(made.spec, played)

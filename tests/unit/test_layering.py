@@ -101,6 +101,7 @@ LEVELS = (
     ("agents", "tuning", "advice"),
     ("rl", "lm", "chat"),
     ("data",),
+    ("kernels",),
     ("parallel",),
     ("core",),
 )

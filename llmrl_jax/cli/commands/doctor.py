@@ -205,7 +205,7 @@ def cache() -> dict[str, Any]:
 
 
 MASKS = (0, 11, 2)
-"""The first jax whose cuDNN attention takes a mask without writing its gradient (`lm.attention.cannot_cudnn`)."""
+"""The first jax whose cuDNN attention takes a mask without writing its gradient (`kernels.attention.cannot_cudnn`)."""
 
 
 def disk() -> dict[str, int]:

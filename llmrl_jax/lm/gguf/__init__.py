@@ -4,10 +4,9 @@ The parts of a file are translated to what a Hugging Face folder has (`config.js
 tensors), so that one check and one reader serve both.
 """
 
-from llmrl_jax.lm.gguf.config import hf_config
 from llmrl_jax.lm.gguf.file import SUFFIX, Header, is_gguf, part_of_bytes, read_header
-from llmrl_jax.lm.gguf.tensors import GGUFTensors
-from llmrl_jax.lm.gguf.tokenizer import end_tokens, load_tokenizer, tokenizer_config
+from llmrl_jax.lm.gguf.model import GGUFTensors, hf_config
+from llmrl_jax.lm.gguf.tokenizer import end_tokens, read_tokenizer, tokenizer_config
 
 
 __all__ = [
@@ -17,7 +16,7 @@ __all__ = [
     "end_tokens",
     "hf_config",
     "is_gguf",
-    "load_tokenizer",
+    "read_tokenizer",
     "part_of_bytes",
     "read_header",
     "tokenizer_config",

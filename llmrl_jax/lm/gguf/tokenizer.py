@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl_jax.lm.gguf.file import Header, read_header
-from llmrl_jax.lm.tokens import SPECIALS, FastTokenizer
 
 
 if TYPE_CHECKING:
@@ -80,8 +79,8 @@ def tokenizer_config(path: str | Path) -> dict[str, Any]:
     return config if template is None else {**config, "chat_template": template}
 
 
-def load_tokenizer(path: str | Path) -> FastTokenizer:
-    """The tokenizer of a GGUF file.
+def read_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The tokenizer of a GGUF file, and its special tokens by their names in `tokenizer_config`.
 
     **Raises:** `ValueError`, naming the file and the field, for one that is missing, damaged or not supported."""
     header = read_header(path)
@@ -106,7 +105,7 @@ def load_tokenizer(path: str | Path) -> FastTokenizer:
     _add_special(backend, header, tokens)
     names = tokenizer_config(path)
     _surround(backend, header, names, starts)
-    return FastTokenizer(backend, **{name: names.get(name) for name in SPECIALS})
+    return backend, names
 
 
 def _tokens(header: Header) -> list[str]:
@@ -190,15 +189,15 @@ def _sentencepiece(header: Header, vocabulary: dict[str, int]) -> tuple[tokenize
 def merges_of(vocabulary: dict[str, int], scores: Sequence[float] | np.ndarray) -> list[tuple[str, str]]:
     """The merges of a SentencePiece vocabulary: every way to make a token of two others, the best score first, and
     within a token as SentencePiece would meet them, by the ids of the parts."""
-    found = []
+    merges = []
     for token, i in vocabulary.items():
         ways = [
             (vocabulary[left], vocabulary[right], left, right)
             for at in range(1, len(token))
             if (left := token[:at]) in vocabulary and (right := token[at:]) in vocabulary
         ]
-        found += [(-float(scores[i]), i, *way) for way in sorted(ways)]
-    return [(left, right) for *_, left, right in sorted(found, key=lambda way: way[:4])]
+        merges += [(-float(scores[i]), i, *way) for way in sorted(ways)]
+    return [(left, right) for *_, left, right in sorted(merges, key=lambda way: way[:4])]
 
 
 def _add_special(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]) -> None:
@@ -220,11 +219,11 @@ def _surround(backend: tokenizers.Tokenizer, header: Header, names: dict[str, An
     """What is put before and after a text."""
     from tokenizers import processors
 
-    wanted = {
+    added = {
         "bos_token": header.get("tokenizer.ggml.add_bos_token", bool, starts),
         "eos_token": header.get("tokenizer.ggml.add_eos_token", bool, False),
     }
-    put = {name: names[name] for name, on in wanted.items() if on and name in names}
+    put = {name: names[name] for name, on in added.items() if on and name in names}
     if not put:
         return
     single = [put[name] if name in put else None for name in ("bos_token", "eos_token")]

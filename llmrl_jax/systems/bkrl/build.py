@@ -14,8 +14,7 @@ import envs_jax
 from envs_jax import spaces
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics, KeepParts
-from llmrl_jax.rl.features import one_hots, plane_sizes
-from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
+from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy, one_hots, plane_sizes
 
 
 OBSERVED = {"babyai": ("image",), "crafter": ("view", "inventory", "daylight")}

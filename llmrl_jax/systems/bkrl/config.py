@@ -21,7 +21,7 @@ from llmrl_jax.core.checks import (
     refuse_unread,
 )
 from llmrl_jax.core.config import FREE
-from llmrl_jax.lm.encoder_names import AUTO
+from llmrl_jax.lm.encoder_weights import AUTO
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.novelty import RNDConfig
 from llmrl_jax.rl.ppo import PPOConfig

@@ -29,7 +29,7 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.core.files import new_draft, write_whole
 from llmrl_jax.lm.encoder import TextEncoder, summed
-from llmrl_jax.lm.encoder_names import make_encoder, resolved
+from llmrl_jax.lm.encoder_weights import make_encoder, resolved
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts

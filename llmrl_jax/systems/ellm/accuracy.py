@@ -24,7 +24,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.systems.ellm import prompts

@@ -26,12 +26,12 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.encoder import TextEncoder, summed
-from llmrl_jax.lm.encoder_names import make_encoder
+from llmrl_jax.lm.encoder_weights import make_encoder
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.branches import BranchPolicy, BranchQPolicy, Inputs, l2_normalized
 from llmrl_jax.rl.dqn import make_dqn
-from llmrl_jax.rl.features import Symbols, plane_sizes
+from llmrl_jax.rl.networks import Symbols, plane_sizes
 from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec

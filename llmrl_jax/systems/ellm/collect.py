@@ -22,7 +22,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.data.parquet import arrow, write_parquet
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.run.folder import opened
 from llmrl_jax.systems.ellm.build import Ellm, build, load_run, picture_of

@@ -23,7 +23,7 @@ from llmrl_jax.core.checks import (
     refuse_unread,
 )
 from llmrl_jax.core.config import FREE
-from llmrl_jax.lm.encoder_names import AUTO
+from llmrl_jax.lm.encoder_weights import AUTO
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.novelty import APTConfig, NovelDConfig, RNDConfig

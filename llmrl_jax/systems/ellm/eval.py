@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from llmrl_jax.agents.evaluate import make_evaluator
-from llmrl_jax.agents.play import Actor, Episode, Step, make_recorder, policy_actor
+from llmrl_jax.agents.play import Episode, Step, actor_of, make_recorder
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
@@ -56,11 +56,11 @@ class EpisodeStats:
     """float32 `[E]` each, the `measures` of the specification."""
 
 
-def make_player(env: GoalWrapper, policy: Any, episodes: int) -> Callable[..., EpisodeStats]:
+def make_goal_evaluator(env: GoalWrapper, policy: Any, episodes: int) -> Callable[..., EpisodeStats]:
     """Build `play(params, frozen, env_params, key, greedy=False) -> EpisodeStats`, compiled once.
 
-    **Arguments:** `env`, not batched; `policy`, see `llmrl_jax.rl.policy.Policy`. The environment's
-    parameters, which have the known suggestions, are an argument: they change while a run learns.
+    **Arguments:** `env`, not batched; `policy`, see `llmrl_jax.rl.policy.Policy`. The environment's parameters, which
+    have the known suggestions, are an argument: they change while a run learns.
     """
 
     def outcomes(step: Step) -> EpisodeStats:
@@ -88,8 +88,8 @@ def make_player(env: GoalWrapper, policy: Any, episodes: int) -> Callable[..., E
 
 
 def play_random(env: GoalWrapper, env_params: Any, key: jax.Array, episodes: int) -> EpisodeStats:
-    """Episodes of random actions, with the starts of `make_player` for the same key."""
-    play = make_player(env, RandomPolicy(env.spec.actions), episodes)
+    """Episodes of random actions, with the starts of `make_goal_evaluator` for the same key."""
+    play = make_goal_evaluator(env, RandomPolicy(env.spec.actions), episodes)
     with doing("random actions"):
         return play((), (), env_params, key)
 
@@ -221,9 +221,9 @@ def evaluate(
     _, built, state, update = load_run(folder, checkpoint)
     single = _goals(built, goals)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
-    play = make_player(built.env, built.policy, episodes)
+    play = make_goal_evaluator(built.env, built.policy, episodes)
     alone = built.spec.fixed_start and built.config.suggester != "uniform"  # random goals make episodes differ
-    greedy = make_player(built.env, built.policy, 1) if alone and episodes > 1 else play
+    greedy = make_goal_evaluator(built.env, built.policy, 1) if alone and episodes > 1 else play
     params = state.runner.env_params
     played = {
         "agent": play(state.params, state.frozen, params, key),
@@ -271,8 +271,8 @@ def sweep(
         built.config, suggester="fixed", fixed=(goals[0],), **{name: getattr(default, name) for name in _UNREAD}
     )
     env, _ = make_world(given, make_env(built.config))
-    agent = make_player(env, built.policy, episodes)
-    chance = make_player(env, RandomPolicy(env.spec.actions), episodes)
+    agent = make_goal_evaluator(env, built.policy, episodes)
+    chance = make_goal_evaluator(env, RandomPolicy(env.spec.actions), episodes)
     out: dict[str, dict[str, dict[str, float]]] = {}
     for goal in goals:
         params = env.spec.only(env.default_params, goal)
@@ -322,22 +322,6 @@ class Frame:
     """Rewards for goals up to now, that of the action included."""
     so_far: tuple[str, ...] = ()
     """Goals that the episode reached before the action, in their order."""
-
-
-def record(env: Any, env_params: Any, policy: Any, params: Any, frozen: Any, key: jax.Array) -> Episode:
-    """One episode of an agent. **Arguments:** `env`, with goals, not batched; see `make_recorder`."""
-
-    def actor(variables: Any) -> Actor:
-        params, frozen = variables
-        inner = policy_actor(policy, params, frozen, False)
-
-        def act(obs, carry, first, keys):
-            action, carry, _ = inner.act(obs, carry, first, keys)
-            return action, carry, ()
-
-        return Actor(act, inner.initial_carry)
-
-    return make_recorder(env, env_params, actor)((params, frozen), key)
 
 
 def frames_of(env: Any, env_params: Any, played: Episode) -> list[Frame]:
@@ -405,7 +389,8 @@ def write_video(built: Ellm, weights: tuple[Any, Any, Any], key: jax.Array, path
         config = replace(built.config, observe=text)
         env, _ = make_world(config, make_env(built.config))
     with doing("recording an episode"):
-        played = record(env, env_params, built.policy, params, frozen, jax.random.fold_in(key, 0))
+        record = make_recorder(env, env_params, actor_of(built.policy))
+        played = record((params, frozen), jax.random.fold_in(key, 0))
     texts = frames_of(env, env_params, played)
     ending = "the world ended the episode" if played.success else "time is up"
     pictures: list[np.ndarray] = []

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.lm.encoder_names import resolved
+from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
 from llmrl_jax.rl.policy import Policy
 from llmrl_jax.rl.seeds import check_exchange
@@ -42,7 +42,7 @@ from llmrl_jax.systems.ellm.config import (
     StartValue,
     Tune,
 )
-from llmrl_jax.systems.ellm.eval import EpisodeStats, make_player, play_random, report, summarise, write_video
+from llmrl_jax.systems.ellm.eval import EpisodeStats, make_goal_evaluator, play_random, report, summarise, write_video
 from llmrl_jax.systems.ellm.goals import GoalSpec
 from llmrl_jax.systems.ellm.open_goals import COUNTS
 from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
@@ -119,7 +119,7 @@ def _settled(config: Any) -> Any:
 def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -> Experiment:
     @functools.cache
     def player(episodes: int) -> Callable[..., EpisodeStats]:
-        return make_player(built.env, built.policy, episodes)
+        return make_goal_evaluator(built.env, built.policy, episodes)
 
     def variables(_: Any, state: Any) -> tuple[Any, Any, Any]:
         return state.params, state.frozen if guide is None else state.frozen["own"], state.runner.env_params

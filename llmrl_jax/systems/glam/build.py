@@ -28,7 +28,7 @@ from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, S
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import option, refuse_unread
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.lm.narrow import computed
+from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
@@ -179,7 +179,7 @@ def _model(
 
     The embedded model is a small Llama with random weights, whose vocabulary is the words of the prompt.
     """
-    embedded, heal, options = config.model == EMBEDDED, config.candidate_space == "healed", computed(config.dtype)
+    embedded, heal, options = config.model == EMBEDDED, config.candidate_space == "healed", dtype_options(config.dtype)
     if embedded and config.init == "embeddings":
         raise ValueError("init is embeddings, but the embedded model has none to keep: give --model, or --init random")
     tokenizer: Tokenizer

@@ -41,16 +41,7 @@ from llmrl_jax.run.folder import begin, check_folder, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam.build import Glam, build, make_agent
 from llmrl_jax.systems.glam.config import CLONE_PRESETS, EMBEDDED, CloneRun, CloningConfig, GlamConfig
-from llmrl_jax.systems.glam.eval import (
-    Weights,
-    evaluation,
-    load_run,
-    make_experiment,
-    random_evaluation,
-    sampled_and_greedy,
-    success_table,
-    task_names,
-)
+from llmrl_jax.systems.glam.eval import Weights, load_run, make_experiment, success_table, task_names
 from llmrl_jax.tuning import Example, make_evaluation, make_sft, pack
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment
@@ -378,9 +369,9 @@ def _train(x: Experiment, glam: Glam, folder: Path, about: dict[str, Any]) -> Ru
     """Train, write the model, and evaluate it before and after. **Arguments:** `about`, for the summary."""
     config: CloneRun = x.config
     episodes, seed, key = config.eval_episodes, config.run.seed, x.key(config.run.seed)
-    play = evaluation(glam, episodes, policy_weights(glam)) if episodes else None
+    assert x.evaluate is not None
     states = [x.learner.init(jax.random.key(seed))]
-    before = sampled_and_greedy(play, states[0], key) if play else {}
+    before = x.evaluate(states[0], key, episodes) if episodes else {}
     x = replace(x, learner=replace(x.learner, init=lambda key: states.pop()))  # no other reference: memory is needed
 
     def facts(result: RunResult) -> dict[str, Any]:
@@ -388,9 +379,10 @@ def _train(x: Experiment, glam: Glam, folder: Path, about: dict[str, Any]) -> Ru
         if result.stopped:
             return values
         values |= {"written": _write(folder, config, glam, result.state), "after": {}}
-        if play:
-            values["after"] = sampled_and_greedy(play, result.state, key)
-            values["random"] = random_evaluation(glam, episodes, key)
+        if episodes:
+            results = x.results(result.state, key, episodes)
+            values["random"] = results.pop("random")
+            values["after"] = results
             rates = {f"{when}, {way}": row for when in ("before", "after") for way, row in values[when].items()}
             print(success_table({**rates, "random actions": values["random"]}, task_names(glam)))
         print(f"The model is {folder / 'model'}, for `llmrl glam train --model` and `llmrl glam test --model`")

@@ -28,9 +28,9 @@ from llmrl_jax.core.checks import (
     nearest,
 )
 from llmrl_jax.core.config import FREE, to_json
+from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.lm import LoRAConfig
-from llmrl_jax.lm.attention import Attention
-from llmrl_jax.lm.narrow import Computed
+from llmrl_jax.lm.config import ComputeDtype
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.ppo import GLAM as GLAM_PPO, PPOConfig
@@ -130,7 +130,7 @@ class GlamConfig(Checked):
     """Stop the competence head's gradient at the language model."""
     reward_scale: PositiveFloat = 20.0
     """Factor applied to the environment's reward before learning."""
-    dtype: Computed = "float32"
+    dtype: ComputeDtype = "float32"
     """Compute dtype of the model; trained weights, log-probabilities and losses are always float32. `mixed`: float32,
     with the factors of products with weights rounded to bfloat16 (see docs/language-model.md, Precision)."""
     score_rows: NonNegativeInt = 0

@@ -65,13 +65,6 @@ def evaluation(agent: Agent, episodes: int, weights: Weights = weights_of) -> Ca
     return evaluate
 
 
-def sampled_and_greedy(
-    play: Callable[..., dict[str, float]], state: Any, key: jax.Array
-) -> dict[str, dict[str, float]]:
-    """The summaries of both ways of acting. **Arguments:** `play`, what `evaluation` returns."""
-    return {way: play(state, key, greedy=greedy) for way, greedy in (("sampled", False), ("greedy", True))}
-
-
 def random_evaluation(agent: Agent, episodes: int, key: jax.Array) -> dict[str, float]:
     """The summary of random actions, among those that the agent has, in the episodes that `evaluation` plays with the
     same key."""
@@ -90,7 +83,7 @@ def make_experiment(
     players = functools.cache(lambda episodes: evaluation(agent, episodes, weights))  # compiled once for each number
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
-        return sampled_and_greedy(players(episodes), state, key)
+        return {way: players(episodes)(state, key, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
 
     defaults: dict[str, Any] = {
         "evaluate": evaluate,

@@ -321,7 +321,7 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
 
 def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
     """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with
-    Student's 99% interval, clipped to [0, 1]. None without results.
+    Student's 99% interval, clipped to [0, 1]. None without results, or for a task that never occurred.
 
     The published `test_results.py` takes the normal quantile, 2.58, also for two seeds, for which Student's is 63.7."""
     prefix = f"{task}/" if task else ""
@@ -329,16 +329,17 @@ def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> st
     records = [values for values in records if f"{prefix}success" in values]
     if not records:
         return None
-    # nan, for a task that never occurred, is a string
-    rates = [float(values[f"{prefix}success"]) for values in records]
+    rates = [float(values[f"{prefix}success"]) for values in records]  # nan is a string in JSON
     if len(records) > 1:
-        return stats.mean_rate(rates, 0.99)
-    low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
-    return stats.Estimate(rates[0], low, high, int(n))
+        rate = stats.mean_rate(rates, 0.99)
+    else:
+        low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
+        rate = stats.Estimate(rates[0], low, high, int(n))
+    return None if math.isnan(rate.mean) else rate
 
 
 def _text(interval: stats.Estimate | None) -> str:
-    return "-" if interval is None or math.isnan(interval.mean) else str(interval)
+    return "-" if interval is None else str(interval)
 
 
 def tests_table(group: Sequence[Tested]) -> str:
@@ -384,11 +385,6 @@ def spread_of(group: Sequence[Tested]) -> str:
 def outcomes(group: Sequence[Tested]) -> dict[str, Any]:
     """The results of a group as `tests_table` prints them: success with its 99% interval by test and way of acting,
     also by task, and the paper's."""
-
-    def known(name: str, way: str, task: str = "") -> stats.Estimate | None:
-        interval = estimate(group, name, way, task)
-        return None if interval is None or math.isnan(interval.mean) else interval
-
     first = group[0]
     tests: dict[str, Any] = {}
     for name, record in first.records.items():
@@ -396,8 +392,8 @@ def outcomes(group: Sequence[Tested]) -> dict[str, Any]:
             tests[name] = {"skipped": record["skipped"]}
             continue
         tasks = record["tasks"] if len(record["tasks"]) > 1 else ()
-        tests[name] = {way: known(name, way) for way in WAYS}
-        tests[name] |= {"tasks": {task: known(name, "sampled", task) for task in tasks}}
+        tests[name] = {way: estimate(group, name, way) for way in WAYS}
+        tests[name] |= {"tasks": {task: estimate(group, name, "sampled", task) for task in tasks}}
         tests[name] |= {"paper": record["paper"].get(first.kind), "env": record["env"]}
     folders = [agent.folder for agent in group]
     return {"name": runs_compared.label(group), "kind": first.kind, "folders": folders, "tests": tests}

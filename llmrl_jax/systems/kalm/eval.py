@@ -134,7 +134,7 @@ def make_player(
     tokens, lengths = map(jnp.asarray, rollout_prompts(texts, grounded.tokenizer))
 
     def actor_of(variables: Any) -> Actor:
-        layers = model.each_layer(variables)
+        layers = model.unstacked_weights(variables)
 
         def act(obs: Any, carry: Any, first: Any, keys: Any) -> tuple[Any, Any, Any]:
             cache, to_go = carry

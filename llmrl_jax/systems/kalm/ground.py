@@ -26,12 +26,12 @@ from llmrl_jax.core.checks import at_least
 from llmrl_jax.core.files import replacing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Trajectories
-from llmrl_jax.lm.narrow import computed
+from llmrl_jax.kernels.permutations import permutations
+from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
-from llmrl_jax.rl.shuffle import permutations
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import prompts
@@ -75,7 +75,7 @@ def language_model(
     **Arguments:** `mesh`, over which the weights are split; None: they are on the first device.
     **Raises:** what `lm.load` raises; `ValueError` if a row is longer than the model's positions.
     """
-    dtypes = computed(config.dtype)
+    dtypes = dtype_options(config.dtype)
     if config.model == EMBEDDED:
         words = WordTokenizer.from_texts([*FRAMES, *world.instructions.texts])
         model = lm.Llama(config.embedded.llama(words, config.length), **dtypes)
@@ -185,7 +185,7 @@ def load_model(run: str | Path) -> GroundedModel:
     if about.get("format") != FORMAT:
         raise DataError(f"{folder / ABOUT} has the format {about.get('format')}; this version reads {FORMAT}")
     llama, variables = lm.load(folder / "model")
-    llama = llama.clone(**computed(about.get("dtype", "float32")))
+    llama = llama.clone(**dtype_options(about.get("dtype", "float32")))
     world = world_of(about["world"])
     tokenizer = load_tokenizer(folder / "model")
     if about["words"]:

@@ -73,7 +73,7 @@ def imagine(
     **Arguments:** `tokens` and `lengths`, see `prompts.rollout_prompts`; `goals`, leaves `[B, ...]`; `horizon`, T.
     """
     cache = model.start(variables, tokens, lengths, 2 * horizon)
-    layers = model.each_layer(variables)
+    layers = model.unstacked_weights(variables)
 
     def step(carry: Any, _: None) -> Any:
         cache, state = carry

@@ -12,7 +12,7 @@ import numpy as np
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.activity import doing
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_transitions
-from llmrl_jax.lm.encoder_names import AUTO, HASHED, make_encoder, resolved
+from llmrl_jax.lm.encoder_weights import AUTO, HASHED, make_encoder, resolved
 from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import algorithm

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import Branches, Cache, Llama
+from llmrl_jax.lm import Cache, DecodeState, Llama
 from llmrl_jax.systems.kalm.prompts import ACTION, STATE, Episodes, Rows
 from llmrl_jax.tuning.loss import token_log_probs
 
@@ -232,21 +232,21 @@ class WorldModel:
             "text": -jnp.sum(jnp.where(rows.spoken >= 0, log_prob, 0.0)) / counts["text"],
         }
 
-    def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> Branches:
+    def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> DecodeState:
         """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
         cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1], self.llama.dtype)
         out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
-        return Branches.create(out.cache, jnp.asarray(lengths), 1, room)
+        return DecodeState.create(out.cache, jnp.asarray(lengths), 1, room)
 
-    def each_layer(self, variables: Any) -> Any:
+    def unstacked_weights(self, variables: Any) -> Any:
         """What `advance` reads of the layers, to be computed outside of a loop."""
-        return self.llama.apply(self._text(variables), method=Llama.each_layer)
+        return self.llama.apply(self._text(variables), method=Llama.unstacked_weights)
 
     def advance(
-        self, variables: Any, cache: Branches, embedding: Float[Array, "B D"], layers: Any = None
-    ) -> tuple[Float[Array, "B D"], Branches]:
+        self, variables: Any, cache: DecodeState, embedding: Float[Array, "B D"], layers: Any = None
+    ) -> tuple[Float[Array, "B D"], DecodeState]:
         """One more place of every row: its hidden state, and the cache with it. **Arguments:** `layers`, of
-        `each_layer`."""
+        `unstacked_weights`."""
         nothing = jnp.zeros((embedding.shape[0], 1), jnp.int32)
         out: Any = self.llama.apply(
             self._text(variables), nothing, cache, embeddings=embedding[:, None], layers=layers, method=Llama.decode

@@ -21,7 +21,7 @@ from llmrl_jax.systems.props.llm import EvoLLM, HostOptimizer, HostState, Langua
 from llmrl_jax.systems.props.optimizers import LEAST, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import HistoryView, ProposalPrompt, Row
-from llmrl_jax.systems.props.proposals import Asking, Grammar, Record, best_of
+from llmrl_jax.systems.props.proposals import Grammar, QuerySettings, Record, best_of
 from llmrl_jax.systems.props.tasks import Task
 
 
@@ -38,14 +38,14 @@ def make_optimizer(
         return make_numeric(config.method, policy)
     arm = config.arm(task)
     reply, templates = config.reply, config.templates
-    asking = Asking(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
+    query = QuerySettings(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
     description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
     optimizer: Any
     if config.method == "evollm":
         view = HistoryView(top=10, last=10, order="ascending")
         optimizer = EvoLLM(
             model, policy, arm.iterations, population=config.population, block=config.block,
-            view=view if config.history == HistoryView() else config.history, asking=asking, warmup=max(1, arm.warmup),
+            view=view if config.history == HistoryView() else config.history, query=query, warmup=max(1, arm.warmup),
         )  # fmt: skip
     elif config.method == "legacy":
         optimizer = LegacyOptimizer(
@@ -55,7 +55,7 @@ def make_optimizer(
             environment=description(hints=config.hints, hide=config.hide),
             templates=templates,
             grammar=published_grammar(policy, **reply.chosen),
-            asking=asking,
+            query=query,
             use_replay_buffer=config.use_replay_buffer,
             buffer_rows=config.buffer_rows,
             buffer_episodes=config.buffer_episodes,
@@ -81,7 +81,7 @@ def make_optimizer(
         loose = {} if prompt.names_box or policy.kind == "table" else {"beyond": "keep"}
         grammar = Grammar.of(policy, proposals=config.proposals, **(loose | reply.chosen))
         optimizer = LanguageModelOptimizer(
-            model, prompt, grammar=grammar, view=config.view(policy), asking=asking, repeat=reply.repeat,
+            model, prompt, grammar=grammar, view=config.view(policy), query=query, repeat=reply.repeat,
             warmup=arm.warmup,
         )  # fmt: skip
     if config.polish:

@@ -200,15 +200,15 @@ def read_answer(
     """
     if config.compat == "paper":
         match = _TAGS.search(text)
-        reading = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
-        proposal = reading.proposals[0] if reading.proposals else ()
+        parsed = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
+        proposal = parsed.proposals[0] if parsed.proposals else ()
         return match is not None, bool(proposal), proposal
     form = Format()
     loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
     evaluated = {form.texts(row.params) for row in question.shown}
-    reading = parse(text, Grammar.of(policy), evaluated, form)
-    return soft, bool(reading.proposals), reading.proposals[0] if reading.proposals else ()
+    parsed = parse(text, Grammar.of(policy), evaluated, form)
+    return soft, bool(parsed.proposals), parsed.proposals[0] if parsed.proposals else ()
 
 
 def normalized(value: Float[Array, "P n"], low: Float[Array, "P 1"], high: Float[Array, "P 1"]) -> Float[Array, "P n"]:

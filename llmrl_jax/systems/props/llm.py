@@ -26,12 +26,12 @@ from llmrl_jax.systems.props.prompts import (
     improved,
 )
 from llmrl_jax.systems.props.proposals import (
-    Asking,
     Grammar,
+    QuerySettings,
     Record,
     Repeat,
     as_candidates,
-    ask_until_read,
+    ask_until_parsed,
     best_of,
     parse,
     rows_of,
@@ -76,7 +76,7 @@ class HostOptimizer(Checked):
     def ask(self, state: HostState) -> tuple[Float[Array, "P n"], HostState]:
         """The next candidates: first the warm-up's, then the model's. `state.record` describes their origin.
 
-        **Raises:** `NoProposal`, see `Asking`; `ChatError` if the model gives no reply (`state` remains valid);
+        **Raises:** `NoProposal`, see `QuerySettings`; `ChatError` if the model gives no reply (`state` remains valid);
         `ValueError` after the last iteration stated in prompts.
         """
         iteration = state.iteration(self.warmup)
@@ -152,9 +152,9 @@ class LanguageModelOptimizer(HostOptimizer):
     """Format of a reply; None: `Grammar.of` the policy, for the number of proposals requested in the prompt."""
     view: HistoryView = field(default_factory=HistoryView)
     form: Format = field(default_factory=Format)
-    asking: Asking = field(default_factory=Asking)
+    query: QuerySettings = field(default_factory=QuerySettings)
     repeat: Repeat = "best"
-    """The policy that `asking.on_failure` repeats."""
+    """The policy that `query.on_failure` repeats."""
     warmup: NonNegativeInt = 20
     """Number of random policies evaluated first (`Policy.sample`); 0: none."""
     count: Callable[[str], int] = estimate_tokens
@@ -170,7 +170,7 @@ class LanguageModelOptimizer(HostOptimizer):
                 f"the prompt asks for {proposals} proposals of {size} parameters, the grammar reads "
                 f"{self.reads.proposals} of {self.reads.num_params}; make them the same"
             )
-        self.asking.check_length(proposals * self.count(self.form.params([self.policy.low] * size)))
+        self.query.check_length(proposals * self.count(self.form.params([self.policy.low] * size)))
 
     @property
     def name(self) -> str:
@@ -195,23 +195,23 @@ class LanguageModelOptimizer(HostOptimizer):
         shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
         text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
         evaluated = {self.form.texts(row.params) for row in state.rows}
-        (answer,) = ask_until_read(
+        (answer,) = ask_until_parsed(
             self.model,
-            [self.asking.request([Message("user", text)], key)],
+            [self.query.request([Message("user", text)], key)],
             [lambda reply: parse(reply, self.reads, evaluated, self.form)],
-            self.asking.retries,
+            self.query.retries,
         )
-        reading = answer.reading
+        parsed = answer.parsed
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
-        if not reading.proposals:
+        if not parsed.proposals:
             again = best_of(state.rows) if self.repeat == "best" else (state.rows or (None,))[-1]
-            return self.asking.give_up(self.model.name, again, state.failures, record)
+            return self.query.give_up(self.model.name, again, state.failures, record)
         record |= {
-            "outcome": "partial" if reading.problems else "proposed",
-            "proposals": [list(params) for params in reading.proposals],
-            "explanation": reading.explanation,
+            "outcome": "partial" if parsed.problems else "proposed",
+            "proposals": [list(params) for params in parsed.proposals],
+            "explanation": parsed.explanation,
         }
-        return list(reading.proposals), record
+        return list(parsed.proposals), record
 
 
 # --- EvoLLM -----------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class EvoLLM(HostOptimizer):
     block: NonNegativeInt = 0
     """Parameters per question; 0: all in one."""
     view: HistoryView = field(default_factory=lambda: HistoryView(top=10, last=10, order="ascending"))
-    asking: Asking = field(default_factory=Asking)
+    query: QuerySettings = field(default_factory=QuerySettings)
     warmup: PositiveInt = 20
     """Number of random policies evaluated first (`Policy.sample`)."""
     count: Callable[[str], int] = estimate_tokens
@@ -250,7 +250,7 @@ class EvoLLM(HostOptimizer):
         if self.view.order != "ascending":
             raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
         size = self.block or self.policy.num_params
-        self.asking.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
+        self.query.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
 
     @property
     def iterations(self) -> int:
@@ -284,11 +284,11 @@ class EvoLLM(HostOptimizer):
             size = len(best.params[part])
             history = self.view.render(rows, self.form, self.count)
             text = prompt.render(history, iteration, size=size, target=target, block=i + 1, blocks=len(self.blocks))
-            requests.append(self.asking.request([Message("user", text)], jax.random.fold_in(key, i)))
+            requests.append(self.query.request([Message("user", text)], jax.random.fold_in(key, i)))
             grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")
             parses.append(lambda reply, grammar=grammar: parse(reply, grammar))
-        answers = ask_until_read(self.model, requests, parses, self.asking.retries)
-        unread = [i for i, answer in enumerate(answers) if not answer.reading.proposals]
+        answers = ask_until_parsed(self.model, requests, parses, self.query.retries)
+        unread = [i for i, answer in enumerate(answers) if not answer.parsed.proposals]
         record = {
             "optimizer": self.name,
             "iteration": iteration,
@@ -297,8 +297,8 @@ class EvoLLM(HostOptimizer):
         }
         if unread:
             record["unread"] = unread
-            return self.asking.give_up(self.model.name, best, state.failures, record)
-        mean = [value for answer in answers for value in grid.decode(answer.reading.proposals[0])]
+            return self.query.give_up(self.model.name, best, state.failures, record)
+        mean = [value for answer in answers for value in grid.decode(answer.parsed.proposals[0])]
         candidates = self._around(jnp.asarray(mean, jnp.float32), jax.random.fold_in(key, len(self.blocks)))
         return candidates, {**record, "outcome": "proposed", "mean": mean, "proposals": [list(c) for c in candidates]}
 

@@ -54,7 +54,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedReply:
     """A parsed reply."""
 
     proposals: tuple[tuple[float, ...], ...]
@@ -67,12 +67,12 @@ class Reading:
     """The lines that are not proposals."""
 
 
-class UnreadProposals(ValueError):
+class InvalidReply(ValueError):
     """A reply that does not match the grammar; the message is for the model."""
 
-    def __init__(self, reading: Reading):
-        self.reading = reading
-        messages = [problem.message for problem in reading.problems]
+    def __init__(self, parsed: ParsedReply):
+        self.parsed = parsed
+        messages = [problem.message for problem in parsed.problems]
         more = f"; and {len(messages) - NAMED} more" if len(messages) > NAMED else ""
         super().__init__("; ".join(messages[:NAMED]) + more)
 
@@ -123,7 +123,7 @@ class Grammar(Checked):
 
 def parse(
     text: str, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = (), form: Format | None = None
-) -> Reading:
+) -> ParsedReply:
     """Parse a reply.
 
     **Arguments:** `text`; `grammar`; `evaluated`, the policies evaluated so far, as written by `Format.texts`; `form`,
@@ -162,7 +162,7 @@ def parse(
         problems.append(Problem("none", f'the reply has no line of the form "{line}"'))
     elif len(groups) < grammar.proposals:
         problems.append(Problem("few", f"the reply has {len(groups)} proposals, not {grammar.proposals}"))
-    return Reading(tuple(proposals), tuple(problems), tuple(notes), "\n".join(prose).strip())
+    return ParsedReply(tuple(proposals), tuple(problems), tuple(notes), "\n".join(prose).strip())
 
 
 @dataclass
@@ -280,17 +280,17 @@ def _decimals(text: str) -> int:
     return max(0, -int(exponent) - (len(written) - len(significant))) if significant else 0
 
 
-def _published(text: str, grammar: Grammar) -> Reading:
+def _published(text: str, grammar: Grammar) -> ParsedReply:
     """See `Grammar.compat`; props reference, section 3.3."""
     lines = text.split("\n")
     line = lines[0 if grammar.take == "first" else -1]
     values = tuple(float(value) for _, value in _PUBLISHED.findall(line))
     if len(values) != grammar.num_params:
         message = f"the {grammar.take} line holds {len(values)} parameters, not {grammar.num_params}"
-        return Reading((), (Problem("missing", message),), (), text)
+        return ParsedReply((), (Problem("missing", message),), (), text)
     if huge := [i for i, value in enumerate(values) if not abs(value) <= LARGEST]:
-        return Reading((), (Problem("number", f"{_names(huge)} is not a finite number in float32"),), (), text)
-    return Reading((values,), (), (), "\n".join(lines[1:] if grammar.take == "first" else lines[:-1]).strip())
+        return ParsedReply((), (Problem("number", f"{_names(huge)} is not a finite number in float32"),), (), text)
+    return ParsedReply((values,), (), (), "\n".join(lines[1:] if grammar.take == "first" else lines[:-1]).strip())
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class NoProposal(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Asking(Checked):
+class QuerySettings(Checked):
     """Settings of queries and retries."""
 
     temperature: float | None = 1.0
@@ -374,19 +374,19 @@ class Asking(Checked):
 class Answer:
     """The result of one request and its retries."""
 
-    reading: Reading
+    parsed: ParsedReply
     """The last reply if it has no problems; else the reply with the most accepted proposals."""
     messages: tuple[Message, ...]
     """The messages from the request's last one on, including the last reply without its thoughts."""
     record: Record
 
 
-def ask_until_read(
+def ask_until_parsed(
     model: ChatModel,
     requests: Sequence[ChatRequest],
-    parses: Sequence[Callable[[str], Reading]],
+    parses: Sequence[Callable[[str], ParsedReply]],
     retries: int,
-    again: Callable[[Reading], str] | None = None,
+    again: Callable[[ParsedReply], str] | None = None,
 ) -> list[Answer]:
     """Query, parse, and query again with the errors if there are problems.
 
@@ -395,8 +395,8 @@ def ask_until_read(
     model's context is not sent: the retries end, which is recorded (`retries_ended`).
     **Raises:** `ChatError` if a request gets no reply.
     """
-    again = again or (lambda reading: REPAIR.format(error=UnreadProposals(reading)))
-    readings: list[list[Reading]] = [[] for _ in requests]
+    again = again or (lambda parsed: REPAIR.format(error=InvalidReply(parsed)))
+    parsed_replies: list[list[ParsedReply]] = [[] for _ in requests]
     attempts: list[list[Record]] = [[] for _ in requests]
     ended: dict[int, ChatRequest] = {}
     overflows: dict[int, Record] = {}
@@ -405,23 +405,23 @@ def ask_until_read(
         answered = waiting
         waiting = {}
         for i, outcome in zip(answered, outcomes_of(model, list(answered.values()))):
-            if isinstance(outcome, ContextExceeded) and readings[i]:
+            if isinstance(outcome, ContextExceeded) and parsed_replies[i]:
                 overflows[i] = {"retries_ended": str(outcome)}
                 continue
             if isinstance(outcome, ChatError):
                 raise outcome
-            reading = parses[i](outcome.text)
-            readings[i].append(reading)
-            attempts[i].append(_attempt(outcome, reading))
+            parsed = parses[i](outcome.text)
+            parsed_replies[i].append(parsed)
+            attempts[i].append(_attempt(outcome, parsed))
             ended[i] = answered[i].then(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
-            if reading.problems:
-                waiting[i] = ended[i].then(Message("user", again(reading)))
+            if parsed.problems:
+                waiting[i] = ended[i].then(Message("user", again(parsed)))
         if not waiting:
             break
     answers = []
     for i, request in enumerate(requests):
-        last = readings[i][-1]
-        best = last if not last.problems else max(readings[i], key=lambda reading: len(reading.proposals))
+        last = parsed_replies[i][-1]
+        best = last if not last.problems else max(parsed_replies[i], key=lambda parsed: len(parsed.proposals))
         dialogue = ended[i].messages[len(request.messages) - 1 :]
         prompt = [asdict(message) for message in request.messages]
         record = {"prompt": prompt, "seed": request.seed, "attempts": attempts[i], **overflows.get(i, {})}
@@ -429,14 +429,14 @@ def ask_until_read(
     return answers
 
 
-def _attempt(reply: ChatReply, reading: Reading) -> Record:
+def _attempt(reply: ChatReply, parsed: ParsedReply) -> Record:
     return {
         "reply": reply.text,
         "model": reply.model,
         "finish_reason": reply.choices[0].finish_reason,
-        "proposals": [list(params) for params in reading.proposals],
-        "problems": [asdict(problem) for problem in reading.problems],
-        "notes": list(reading.notes),
+        "proposals": [list(params) for params in parsed.proposals],
+        "problems": [asdict(problem) for problem in parsed.problems],
+        "notes": list(parsed.notes),
         "usage": None if reply.usage is None else asdict(reply.usage),
         "seconds": reply.seconds,
         "cached": bool(reply.cached),

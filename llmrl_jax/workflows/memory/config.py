@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from llmrl_jax import lm
 from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, nearest
-from llmrl_jax.lm.attention import Attention
+from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.parallel.absent import Target
 
 

@@ -21,7 +21,7 @@ FIT = "lm fit --model {model} --length 8 --new-tokens 4"
 WEIGHTS = "model/model.safetensors"
 READ = r"jit\(<lambda>\)|broadcast_in_dim"
 """Programs of a few lines that place weights on the device."""
-KEYS = r"jit\((stage|_threefry_\w+|convert_element_type)\)"
+KEYS = r"jit\((stage|unstack|_threefry_\w+|convert_element_type)\)"
 """Programs of a few lines that make random keys."""
 
 

@@ -60,7 +60,7 @@ def test_mixed_precision_is_the_models_and_bounds_the_first_ratio_as_bfloat16_do
     policy = glam.policy
     assert glam.learner().compiler_options == exact_rounding(jnp.bfloat16)
     assert build(TINY).learner().compiler_options == {}
-    assert (policy.model.dtype, policy.model.factors) == (jnp.float32, jnp.bfloat16)
+    assert (policy.model.dtype, policy.model.matmul_dtype) == (jnp.float32, jnp.bfloat16)
     assert ratio_bound(policy, None) == RATIO_BOUNDS["bfloat16"]
 
 

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file, save_file
 from envs_jax.text import Literal, Phrasebook, Prompt
 from llmrl_jax.core.packaged import MINILM
 from llmrl_jax.lm import encoder_weights
-from llmrl_jax.lm.encoder import Bert, BertConfig, SentenceEncoder, check_options, look_up, phrase_table
+from llmrl_jax.lm.encoder import Bert, BertConfig, HashedEncoder, SentenceEncoder, check_options, look_up, phrase_table
 from llmrl_jax.lm.encoder_weights import load_encoder, load_minilm
-from llmrl_jax.lm.hashed import HashedEncoder
 from llmrl_jax.parallel import make_mesh
 from tests.parity.encoder_cases import BY_NAME, CASES, RECORDED, TEXTS, VOCABULARY, EncoderCase, inputs
 

@@ -15,7 +15,7 @@ from scipy import stats
 
 from envs_jax.tracing import tracing_for
 from llmrl_jax.lm import Llama, LlamaConfig, LoRAConfig, WordTokenizer
-from llmrl_jax.lm.cache import UNROLLED, Branches, Cache
+from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState
 from llmrl_jax.lm.generate import Finish, generate, stream
 from llmrl_jax.lm.sampling import SamplingConfig, process
 from llmrl_jax.lm.stops import StopStrings
@@ -268,7 +268,7 @@ def test_bfloat16_is_kept_in_the_cache_and_float32_in_what_comes_out():
     fixed, traced, keys = module._prepare(low, TOKENS, LENGTHS, KEY, SAMPLED, None, None)
     begin = functools.partial(module._begin, low, fixed)
     state = jax.eval_shape(begin, low.abstract(), traced, None, TOKENS, LENGTHS, keys)
-    for x in jax.tree.leaves((state.branches.keys, state.branches.prompt_values)):
+    for x in jax.tree.leaves((state.cache.keys, state.cache.prompt_values)):
         assert x.dtype == jnp.bfloat16
     state = jax.eval_shape(functools.partial(module.advance, low, fixed), low.abstract(), traced, None, state, 8)
     assert state.out.log_probs.dtype == state.out.sampled_log_probs.dtype == jnp.float32
@@ -326,7 +326,7 @@ def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
     how = SamplingConfig(12, samples=2)
     expected = generate(model, variables, TOKENS, LENGTHS, KEY, how)
     with tracing_for("gpu"):
-        layers = model.apply(variables, method=Llama.each_layer)
+        layers = model.apply(variables, method=Llama.unstacked_weights)
         kernel = layers[0][0]["self_attn"]["q_proj+k_proj+v_proj"]["kernel"]
         assert len(layers) == 6 and kernel.shape == (16, 4 * 6 + 2 * 2 * 6)
         found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
@@ -342,7 +342,7 @@ def test_decoding_from_heads_side_by_side_gives_the_same_continuations(samples):
     how = SamplingConfig(12, samples=samples)
     expected = generate(model, variables, TOKENS, LENGTHS, KEY, how)
     with tracing_for("tpu"):
-        branches = Branches.create(Cache.create(model.config, 3, 9), LENGTHS, samples, 12)
+        branches = DecodeState.create(Cache.create(model.config, 3, 9), LENGTHS, samples, 12)
         assert branches.merged and branches.keys.shape == (6, 3 * samples, 12, 2 * 6)
         found = generate(model, variables, TOKENS, LENGTHS, KEY, how)
     np.testing.assert_array_equal(found.tokens, expected.tokens)

@@ -56,8 +56,7 @@ def same(params, tensors, config):
 
 def written(params, config):
     from llmrl_jax.lm import declare
-    from llmrl_jax.lm.saving import hf_tensor
-    from llmrl_jax.lm.weights import layer_names
+    from llmrl_jax.lm.weights import hf_tensor, layer_names
 
     leaves, structure = jax.tree.flatten(declare.declare(config), is_leaf=declare.is_leaf)
     return {

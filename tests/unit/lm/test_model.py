@@ -154,3 +154,19 @@ def test_value_head_by_hand():
     sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
     want = 2 * sigmoid(2 * sigmoid(6.0 + 1) + 1) + 1
     np.testing.assert_allclose(head.apply(params, hidden), [want], rtol=1e-6)
+
+
+def test_the_gradient_of_adapters_multiplies_little_more_than_twice_the_forward_pass():
+    """4N for a step where nothing of the base is trained: the gradients of its matrices are not computed."""
+    config = lm.LlamaConfig(16, 128, 256, 6, 4, 4, max_position_embeddings=64)
+    model = lm.Llama(config, lora=lm.LoRAConfig(rank=2, alpha=2.0, targets=lm.lora.TARGETS), unroll=6)
+    shapes = model.abstract()
+    tokens = jax.ShapeDtypeStruct((8, 32), jnp.int32)
+
+    def loss(lora, params, tokens):
+        return jnp.sum(model.apply({"params": params, "lora": lora}, tokens).logits ** 2)
+
+    def flops(function):
+        return jax.jit(function).lower(shapes["lora"], shapes["params"], tokens).compile().cost_analysis()["flops"]
+
+    assert flops(jax.grad(loss)) < 2.5 * flops(loss)

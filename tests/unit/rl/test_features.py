@@ -9,8 +9,7 @@ import pytest
 
 from envs_jax import spaces
 from llmrl_jax.rl.branches import SymbolLayer
-from llmrl_jax.rl.features import Symbols, one_hots, plane_sizes
-from llmrl_jax.rl.networks import dense
+from llmrl_jax.rl.networks import Symbols, dense, one_hots, plane_sizes
 
 
 SIZES = (4, 3)

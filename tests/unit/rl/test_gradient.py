@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 
+from llmrl_jax.kernels.flat_tree import FlatTree
 from llmrl_jax.rl.gradient import (
-    FlatTree,
     accumulate,
     apply_gradients,
     clip,
@@ -129,25 +129,3 @@ def test_annotations_are_resolved(limit, traced):
     found = traced_floats(make_dataclass("Plain", fields, frozen=True)())
     assert set(found) == traced and all(x.dtype == jnp.float32 and x.shape == () for x in found.values())
     assert float(found["scale"]) == 2.0
-
-
-def test_a_small_tree_is_one_vector_and_back():
-    flat = FlatTree(GRADS)
-    np.testing.assert_array_equal(flat.flatten(GRADS), [3, 0, 4])
-    jax.tree.map(np.testing.assert_array_equal, flat.restore(flat.flatten(GRADS)), GRADS)
-    moments = optax.scale_by_adam().init(GRADS)
-    assert flat.flatten_moments(moments).mu.shape == (3,)
-    assert jax.tree.structure(flat.restore_moments(flat.flatten_moments(moments))) == jax.tree.structure(moments)
-
-
-@pytest.mark.parametrize(
-    ("tree", "allowed"),
-    [
-        (GRADS, False),
-        ({"a": jnp.zeros(2), "b": jnp.zeros(2, jnp.bfloat16)}, True),
-        ({"a": jax.ShapeDtypeStruct((100_001,), jnp.float32)}, True),
-    ],
-)
-def test_other_trees_stay_as_they_are(tree, allowed):
-    flat = FlatTree(tree, allowed=allowed)
-    assert not flat.flattens and flat.flatten(tree) is tree and flat.restore(tree) is tree

@@ -1,4 +1,4 @@
-"""Layers: against PyTorch's equations by hand, against torch, and against XLA's convolution."""
+"""Layers: against PyTorch's equations by hand, and against torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmrl_jax.rl.layers import GRU, Conv, convolve
+from llmrl_jax.kernels.products import convolution_reference
+from llmrl_jax.rl.layers import GRU, Conv
 from tests.gru import gru_by_hand
 
 
@@ -44,31 +45,15 @@ def test_gru_is_torchs():
     np.testing.assert_allclose(GRU(6).apply({"params": params}, x, lengths), expected, atol=1e-6)
 
 
-def by_xla(x, kernel):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), [(1, 1), (1, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_convolution_is_xlas_and_so_is_its_gradient(size):
-    a, b, c = jax.random.split(jax.random.key(0), 3)
-    x, kernel = jax.random.normal(a, (2, 6, 5, 3)), jax.random.normal(b, (size, size, 3, 4))
-    out, theirs = convolve(x, kernel), by_xla(x, kernel)
-    np.testing.assert_allclose(out, theirs, atol=1e-5)
-    weight = jax.random.normal(c, out.shape)
-    ours, wanted = (
-        jax.grad(lambda x, k, f=f: jnp.sum(weight * f(x, k)), (0, 1))(x, kernel) for f in (convolve, by_xla)
-    )
-    for mine, xlas in zip(ours, wanted):
-        np.testing.assert_allclose(mine, xlas, atol=1e-4)
-
-
 def test_a_layer_of_convolutions_has_its_bias_and_any_batch():
     x = jax.random.normal(jax.random.key(0), (3, 2, 4, 4, 1))
     module = Conv(5, 3)
     params = module.init(jax.random.key(1), x)["params"]
     out = module.apply({"params": params}, x)
     assert out.shape == (3, 2, 4, 4, 5) and float(jnp.abs(params["kernel"]).max()) <= 1 / 3
-    np.testing.assert_allclose(out[1, 1], by_xla(x[1, 1:2], params["kernel"])[0] + params["bias"], atol=1e-5)
+    np.testing.assert_allclose(
+        out[1, 1], convolution_reference(x[1, 1:2], params["kernel"])[0] + params["bias"], atol=1e-5
+    )
 
 
 def test_it_reads_the_parameters_of_flaxs_layer():

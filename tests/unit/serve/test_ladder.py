@@ -96,7 +96,7 @@ def test_several_answers_take_memory_for_their_own_length(served):
     sampler = Sampler(served, 4, programs)
     shapes = []
     programs.advance = lambda state, *given: (
-        shapes.append(state.branches.values[0].shape) or Programs.advance(programs, state, *given)
+        shapes.append(state.cache.values[0].shape) or Programs.advance(programs, state, *given)
     )
     ask = Ask(tuple(range(3, 70)), Sampling(9, n=3, seed=4))
     found = list(sampler.run([ask]))[-1]

@@ -27,12 +27,12 @@ from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Format, Row, Trajectory, fill, load, render_rows
 from llmrl_jax.systems.props.proposals import (
     NUMBER,
-    Asking,
     Grammar,
+    InvalidReply,
+    ParsedReply,
     Problem,
-    Reading,
-    UnreadProposals,
-    ask_until_read,
+    QuerySettings,
+    ask_until_parsed,
     parse,
 )
 
@@ -57,8 +57,8 @@ def published_grammar(policy: Policy, **options: Any) -> Grammar:
 class LegacyOptimizer(HostOptimizer):
     """A dialogue: the matrix and its reward are shown, and a better one is requested.
 
-    The first matrix is random. If a reply cannot be parsed, its conversion is requested, at most `asking.retries`
-    times; if that fails too, `asking.on_failure` applies: "repeat" evaluates the last policy again (as published, there
+    The first matrix is random. If a reply cannot be parsed, its conversion is requested, at most `query.retries`
+    times; if that fails too, `query.on_failure` applies: "repeat" evaluates the last policy again (as published, there
     silently). Failed turns are not added to the dialogue.
     """
 
@@ -72,7 +72,7 @@ class LegacyOptimizer(HostOptimizer):
     grammar: Grammar | None = None
     """Valid numbers; None: `published_grammar`."""
     form: Format = field(default_factory=Format)
-    asking: Asking = field(default_factory=lambda: Asking(retries=3))
+    query: QuerySettings = field(default_factory=lambda: QuerySettings(retries=3))
     use_replay_buffer: bool = False
     """Show `buffer_rows` consecutive steps of one random evaluation episode."""
     buffer_rows: PositiveInt = 100
@@ -143,18 +143,18 @@ class LegacyOptimizer(HostOptimizer):
         last = state.rows[-1]
         earlier = () if self.reset_llm_conversation else state.messages
         question = self._question(iteration, last, self._buffer(state, key))
-        request = self.asking.request([*self._system(), *earlier, question], key)
+        request = self.query.request([*self._system(), *earlier, question], key)
 
-        def convert(reading) -> str:
-            return self._conversion(str(UnreadProposals(reading)))
+        def convert(parsed) -> str:
+            return self._conversion(str(InvalidReply(parsed)))
 
         evaluated = {self.form.texts(row.params) for row in state.rows}
         parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, evaluated, self.form)]
-        (answer,) = ask_until_read(self.model, [request], parses, self.asking.retries, convert)
+        (answer,) = ask_until_parsed(self.model, [request], parses, self.query.retries, convert)
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
-        if not answer.reading.proposals:
-            return self.asking.give_up(self.model.name, last, state.failures, record)
-        proposals = list(answer.reading.proposals)
+        if not answer.parsed.proposals:
+            return self.query.give_up(self.model.name, last, state.failures, record)
+        proposals = list(answer.parsed.proposals)
         record |= {"outcome": "proposed", "proposals": [list(p) for p in proposals]}
         return proposals, record | {"dialogue": [asdict(message) for message in answer.messages]}
 
@@ -257,7 +257,7 @@ def find_matrices(text: str) -> list[list[list[str]]]:
 
 def parse_matrix(
     text: str, policy: Policy, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = (), form: Format | None = None
-) -> Reading:
+) -> ParsedReply:
     """Parse the matrix of a reply: the last one of the right size.
 
     **Arguments:** `grammar`, for its valid numbers; `evaluated` and `form`, as for `parse`.
@@ -269,6 +269,6 @@ def parse_matrix(
         sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in blocks[-3:])
         one = f"its matrix is {sizes}" if blocks else "it has no matrix"
         actual = f"its matrices are {sizes}" if len(blocks) > 1 else one
-        return Reading((), (Problem("form", f"{actual}, where {rows}x{columns} was asked for"),), (), text)
+        return ParsedReply((), (Problem("form", f"{actual}, where {rows}x{columns} was asked for"),), (), text)
     cells = np.asarray(right[-1]).ravel().tolist()
     return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, evaluated, form)

@@ -18,7 +18,7 @@ from llmrl_jax.advice.sandbox import Program, Spec
 from llmrl_jax.advice.sandbox.spec import Part
 from llmrl_jax.advice.sandbox.stablehlo import lower
 from llmrl_jax.advice.sandbox.trace import trace
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.systems.bkrl import goals, potentials
 from llmrl_jax.systems.bkrl.build import observed_parts

@@ -12,7 +12,7 @@ from flax import struct
 from PIL import Image
 
 from llmrl_jax.agents.play import Episode
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.report.video import INDENT, MARGIN, PANEL, SIDE, TEXT, Section, draw_panel, fitted, font, scaled
 from llmrl_jax.systems.ellm import eval
 from llmrl_jax.systems.ellm.open_goals import start_goals

@@ -15,14 +15,14 @@ import envs_jax
 from envs_jax.housekeep import expert_action
 from envs_jax.housekeep.constants import FREE, FURNITURE, UNSEEN, WALL
 from envs_jax.testing import check_contract
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.options.settings import draft
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.systems.ellm import closed_goals, eval, housekeep
 from llmrl_jax.systems.ellm.build import Ellm, build, make_world
 from llmrl_jax.systems.ellm.closed_goals import pick_caption, store_caption
 from llmrl_jax.systems.ellm.config import HOUSEKEEP_MACRO, EllmConfig
-from llmrl_jax.systems.ellm.goals import goal_spec_for, unpacked
+from llmrl_jax.systems.ellm.goals import GoalWrapper, goal_spec_for, unpacked
 from llmrl_jax.systems.ellm.train import on_task
 
 
@@ -314,7 +314,7 @@ def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys)
     env, spec = world()
     assert spec.fixed_start
 
-    def make_player(env, policy, episodes):
+    def make_goal_evaluator(env, policy, episodes):
         def play(*args, greedy=False):
             numbers = np.zeros(episodes, np.float32)
             tally, none = np.zeros((episodes, 2, 4), np.int32), np.zeros((episodes, 0), bool)
@@ -325,13 +325,13 @@ def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys)
         return play
 
     state = SimpleNamespace(params=(), frozen=(), runner=SimpleNamespace(env_params=()))
-    monkeypatch.setattr(eval, "make_player", make_player)
+    monkeypatch.setattr(eval, "make_goal_evaluator", make_goal_evaluator)
     for config, start, wanted in (
         (CONFIG, spec, 1),
         (replace(CONFIG, suggester="uniform"), spec, 5),  # goals differ
         (CONFIG, replace(spec, fixed_start=False), 5),
     ):
-        env = SimpleNamespace(spec=start)
+        env = draft(GoalWrapper, {"spec": start})
         made = draft(Ellm, {"config": config, "env": env, "policy": None})
         monkeypatch.setattr(eval, "load_run", lambda *_, made=made: (None, made, state, 3))
         found = eval.evaluate(tmp_path, episodes=5)

@@ -13,7 +13,7 @@ import pytest
 from llmrl_jax.chat import Budget, Budgeted, ChatReply, Choice
 from llmrl_jax.chat.protocol import BudgetExceeded
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.lm.hashed import HashedEncoder
+from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.systems.ellm import open_goals as g, prompts
 from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester

@@ -15,7 +15,7 @@ from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Format, Grid, HistoryView, ProposalPrompt, Transition
-from llmrl_jax.systems.props.proposals import Asking, Grammar, NoProposal
+from llmrl_jax.systems.props.proposals import Grammar, NoProposal, QuerySettings
 from tests.props_says import Says, run
 
 
@@ -23,12 +23,12 @@ TWO = Policy("linear_nobias", 2, 1, False)
 KEY = jax.random.key(0)
 
 
-ONCE_MORE = Asking(retries=1)
+ONCE_MORE = QuerySettings(retries=1)
 
 
-def optimizer(*replies, proposals=1, asking=ONCE_MORE, warmup=2, **options):
+def optimizer(*replies, proposals=1, query=ONCE_MORE, warmup=2, **options):
     prompt = ProposalPrompt(TWO, 9, proposals=proposals)
-    return LanguageModelOptimizer(Says(*replies), prompt, asking=asking, warmup=warmup, **options)
+    return LanguageModelOptimizer(Says(*replies), prompt, query=query, warmup=warmup, **options)
 
 
 def warm(opt, values=(1.0, 2.0), **told):
@@ -94,7 +94,7 @@ def test_several_proposals_and_what_is_left_of_them():
 
 def test_failing_has_a_named_end():
     def fail(on_failure, failures=10):
-        opt = optimizer(*["no"] * 8, asking=Asking(retries=1, on_failure=on_failure, failures=failures))
+        opt = optimizer(*["no"] * 8, query=QuerySettings(retries=1, on_failure=on_failure, failures=failures))
         return opt, warm(opt)
 
     opt, (first, state) = fail("skip", failures=1)
@@ -129,8 +129,8 @@ def test_retries_end_where_they_do_not_fit_any_more():
                 raise ContextExceeded("400 tokens, and the context is 320")
             return super().complete(requests)
 
-    asking = Asking(retries=4, failures=1)
-    opt = LanguageModelOptimizer(Small("no", "no", "params[0]: 1; params[1]: 1"), ProposalPrompt(TWO), asking=asking)
+    query = QuerySettings(retries=4, failures=1)
+    opt = LanguageModelOptimizer(Small("no", "no", "params[0]: 1; params[1]: 1"), ProposalPrompt(TWO), query=query)
     _, state = warm(opt, values=(1.0,) * opt.warmup)
     params, state = opt.ask(state)
     assert params.shape == (0, 2) and state.record["outcome"] == "skipped" and len(state.record["attempts"]) == 1
@@ -197,7 +197,7 @@ def test_what_is_told_is_checked():
     ("options", "match"),
     [
         ({"grammar": Grammar(3, -6, 6, 1)}, "asks for 1 proposals of 2 parameters, the grammar reads 1 of 3"),
-        ({"asking": Asking(max_tokens=5)}, "takes about .* tokens and max_tokens is 5"),
+        ({"query": QuerySettings(max_tokens=5)}, "takes about .* tokens and max_tokens is 5"),
         ({"warmup": -1}, "warmup is -1"),
         ({"form": Format(grid=Grid(-6.0, 6.0))}, "it is for EvoLLM"),
     ],
@@ -226,9 +226,11 @@ TABLE = Policy("table", 2, 8, True, 0.0, 7.0, 0, "box")
 @pytest.mark.parametrize(
     "opt",
     [
-        LanguageModelOptimizer(Drifts(), ProposalPrompt(TWO), warmup=3, asking=Asking(retries=0, on_failure="repeat")),
-        EvoLLM(Drifts(), TWO, resolution=500, warmup=3, block=0, asking=Asking(retries=0)),
-        EvoLLM(Drifts(), TABLE, warmup=3, asking=Asking(retries=0)),
+        LanguageModelOptimizer(
+            Drifts(), ProposalPrompt(TWO), warmup=3, query=QuerySettings(retries=0, on_failure="repeat")
+        ),
+        EvoLLM(Drifts(), TWO, resolution=500, warmup=3, block=0, query=QuerySettings(retries=0)),
+        EvoLLM(Drifts(), TABLE, warmup=3, query=QuerySettings(retries=0)),
         Polished(LanguageModelOptimizer(Drifts(), ProposalPrompt(TWO), warmup=3), make_numeric("cem", TWO), rounds=2),
     ],
     ids=["props", "evollm", "evollm-table", "polished"],

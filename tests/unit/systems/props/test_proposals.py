@@ -10,7 +10,7 @@ import pytest
 from llmrl_jax.systems.props.compat.legacy import find_matrices, parse_matrix, render_matrix
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Format
-from llmrl_jax.systems.props.proposals import Grammar, UnreadProposals, parse
+from llmrl_jax.systems.props.proposals import Grammar, InvalidReply, parse
 
 
 THREE = Grammar(3, -6.0, 6.0, 1)
@@ -19,10 +19,10 @@ FORM = Format()
 
 def read(text, grammar):
     """What a reply says; raises where anything is wrong with it."""
-    reading = parse(text, grammar)
-    if reading.problems:
-        raise UnreadProposals(reading)
-    return reading
+    parsed = parse(text, grammar)
+    if parsed.problems:
+        raise InvalidReply(parsed)
+    return parsed
 
 
 def test_what_is_rendered_is_read():
@@ -93,9 +93,9 @@ def test_forms_that_are_accepted(text):
     ],
 )
 def test_what_is_wrong_is_named(text, reason, message):
-    reading = parse(text, THREE)
-    assert reading.proposals == () and reason in [problem.reason for problem in reading.problems]
-    with pytest.raises(UnreadProposals) as caught:
+    parsed = parse(text, THREE)
+    assert parsed.proposals == () and reason in [problem.reason for problem in parsed.problems]
+    with pytest.raises(InvalidReply) as caught:
         read(text, THREE)
     assert message in str(caught.value)
 
@@ -148,15 +148,15 @@ def test_policies_for_range_and_decimals():
 
 
 def test_the_explanation_is_kept():
-    reading = read("Let me see.\nparams[0]: 1; params[1]: 2; params[2]: 3\nThe second grows.", THREE)
-    assert reading.explanation == "Let me see.\nThe second grows."
+    parsed = read("Let me see.\nparams[0]: 1; params[1]: 2; params[2]: 3\nThe second grows.", THREE)
+    assert parsed.explanation == "Let me see.\nThe second grows."
 
 
 def test_the_released_parser_is_an_option():
     """Numbers in order of appearance, indices not heeded, one line only (props reference, section 3.3)."""
     first = Grammar(2, -6, 6, 1, compat="paper")
     assert read("params[1]: 9, params[1]: -2.55\nwhy", first).proposals == ((9.0, -2.55),)
-    with pytest.raises(UnreadProposals, match="the first line holds 0 parameters, not 2"):
+    with pytest.raises(InvalidReply, match="the first line holds 0 parameters, not 2"):
         read("Sure!\nparams[0]: 1, params[1]: 2", first)
     assert read("thoughts\nparams[0]: 1 params[1]: 2", Grammar(2, 0, 3, 0, take="last", compat="paper")).proposals
 
@@ -174,9 +174,9 @@ def test_the_released_parser_is_an_option():
 )
 def test_hostile_text_is_read_in_good_time(text):
     started = time.process_time()
-    reading = parse(text, THREE)
-    assert not reading.proposals and reading.problems
-    assert len(str(UnreadProposals(reading))) < 200_000
+    parsed = parse(text, THREE)
+    assert not parsed.proposals and parsed.problems
+    assert len(str(InvalidReply(parsed))) < 200_000
     assert time.process_time() - started < 2
 
 
@@ -204,7 +204,7 @@ def test_matrices_come_back_in_the_order_of_parameters():
 
 
 def test_a_matrix_of_another_size_is_named():
-    reading = parse_matrix("1, 2, 3\n4, 5, 6", LINEAR, FREE)
-    assert reading.problems[0].message == "its matrix is 2x3, where 3x3 was asked for"
+    parsed = parse_matrix("1, 2, 3\n4, 5, 6", LINEAR, FREE)
+    assert parsed.problems[0].message == "its matrix is 2x3, where 3x3 was asked for"
     assert "it has no matrix" in parse_matrix("no", LINEAR, FREE).problems[0].message
     assert parse_matrix("1,2,nan\n4,5,6\n7,8,9", LINEAR, FREE).problems[0].reason == "number"

@@ -12,7 +12,7 @@ from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer
 from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import ProposalPrompt
-from llmrl_jax.systems.props.proposals import Asking
+from llmrl_jax.systems.props.proposals import QuerySettings
 from llmrl_jax.systems.props.scripted import PolicyAdviser
 
 
@@ -86,7 +86,7 @@ def test_sorted_integers_are_read():
 
 @pytest.mark.parametrize("reset", [True, False])
 def test_matrices_are_read(reset):
-    opt = LegacyOptimizer(ADVISER, CAR, reset_llm_conversation=reset, asking=Asking(retries=0))
+    opt = LegacyOptimizer(ADVISER, CAR, reset_llm_conversation=reset, query=QuerySettings(retries=0))
     best = search(opt, lambda x: -np.square(np.asarray(x)).sum(1), 30)
     assert np.isfinite(best) and (reset or best > -8.0)
 

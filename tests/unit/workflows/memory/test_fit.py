@@ -99,7 +99,7 @@ def test_sampling_counts_the_cache_once_and_in_parts(model):
         read = llama.apply(
             variables, tokens, lengths=lengths, cache=lm.Cache.create(CONFIG, 8, 16), at=lengths[:, None] - 1
         )
-        branches = lm.Branches.create(read.cache, lengths, 2, 8)
+        branches = lm.DecodeState.create(read.cache, lengths, 2, 8)
         return llama.apply(variables, jnp.zeros((8, 2), jnp.int32), branches, method=lm.Llama.decode)[1]
 
     part, whole = found.parts["cache"]

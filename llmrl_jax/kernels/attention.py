@@ -7,15 +7,18 @@ of a step. `cudnn` and `splash` are kernels of NVIDIA GPUs and of TPUs that neve
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.checks import nearest
 from envs_jax.tracing import cotangents, platform
-from llmrl_jax.lm.layers import KEPT, AnyArray, kept
 from llmrl_jax.parallel.partition import on_each_device
 
 
@@ -23,7 +26,25 @@ Attention = Literal["auto", "saved", "recomputed", "cudnn", "splash"]
 """`auto` is `saved` on a CPU; on a GPU `cudnn`, on a TPU `splash`, where they can do it, else `recomputed`."""
 
 
-class Source(NamedTuple):
+SAVED = "products"
+"""The name of what the gradient of a layer keeps from the forward pass; see `saved_product`."""
+
+
+def saved_product(x: jax.Array) -> jax.Array:
+    """Mark a product that took many multiplications, to be kept for the backward pass. Norms, rotations and activations
+    are computed once more there (selective recomputation, Korthikanti et al. 2022): cheaper than to write and to read
+    them."""
+    return checkpoint_name(x, SAVED)
+
+
+SAVE_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.save_only_these_names(SAVED),
+    lambda primitive, *_, **__: primitive.name.startswith("dot_product_attention_fwd"),
+)
+"""The policy of `jax.checkpoint` for a layer: it keeps each `saved_product`, and what cuDNN's backward pass reads."""
+
+
+class KeyValues(NamedTuple):
     """Keys and values that queries attend to. Without a batch axis they are shared by all rows, without repetition."""
 
     key: Float[Array, "*b t k h"]
@@ -51,46 +72,52 @@ class Source(NamedTuple):
         return self.key_axes or self.order
 
     @property
-    def seen(self) -> Bool[Array, "*b q t"] | None:
+    def visible(self) -> Bool[Array, "*b q t"] | None:
         """The mask with what `causal` adds to it; None: all keys."""
         if self.mask is not None or not self.causal:
             return self.mask
         steps = jnp.arange(self.key.shape[self.key_order.index("t")])
         return steps[:, None] >= steps
 
-    def dense(self) -> Source:
-        """The same with all that is seen in the mask, of which some queries may then be picked."""
-        return self._replace(mask=self.seen, causal=False, segments=None)
+    def select(self, select: Callable[[jax.Array], jax.Array]) -> KeyValues:
+        """The same for some of the queries, which `select` takes along axis 1 of the mask."""
+        mask = self.visible
+        mask = mask if mask is None or mask.ndim == 3 else mask[None]
+        return self._replace(mask=None if mask is None else select(mask), causal=False, segments=None)
 
 
-def within(window: int, queries: Int[AnyArray, "b q"], keys: Int[AnyArray, "c t"]) -> Bool[Array, "d q t"]:
+class Mask(NamedTuple):
+    """The keys that queries see in a layer without a sliding window, and in one with it."""
+
+    visible: Bool[Array, "*b q t"] | None
+    """None: all, or those that `KeyValues.causal` says."""
+    in_window: Bool[Array, "d q t"] | None = None
+    """The keys in the window; None: there is no window, or all keys are in it."""
+
+    def of_layer(self, has_window: Any = None) -> jax.Array | None:
+        """The mask of a layer with a window, if `has_window` (bool `[]`; None: as all layers)."""
+        mask, near = self
+        if near is None:
+            return mask
+        near = near if has_window is None else near | ~jnp.asarray(has_window)
+        return near if mask is None else mask & near
+
+
+def in_window(
+    window: int, queries: Int[Array | np.ndarray, "b q"], keys: Int[Array | np.ndarray, "c t"]
+) -> Bool[Array, "d q t"]:
     """Whether a key is among the last `window` positions up to and including the query's; `d` is `b` or `c`."""
     return jnp.asarray(keys)[:, None, :] > jnp.asarray(queries)[:, :, None] - window
 
 
-def windowed(mask: jax.Array | None, near: jax.Array | None, slides: Any) -> jax.Array | None:
-    """A mask restricted to the keys `near`, in layers with `slides` (None: in all layers)."""
-    if near is None:
-        return mask
-    near = near if slides is None else near | ~jnp.asarray(slides)
-    return near if mask is None else mask & near
-
-
-KEEP = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.save_only_these_names(KEPT),
-    lambda primitive, *_, **__: primitive.name.startswith("dot_product_attention_fwd"),
-)
-"""What the gradient of a layer keeps from the forward pass: what is `kept`, and what cuDNN's backward pass reads."""
-
-
 def check_attention(form: str) -> None:
     """**Raises** `ValueError` for an unknown form of attention, with the nearest."""
-    known = list(get_args(Attention))
-    if form not in known:
-        raise ValueError(f"there is no attention {form!r}{nearest(form, known)} (known: {', '.join(known)})")
+    forms = list(get_args(Attention))
+    if form not in forms:
+        raise ValueError(f"there is no attention {form!r}{nearest(form, forms)} (known: {', '.join(forms)})")
 
 
-def form_of(form: Attention, query: Float[Array, "b q n h"], source: Source) -> str:
+def form_of(form: Attention, query: Float[Array, "b q n h"], source: KeyValues) -> str:
     """The form that attention over one source takes: `form`, or the best of the device for `auto`."""
     if form != "auto":
         return form
@@ -104,7 +131,7 @@ def form_of(form: Attention, query: Float[Array, "b q n h"], source: Source) -> 
     return "recomputed"
 
 
-def cannot_cudnn(query: Float[Array, "b q n h"], source: Source) -> str:
+def cannot_cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> str:
     """Why cuDNN's attention cannot compute this; empty if it can.
 
     Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask, jax before 0.11.2 also writes the
@@ -123,7 +150,7 @@ def cannot_cudnn(query: Float[Array, "b q n h"], source: Source) -> str:
     return ""
 
 
-def cannot_splash(query: Float[Array, "b q n h"], source: Source) -> str:
+def cannot_splash(query: Float[Array, "b q n h"], source: KeyValues) -> str:
     """Why splash attention cannot compute this; empty if it can: causal, of at least 128 tokens or a multiple."""
     if not source.causal or (source.mask is not None and source.segments is None):
         return "its mask is causal, by segments at most"
@@ -132,7 +159,19 @@ def cannot_splash(query: Float[Array, "b q n h"], source: Source) -> str:
     return ""
 
 
-def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attention = "auto") -> Float[Array, "b q n h"]:
+def attention_reference(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b q n h"]:
+    """`attend` by its definition, over one source in the first order of axes."""
+    group = query.shape[2] // source.key.shape[2]
+    key, value = (jnp.repeat(x, group, axis=2) for x in (source.key, source.value))
+    scores = jnp.einsum("bqnh,btnh->bnqt", query, key) * query.shape[-1] ** -0.5
+    if (mask := source.visible) is not None:
+        scores = jnp.where(mask[:, None] if mask.ndim == 3 else mask, scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bnqt,btnh->bqnh", jax.nn.softmax(scores), value)
+
+
+def attend(
+    query: Float[Array, "b q n h"], sources: Sequence[KeyValues], form: Attention = "auto"
+) -> Float[Array, "b q n h"]:
     """Softmax attention over the union of several sources; scores and sums are float32.
 
     Heads are grouped: query head `n` reads key head `n // (N / K)` through one product, so keys and values are not
@@ -150,17 +189,15 @@ def attend(query: Float[Array, "b q n h"], sources: list[Source], form: Attentio
     chosen = form_of(form, query, source)
     if chosen in FUSED:
         return FUSED[chosen](query, source).astype(query.dtype)
-    key, value, mask = source.key, source.value, source.seen
+    key, value, mask = source.key, source.value, source.visible
     mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
     rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
-    attended = _attended if chosen == "saved" else _recomputed
-    out: Any = attended(
-        rows, jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1), mask if mask.ndim == 3 else mask[None]
-    )
+    key, value = jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1)
+    out: Any = _attended(chosen == "recomputed", rows, key, value, mask if mask.ndim == 3 else mask[None])
     return jnp.moveaxis(out.reshape(b, kv, q, n // kv, h), 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
-def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
+def _over_sources(query: Any, grouped: Any, sources: Sequence[KeyValues]) -> Any:
     """`attend` over any sources, of queries `[b, q, k, g, h]` grouped by the head that they read."""
     (b, q, n, h), kv = query.shape, grouped.shape[2]
     scores = []
@@ -173,12 +210,12 @@ def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
             s = jnp.moveaxis(s.reshape(b, q, *s.shape[1:]), 1, 2)
         else:
             s = _product_of(f"bqkgh,{source.key_order}->bkqgt", grouped, source.key)
-        if (seen := source.seen) is not None:
-            mask = seen[None] if seen.ndim == 2 else seen
+        if (mask := source.visible) is not None:
+            mask = mask[None] if mask.ndim == 2 else mask
             s = jnp.where(mask[:, None, :, None], s, jnp.finfo(jnp.float32).min)
         scores.append(s)
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
-    weights = [kept(jnp.exp(s - top)) for s in scores]
+    weights = [saved_product(jnp.exp(s - top)) for s in scores]
     total: Any = sum(w.sum(-1) for w in weights)
     out: Any = 0.0
     merged: dict[bool, Any] = {}  # sums over the columns of all heads, by whether each query has a row of its own
@@ -195,18 +232,18 @@ def _over_sources(query: Any, grouped: Any, sources: list[Source]) -> Any:
             out = out + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
     for alone, wide in merged.items():
         out = out + _of_own_head(wide, (b, kv, q, n // kv, h), alone)
-    out = kept(out) / total[..., None]
+    out = saved_product(out) / total[..., None]
     return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
 def _heads_of(rows: int, heads: int, size: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """For `rows` queries, those of each head in succession, against columns of all heads: which columns are those of a
     row's head, `[rows, heads size]`, and copies of its numbers for every head, `[size, heads size]`."""
-    mine = jnp.repeat(jnp.repeat(jnp.eye(heads, dtype=dtype), rows // heads, axis=0), size, axis=1)
-    return mine, jnp.tile(jnp.eye(size, dtype=dtype), heads)
+    own = jnp.repeat(jnp.repeat(jnp.eye(heads, dtype=dtype), rows // heads, axis=0), size, axis=1)
+    return own, jnp.tile(jnp.eye(size, dtype=dtype), heads)
 
 
-def _merged_scores(grouped: Any, source: Source) -> Any:
+def _merged_scores(grouped: Any, source: KeyValues) -> Any:
     """The scores `[b, k, q, g, t]` of queries `[b, q, k, g, h]` over keys whose heads lie side by side.
 
     Each query is filled up with zeros for the other heads: one product for all of them, of rows as wide as a tile, in
@@ -216,13 +253,13 @@ def _merged_scores(grouped: Any, source: Source) -> Any:
     alone = "r" in source.order
     rows = grouped.reshape(b * q, 1, k, g, h) if alone else grouped
     rows = jnp.moveaxis(rows, 1, 2).reshape(rows.shape[0], -1, h)
-    mine, copies = _heads_of(rows.shape[1], k, h, rows.dtype)
-    wide = jnp.einsum("bxh,hc->bxc", rows, copies, precision=jax.lax.Precision.HIGHEST) * mine
+    own, copies = _heads_of(rows.shape[1], k, h, rows.dtype)
+    wide = jnp.einsum("bxh,hc->bxc", rows, copies, precision=jax.lax.Precision.HIGHEST) * own
     s = _product_of("bxc,btc->bxt", wide, source.key)
     return jnp.moveaxis(s.reshape(b, q, k, g, -1), 1, 2) if alone else s.reshape(b, k, q, g, -1)
 
 
-def _merged_sums(weight: Any, source: Source, alone: bool) -> Any:
+def _merged_sums(weight: Any, source: KeyValues, alone: bool) -> Any:
     """Sums of values whose heads lie side by side, for all heads, by weights `[b, k, q, g, t]`: `[b, (k q g), (k h)]`;
     if each query has a row of its own, `[(b q), (k g), (k h)]`."""
     b, k, q, g, t = weight.shape
@@ -233,13 +270,14 @@ def _merged_sums(weight: Any, source: Source, alone: bool) -> Any:
 def _of_own_head(wide: Any, sizes: tuple[int, ...], alone: bool) -> Any:
     """Of `_merged_sums` those of each query's own head: `[b, k, q, g, h]`, which are `sizes`."""
     b, k, q, g, h = sizes
-    mine, copies = _heads_of(wide.shape[1], k, h, wide.dtype)
-    part = jnp.einsum("bxc,hc->bxh", wide * mine, copies, precision=jax.lax.Precision.HIGHEST)
+    own, copies = _heads_of(wide.shape[1], k, h, wide.dtype)
+    part = jnp.einsum("bxc,hc->bxh", wide * own, copies, precision=jax.lax.Precision.HIGHEST)
     return jnp.moveaxis(part.reshape(b, q, k, g, h), 1, 2) if alone else part.reshape(sizes)
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attended(
+    recompute: bool,
     query: Float[Array, "b k r h"],
     key: Float[Array, "b k t h"],
     value: Float[Array, "b k t h"],
@@ -249,85 +287,64 @@ def _attended(
 
     Its gradient is written out: two passes over the scores, where that of the operations has about ten. Axes are such
     that a product has one that it sums over: XLA would move the scores of several on a CPU.
+
+    **Arguments:** `recompute`, whether the backward pass gets the maximum and the total of each row, and computes the
+    weights of the softmax again from them; else it gets the weights.
     """
-    return _attended_forward(query, key, value, mask)[0]
+    return _attended_forward(recompute, query, key, value, mask)[0]
 
 
-def _attended_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
-    s = _product_of("bkrh,bkth->bkrt", query, key)
-    s = _where(mask, s, jnp.finfo(jnp.float32).min)
-    weight = kept(jnp.exp(s - jnp.max(s, axis=-1, keepdims=True)))
-    total = jnp.sum(weight, axis=-1, keepdims=True)
-    out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
-    return out, (query, key, value, mask, weight, total, out)
+def _attended_forward(recompute: bool, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
+    save_row, save_weight = (saved_product, _unmarked) if recompute else (_unmarked, saved_product)
+    s = _masked_scores(recompute, query, key, mask)
+    top = save_row(jnp.max(s, axis=-1, keepdims=True))
+    weight = save_weight(jnp.exp(s - top))
+    total = save_row(jnp.sum(weight, axis=-1, keepdims=True))
+    out = saved_product(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
+    return out, (query, key, value, mask, top if recompute else weight, total, out)
 
 
-def _attended_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
-    *inputs, mask, weight, total, out = saved
-    return _gradients(inputs, lambda scores: _where(mask, scores, 0.0), weight, total, out, change)
-
-
-def _gradients(inputs: Any, masked: Any, weight: Any, total: Any, out: Any, change: jax.Array) -> tuple[Any, ...]:
-    """The gradients of query, key, value and mask, from the softmax's weights before they are divided by their
-    `total`."""
-    query, key, value = inputs
-    narrow = (change / total).astype(value.dtype)
-    own = jnp.sum(narrow * out, axis=-1, keepdims=True)
-    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - own)
-    d_score = masked(d_score).astype(query.dtype)  # a row that sees no key has weights, and no gradient
+def _attended_backward(recompute: bool, saved: Any, d_out: jax.Array) -> tuple[Any, ...]:
+    query, key, value, mask, weight, total, out = saved
+    if recompute:
+        weight = jnp.exp(_masked_scores(recompute, query, key, mask) - weight)
+    narrow = (d_out / total).astype(value.dtype)
+    row = jnp.sum(narrow * out, axis=-1, keepdims=True)
+    d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - row)
+    # a row that sees no key has weights, and no gradient
+    d_score = _where(recompute, mask, d_score, 0.0).astype(query.dtype)
     d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
     d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
     d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
-    return *cotangents((d_query, d_key, d_value), tuple(inputs)), None
+    return *cotangents((d_query, d_key, d_value), (query, key, value)), None
 
 
 _attended.defvjp(_attended_forward, _attended_backward)
 
 
-@jax.custom_vjp
-def _recomputed(
-    query: Float[Array, "b k r h"],
-    key: Float[Array, "b k t h"],
-    value: Float[Array, "b k t h"],
-    mask: Bool[Array, "m p t"],
-) -> Float[Array, "b k r h"]:
-    """`_attended` that keeps, in place of its weights, the maximum and the total of each row."""
-    return _recomputed_forward(query, key, value, mask)[0]
+def _unmarked(x: jax.Array) -> jax.Array:
+    return x
 
 
-def _recomputed_forward(query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any]:
-    s = _masked_scores(query, key, mask)
-    top = kept(jnp.max(s, axis=-1, keepdims=True))
-    weight = jnp.exp(s - top)
-    total = kept(jnp.sum(weight, axis=-1, keepdims=True))
-    out = kept(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
-    return out, (query, key, value, mask, top, total, out)
+def _masked_scores(recompute: bool, query: Any, key: Any, mask: Any) -> Any:
+    return _where(recompute, mask, _product_of("bkrh,bkth->bkrt", query, key), jnp.finfo(jnp.float32).min)
 
 
-def _recomputed_backward(saved: Any, change: jax.Array) -> tuple[Any, ...]:
-    *inputs, mask, top, total, out = saved
-    query, key, _ = inputs
-    weight = jnp.exp(_masked_scores(query, key, mask) - top)
-    seen = _by_row(mask, query.shape[2])
-    return _gradients(inputs, lambda scores: jnp.where(seen, scores, 0.0), weight, total, out, change)
+def _where(repeat: bool, mask: Any, scores: Any, other: Any) -> Any:
+    """The scores where the mask, which is one for all queries or has one for each, is true.
+
+    **Arguments:** `repeat`, whether the mask is repeated for the heads of a group, or else has an axis of its own for
+    them, which makes a TPU write the mask for all heads.
+    """
+    rows, queries = scores.shape[2], mask.shape[1]
+    if repeat:
+        mask = jnp.repeat(mask, rows // queries if queries > 1 else 1, axis=1)[:, None]
+        return jnp.where(mask, scores, other)
+    by_query = scores.reshape(*scores.shape[:2], queries, rows // max(queries, 1), scores.shape[3])
+    return jnp.where(mask[:, None, :, None], by_query, other).reshape(scores.shape)
 
 
-_recomputed.defvjp(_recomputed_forward, _recomputed_backward)
-
-
-def _masked_scores(query: Any, key: Any, mask: Any) -> Any:
-    return jnp.where(
-        _by_row(mask, query.shape[2]), _product_of("bkrh,bkth->bkrt", query, key), jnp.finfo(jnp.float32).min
-    )
-
-
-def _by_row(mask: Any, rows: int) -> Any:
-    """The mask `[m, 1, r, t]` of each row: of a query and one head of its group. An axis of its own for the heads, as
-    in `_where`, makes a TPU write the mask for all of them."""
-    return jnp.repeat(mask, rows // mask.shape[1] if mask.shape[1] > 1 else 1, axis=1)[:, None]
-
-
-def _cudnn(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q n h"]:
+def _cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b q n h"]:
     """cuDNN's fused attention. **Raises:** `ValueError` if it cannot compute this, saying why."""
     if reason := cannot_cudnn(query, source):
         raise ValueError(f"attention cudnn cannot compute this: {reason}; choose auto or recomputed")
@@ -343,10 +360,10 @@ def _cudnn(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q 
     query = jnp.pad(query, ((0, 0), (0, more[0]), (0, 0), (0, 0)))
     key, value = (jnp.pad(x, ((0, 0), (0, more[1]), (0, 0), (0, 0))) for x in (key, value))
     out = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=source.causal, implementation="cudnn")
-    return kept(out[:, :queries])
+    return saved_product(out[:, :queries])
 
 
-def _splash(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q n h"]:
+def _splash(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b q n h"]:
     """The fused attention of jax for TPUs. **Raises:** `ValueError` if it cannot compute this, saying why."""
     if reason := cannot_splash(query, source):
         raise ValueError(f"attention splash cannot compute this: {reason}; choose auto or recomputed")
@@ -368,7 +385,7 @@ def _splash(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q
         block_kv_dq=block,
     )
     kernel = splash.make_splash_mqa_single_device(
-        masks.MultiHeadMask([masks.CausalMask((q, q))] * group), block_sizes=sizes, residual_checkpoint_name=KEPT
+        masks.MultiHeadMask([masks.CausalMask((q, q))] * group), block_sizes=sizes, residual_checkpoint_name=SAVED
     )
     numbers = jnp.zeros((b, q), jnp.int32) if source.segments is None else source.segments.astype(jnp.int32)
 
@@ -382,19 +399,12 @@ def _splash(query: Float[Array, "b q n h"], source: Source) -> Float[Array, "b q
     grouped = jnp.moveaxis((query * h**-0.5).reshape(b, q, kv, group, h), 1, 3)
     keys, values = (jnp.moveaxis(x, 1, 2) for x in (source.key, source.value))
     heads, tokens = ("batch", "kv_heads"), ("batch", None)
-    out = kept(on_each_device(rows, (heads, heads, heads, tokens), heads)(grouped, keys, values, numbers))
+    out = saved_product(on_each_device(rows, (heads, heads, heads, tokens), heads)(grouped, keys, values, numbers))
     return jnp.moveaxis(out, 3, 1).reshape(b, q, n, h)
 
 
 FUSED = {"cudnn": _cudnn, "splash": _splash}
 """Form -> the function of a kernel that writes no scores."""
-
-
-def _where(mask: Any, scores: Any, other: Any) -> Any:
-    """The scores where the mask, which is one for all queries or has one for each, is true."""
-    rows = scores.shape[2]
-    apart = scores.reshape(*scores.shape[:2], mask.shape[1], rows // max(mask.shape[1], 1), scores.shape[3])
-    return jnp.where(mask[:, None, :, None], apart, other).reshape(scores.shape)
 
 
 def _product_of(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:

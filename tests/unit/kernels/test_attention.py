@@ -11,8 +11,8 @@ import pytest
 
 from envs_jax.tracing import tracing_for
 from llmrl_jax import lm
-from llmrl_jax.lm import attention
-from llmrl_jax.lm.attention import Source, attend
+from llmrl_jax.kernels import attention
+from llmrl_jax.kernels.attention import KeyValues, Mask, attend, attention_reference
 
 
 CONFIG = lm.LlamaConfig(40, 16, 24, 2, 4, 2, 6, max_position_embeddings=64)
@@ -26,7 +26,7 @@ def arrays(seed: int = 0, dtype=jnp.float32, tokens: int = T):
     return query, key, value, change
 
 
-def sources(key, value) -> dict[str, Source]:
+def sources(key, value) -> dict[str, KeyValues]:
     """Everything that one source can be."""
     steps, tokens = jnp.arange(key.shape[1]), key.shape[1]
     causal = steps[:, None] >= steps
@@ -34,24 +34,12 @@ def sources(key, value) -> dict[str, Source]:
     parts = causal & (numbers[:, None] == numbers[:, :, None])
     lengths = jnp.array([tokens, 60])[:, None, None]
     return {
-        "all": Source(key, value, None),
-        "causal": Source(key, value, None, causal=True),
-        "segments": Source(key, value, parts, causal=True, segments=numbers),
-        "padded keys": Source(key, value, steps[None, None] < lengths),
-        "one mask": Source(key, value, causal),
+        "all": KeyValues(key, value, None),
+        "causal": KeyValues(key, value, None, causal=True),
+        "segments": KeyValues(key, value, parts, causal=True, segments=numbers),
+        "padded keys": KeyValues(key, value, steps[None, None] < lengths),
+        "one mask": KeyValues(key, value, causal),
     }
-
-
-def exact(query, source: Source):
-    """Attention as it is defined, in float64."""
-    query, key, value = (np.asarray(x, np.float64) for x in (query, source.key, source.value))
-    key, value = (np.repeat(x, N // K, axis=2) for x in (key, value))
-    scores = np.einsum("bqnh,btnh->bnqt", query, key) / np.sqrt(H)
-    if (seen := source.seen) is not None:
-        mask = np.asarray(seen)
-        scores = np.where(mask[:, None] if mask.ndim == 3 else mask, scores, -1e30)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.einsum("bnqt,btnh->bqnh", weights / weights.sum(-1, keepdims=True), value)
 
 
 @pytest.mark.parametrize("kind", ["all", "causal", "segments", "padded keys", "one mask"])
@@ -61,7 +49,7 @@ def test_forms_that_write_scores_agree_with_the_definition_and_with_each_other(k
     def out(form, query, key, value):
         return attend(query, [sources(key, value)[kind]], form)
 
-    expected = exact(query, sources(key, value)[kind])
+    expected = attention_reference(query, sources(key, value)[kind])
     grads = {}
     for form in ("saved", "recomputed"):
         found, pull = jax.vjp(partial(out, form), query, key, value)
@@ -80,13 +68,13 @@ def test_heads_side_by_side_give_what_heads_apart_give(queries):
 
     def out(orders, change):
         pairs = [(change(k), change(v)) for k, v in ((key, value), (own_key, own_value))]
-        return attend(query[:, :queries], [Source(*p, m, *o) for p, m, o in zip(pairs, masks, orders, strict=True)])
+        return attend(query[:, :queries], [KeyValues(*p, m, *o) for p, m, o in zip(pairs, masks, orders, strict=True)])
 
     apart = out([("btkh", "btkh"), ("rtkh", "rtkh")], lambda x: x)
     merged = out([("btc", "btc"), ("rtc", "rtc")], lambda x: x.reshape(*x.shape[:2], K * H))
     np.testing.assert_allclose(merged, apart, atol=1e-6)
     # the other heads' zeros are not what makes it so
-    assert np.abs(np.asarray(merged - attend(query[:, :queries], [Source(key, value, masks[0])]))).max() > 0.01
+    assert np.abs(np.asarray(merged - attend(query[:, :queries], [KeyValues(key, value, masks[0])]))).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", ["causal", "segments"])
@@ -101,19 +89,57 @@ def test_the_fused_kernel_of_tpus_agrees_with_the_definition(kind, monkeypatch):
         return attend(query, [sources(key, value)[kind]], form)
 
     found, pull = jax.vjp(partial(out, "splash"), query, key, value)
-    np.testing.assert_allclose(found, exact(query, sources(key, value)[kind]), atol=2e-6)
+    np.testing.assert_allclose(found, attention_reference(query, sources(key, value)[kind]), atol=2e-6)
     _, reference = jax.vjp(partial(out, "saved"), query, key, value)
     for a, b in zip(pull(change), reference(change), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-def test_picked_queries_keep_what_they_see():
-    _, key, value, _ = arrays()
-    for source in sources(key, value).values():
-        dense = source.dense()
-        assert not dense.causal and dense.segments is None
-        assert (dense.mask is None) == (source.seen is None)
-    np.testing.assert_array_equal(sources(key, value)["causal"].dense().mask, np.tril(np.ones((T, T), bool)))
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("masks", [(5, 7), (2, 5, 7), (1, 5, 7), (2, 1, 7), None])
+def test_attention_over_one_source_has_the_value_and_the_gradient_of_its_halves(dtype, masks):
+    """Of one source the gradient is written out, of several it is derived; also where a query sees no key."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    query, key, value, weight = drawn(2, 5, 6, 4), drawn(2, 7, 3, 4), drawn(2, 7, 3, 4), drawn(2, 5, 6, 4)
+    mask = None if masks is None else rng.random(masks) < 0.7
+    if mask is not None:
+        mask[..., -1, :] = False
+
+    def source(key, value, part):
+        part_mask = None if mask is None else jnp.asarray(mask[..., part])
+        return KeyValues(key[:, part], value[:, part], part_mask)
+
+    def one(query, key, value):
+        return jnp.sum(weight * attend(query, [source(key, value, slice(None))]))
+
+    def halves(query, key, value):
+        parts = [source(key, value, part) for part in (slice(None, 4), slice(4, None))]
+        return jnp.sum(weight * attend(query, parts))
+
+    one_source, two_sources = (jax.value_and_grad(f, argnums=(0, 1, 2))(query, key, value) for f in (one, halves))
+    for x, y in zip(jax.tree.leaves(one_source), jax.tree.leaves(two_sources), strict=True):
+        assert x.dtype == y.dtype == dtype
+        np.testing.assert_allclose(np.float32(x), np.float32(y), atol=2e-6 if dtype == jnp.float32 else 0.06)
+
+
+def test_selected_queries_keep_their_masks():
+    """`attend` for some of the queries is the same rows of `attend` for all."""
+    query, key, value, _ = arrays()
+    for kind, source in sources(key, value).items():
+        some = attend(query[:, 5:9], [source.select(lambda mask: mask[:, 5:9] if mask.shape[1] > 1 else mask)])
+        np.testing.assert_allclose(some, attend(query, [source])[:, 5:9], atol=2e-6, err_msg=kind)
+
+
+def test_a_mask_has_the_window_in_layers_with_one():
+    visible, near = jnp.array([[True, True, False]]), jnp.array([[[False, True, True]]])
+    assert Mask(visible).of_layer(True) is visible
+    np.testing.assert_array_equal(Mask(None, near).of_layer(), near)
+    np.testing.assert_array_equal(Mask(visible, near).of_layer(jnp.bool(True))[0], [[False, True, False]])
+    np.testing.assert_array_equal(Mask(visible, near).of_layer(jnp.bool(False))[0], visible)
 
 
 @pytest.mark.parametrize(

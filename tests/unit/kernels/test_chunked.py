@@ -7,25 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.kernels.chunked import ROWS, chunked_ensemble_mean, chunked_map, num_chunks
 from llmrl_jax.rl.actors import Critics
 from llmrl_jax.rl.offline_data import ActionKind
-from llmrl_jax.rl.parts import ROWS, map_parts, member_means, parts_of
 
 
 def test_parts_divide_the_batch():
-    assert parts_of(256, 30) == 4 and parts_of(100, 30) == 2 and parts_of(256, 100) == 16
-    assert parts_of(7, 1) == 1 and parts_of(7, 300) == 7 and parts_of(3, 2 * ROWS) == 3
+    assert num_chunks(256, 30) == 4 and num_chunks(100, 30) == 2 and num_chunks(256, 100) == 16
+    assert num_chunks(7, 1) == 1 and num_chunks(7, 300) == 7 and num_chunks(3, 2 * ROWS) == 3
 
 
 def test_an_accelerator_has_one_part(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert parts_of(256, 30) == 1
+    assert num_chunks(256, 30) == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_a_map_in_parts_is_the_map(count):
     x = jnp.arange(12.0).reshape(6, 2)
-    double = map_parts(lambda rows: {"sum": jnp.sum(rows["x"], axis=1), "twice": 2 * rows["x"]}, {"x": x}, count)
+    double = chunked_map(lambda rows: {"sum": jnp.sum(rows["x"], axis=1), "twice": 2 * rows["x"]}, {"x": x}, count)
     np.testing.assert_array_equal(double["sum"], x.sum(1))
     np.testing.assert_array_equal(double["twice"], 2 * x)
 
@@ -45,7 +45,7 @@ def test_means_in_parts_have_the_gradients_of_the_whole(count):
         return weight @ jnp.mean(values(params, rows), axis=1)
 
     def in_parts(params):
-        return weight @ member_means(values, params, rows, count)
+        return weight @ chunked_ensemble_mean(values, params, rows, count)
 
     wanted, found = (jax.jit(jax.value_and_grad(f))(params) for f in (whole, in_parts))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), wanted, found)
