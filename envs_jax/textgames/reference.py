@@ -39,13 +39,13 @@ def import_state(reference_env: Any, env: Environment, params: Any) -> tuple[Any
             jnp.int32(np.flatnonzero(cells == 5)[0]),
             jnp.asarray(boxes, jnp.int32),
         )
-        state: SokobanState | Game2048State = SokobanState(room, jnp.int32(inner.num_env_steps))
-    elif isinstance(env, Game2048) and "TwentyFortyEightEnv" in lineage:
+        state = SokobanState(room, jnp.int32(inner.num_env_steps))
+        return env.observe(state), state
+    if isinstance(env, Game2048) and "TwentyFortyEightEnv" in lineage:
         board = np.asarray(inner.board)
         if board.shape != (env.size, env.size):
             raise ValueError(f"the board has {list(board.shape)} cells, that of {env.id} {env.size} on a side")
         time = jnp.int32(elapsed_steps(reference_env))
-        state = Game2048State(jnp.asarray(board, jnp.int8), jnp.int32(inner.total_score), time)
-    else:
-        raise TypeError(f"{lineage[0]} is no environment that {env.id or type(env).__name__} re-implements")
-    return env.observe(state), state
+        game = Game2048State(jnp.asarray(board, jnp.int8), jnp.int32(inner.total_score), time)
+        return env.observe(game), game
+    raise TypeError(f"{lineage[0]} is no environment that {env.id or type(env).__name__} re-implements")

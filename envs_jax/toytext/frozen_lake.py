@@ -64,7 +64,7 @@ class FrozenLake(TabularEnvironment):
     `map * cells + cell`.
     """
 
-    names = ("left", "down", "right", "up")
+    names: tuple[str, ...] = ("left", "down", "right", "up")
     reference = "FrozenLakeEnv"
 
     def __init__(
