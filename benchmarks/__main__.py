@@ -40,6 +40,7 @@ ORDER = (
     "prompts",
     "quantize",
     "seeds",
+    "textgames",
 )
 """All benchmarks, the most important first."""
 

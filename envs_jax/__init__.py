@@ -8,7 +8,7 @@ from envs_jax.threads import spare_thread
 
 
 if TYPE_CHECKING:
-    from envs_jax import babyai, control, housekeep, mujoco, spaces, toytext
+    from envs_jax import babyai, control, housekeep, mujoco, spaces, textgames, toytext
     from envs_jax.env import Environment, Wrapper
     from envs_jax.resets import VectorEnv
 
@@ -28,6 +28,7 @@ __all__ = [
     "register",
     "spaces",
     "spec",
+    "textgames",
     "toytext",
 ]
 

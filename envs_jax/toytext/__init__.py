@@ -58,6 +58,13 @@ register(
     map_name="8x8",
     max_steps=200,
 )
+register(
+    "FrozenLakeText-v1",
+    "envs_jax.toytext.frozen_lake:FrozenLake",
+    about="cross slippery ice, shown as text, on one of 256 maps of 4 x 4",
+    text="grid",
+    random_maps=256,
+)
 register("CliffWalking-v1", "envs_jax.toytext.cliff_walking:CliffWalking", about="walk along a cliff without falling")
 register(
     "CliffWalkingSlippery-v1",

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.toytext.render import RED, WHITE, write
+from envs_jax.boards import RED, WHITE, write
 from envs_jax.toytext.tables import Outcome, TabularEnvironment, tabulate
 
 

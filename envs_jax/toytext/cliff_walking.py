@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs_jax.toytext.render import RED, YELLOW, Color, disc, draw
+from envs_jax.boards import RED, YELLOW, Color, disc, draw
 from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 

@@ -1,13 +1,16 @@
-"""FrozenLake-v1 as Gymnasium 1.3 has it: over the ice to the goal, past the holes."""
+"""FrozenLake-v1 as Gymnasium 1.3 has it: over the ice to the goal, past the holes. Its text is RAGEN's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import spaces
+from envs_jax.boards import RED, YELLOW, Color, disc, draw, separators
 from envs_jax.checks import at_least, between, nearest
-from envs_jax.toytext.render import RED, YELLOW, Color, disc, draw
+from envs_jax.text import Phrasebook
 from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 
@@ -18,6 +21,12 @@ MAPS = {
 
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """Left, down, right, up, as (rows, columns)."""
+
+SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+"""RAGEN's symbol of each letter of a map."""
+
+AGENT = {"S": "P", "F": "P", "H": "X", "G": "√"}
+"""That of the cell where the agent is."""
 
 COLORS: dict[str, Color] = {"S": (190, 225, 240), "F": (225, 240, 250), "H": (40, 70, 120), "G": YELLOW}
 
@@ -49,9 +58,13 @@ class FrozenLake(TabularEnvironment):
     Observation: the cell, row-major, an int32 scalar. Actions: left, down, right, up; on slippery ice the move is the
     intended one with probability `success_rate`, else one of the two perpendicular ones. Reward: 1 at the goal, else 0.
     Terminated at the goal or in a hole; truncated after 100 steps (8x8: 200).
+
+    With `text` an observation is a dict: `cell`, and `text`, a caption of one row of the map a phrase, int16 `[R]`.
+    With `random_maps` every episode has one of as many maps: the state, and the observation without text, is
+    `map * cells + cell`.
     """
 
-    names = ("left", "down", "right", "up")
+    names: tuple[str, ...] = ("left", "down", "right", "up")
     reference = "FrozenLakeEnv"
 
     def __init__(
@@ -62,11 +75,16 @@ class FrozenLake(TabularEnvironment):
         success_rate: float = 1.0 / 3.0,
         reward_schedule: tuple[float, float, float] = (1, 0, 0),
         max_steps: int = 100,
+        text: str | None = None,
+        random_maps: int = 0,
     ):
         """**Arguments:** `desc`, rows of the letters S, F, H and G (see `random_map`), which takes precedence over
         `map_name`, "4x4" or "8x8"; `is_slippery`; `success_rate`, the probability of the intended move on slippery ice;
         `reward_schedule`, the rewards for reaching goal, hole, and any other cell; `max_steps`, the default time
-        limit."""
+        limit; `text`, None or one of `envs_jax.boards.TEXTS`, in which the map is shown, by RAGEN's symbols;
+        `random_maps`, for a map that each episode draws from `random_map(0)`, `random_map(1)`, ..., of the size of the
+        one map that it has otherwise: their number."""
+        at_least("random_maps", random_maps, 0)
         if desc is None and map_name not in MAPS:
             raise ValueError(
                 f"there is no map {map_name!r}{nearest(str(map_name), list(MAPS))} (give one of {', '.join(MAPS)}, "
@@ -79,23 +97,65 @@ class FrozenLake(TabularEnvironment):
         if len({len(row) for row in self.desc}) != 1 or not set(letters) <= set("SFHG") or "S" not in letters:
             raise ValueError(f"the map {list(self.desc)} is not of equally long rows of S, F, H and G with an S in it")
         shape = len(self.desc), len(self.desc[0])
+        if random_maps and shape[0] != shape[1]:
+            raise ValueError(f"random_maps are square, and the map has {shape[0]} rows of {shape[1]} cells")
+        self.maps = tuple(tuple(random_map(i, shape[0])) for i in range(random_maps)) or (self.desc,)
+        letters = "".join("".join(rows) for rows in self.maps)
+        self.cells = shape[0] * shape[1]
         side = (1.0 - success_rate) / 2.0
         rewards = dict(zip("GHFS", (*reward_schedule, reward_schedule[2])))
 
-        def outcomes(cell, action):
-            if letters[cell] in "GH":
-                return [(1.0, cell, 0, True)]
+        def outcomes(index, action):
+            if letters[index] in "GH":
+                return [(1.0, index, 0, True)]
             branches = []
+            cell = index % self.cells
             for turn, prob in ((-1, side), (0, success_rate), (1, side)) if is_slippery else ((0, 1.0),):
-                there = neighbor(cell, MOVES[(action + turn) % 4], shape)
+                there = index - cell + neighbor(cell, MOVES[(action + turn) % 4], shape)
                 branches.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
             return branches
 
         starts = [cell for cell, letter in enumerate(letters) if letter == "S"]
         super().__init__(tabulate(len(letters), 4, outcomes), starts, max_steps)
+        self.book: Phrasebook | None = None
+        if between := separators(text):
+            self.names = tuple(name.capitalize() for name in self.names)
+            shown = [self._symbols(index) for index in range(len(letters))]
+            rows = sorted({row for rows in shown for row in rows})
+            self.book = Phrasebook(map(between[0].join, rows), separator=between[1], name="toytext.FrozenLake")
+            self._captions = np.array([[rows.index(row) for row in lake] for lake in shown], np.int16)
+
+    def _symbols(self, index: int) -> list[str]:
+        """The map in RAGEN's symbols, row by row."""
+        rows, agent = self.maps[index // self.cells], index % self.cells
+        symbols = [(AGENT if i == agent else SYMBOLS)[letter] for i, letter in enumerate("".join(rows))]
+        width = len(rows[0])
+        return ["".join(symbols[i : i + width]) for i in range(0, self.cells, width)]
+
+    @property
+    def captions(self):
+        return {"text": self.book} if self.book else {}
+
+    @property
+    def keys(self):
+        return {name.lower(): action for action, name in enumerate(self.names)}
+
+    def _observe(self, index):
+        return {"cell": index % self.cells, "text": jnp.asarray(self._captions)[index]} if self.book else index
+
+    def observation_space(self, params):
+        if not self.book:
+            return super().observation_space(params)
+        caption = spaces.Box(-1, len(self.book) - 1, self._captions.shape[1:], np.int16)
+        return spaces.Dict({"cell": spaces.Discrete(self.cells), "text": caption})
+
+    def letters(self, state):
+        """The map in RAGEN's symbols."""
+        return "\n".join(self._symbols(int(state.index)))
 
     def render(self, state):
         """The lake from above, the agent a red disc: uint8 `[32 R, 32 C, 3]`."""
-        picture = draw([[COLORS[letter] for letter in row] for row in self.desc])
-        disc(picture, int(state.index), RED)
+        number, cell = divmod(int(state.index), self.cells)
+        picture = draw([[COLORS[letter] for letter in row] for row in self.maps[number]])
+        disc(picture, cell, RED)
         return picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from envs_jax.toytext.render import RED, WHITE, YELLOW, Color, disc, draw, wall
+from envs_jax.boards import RED, WHITE, YELLOW, Color, disc, draw, wall
 from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
 
 

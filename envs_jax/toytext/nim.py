@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from envs_jax.boards import WHITE
 from envs_jax.checks import at_least, nearest
-from envs_jax.toytext.render import WHITE
 from envs_jax.toytext.tables import TabularEnvironment, tabulate
 
 

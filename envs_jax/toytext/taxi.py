@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.toytext.render import BLACK, BLUE, GREEN, RED, WHITE, YELLOW, Color, disc, draw, wall
+from envs_jax.boards import BLACK, BLUE, GREEN, RED, WHITE, YELLOW, Color, disc, draw, wall
 from envs_jax.toytext.tables import TabularEnvironment, ToyTextState, neighbor, tabulate
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from envs_jax.checks import at_least
 from envs_jax.env import Environment
-from envs_jax.spaces import Discrete
+from envs_jax.spaces import Dict, Discrete
 from envs_jax.toytext.tables import NO_LIMIT, TabularEnvironment
 
 
@@ -58,6 +58,8 @@ def policy_value(env: Environment, params: Any, table: Any, horizon: int | None 
     world, steps = _checked(env, params, horizon)
     actions, seen = np.asarray(table), world.observations.reshape(len(world.table.prob), -1).T
     space = world.observation_space(params)
+    if isinstance(space, Dict):  # with text beside the state
+        space = Discrete(len(world.observations))
     sizes = [space.n] if isinstance(space, Discrete) else [int(high) + 1 for high in space.high]
     if list(actions.shape) != sizes:
         raise ValueError(f"the table has the shape {list(actions.shape)}; {world.id} needs {sizes}")

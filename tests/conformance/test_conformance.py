@@ -30,6 +30,9 @@ LARGE = [
     "BabyAI-Text/BossLevel-v0",
     "Housekeep-v0",
     "Housekeep-Macro-v0",
+    "SokobanText-2boxes-v0",
+    "2048Text-v0",
+    "Notes-Count-v0",
     "CrafterText-v1?image=gray&frames=4&pixels=36",
 ]
 
@@ -38,6 +41,7 @@ KINDS = first_of_each_kind()
 # grids take seconds to compile, so only one that draws its task too is not slow, and one of Crafter's
 OTHER_CRAFTERS = [id for id in KINDS if id.startswith("Crafter") and id != "CrafterText-v1"]
 SLOW_STARTS = [id for id in KINDS if id.startswith("BabyAI") and id != "BabyAI-MixedTrainLocal-v0"] + OTHER_CRAFTERS
+SLOW_STARTS += ["Sokoban-small-v0", "2048-v0"]  # the same with text are not slow
 X64 = [pytest.param(id, marks=pytest.mark.slow) if id in {*SLOW_STARTS, *SMALL} else id for id in KINDS]
 LEVELS = (
     *(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from envs_jax.boards import RED, TILE
 from envs_jax.toytext import (
     NO_LIMIT,
     FrozenLake,
@@ -23,7 +24,6 @@ from envs_jax.toytext import (
     random_map,
     taxi,
 )
-from envs_jax.toytext.render import RED, TILE
 from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 
 

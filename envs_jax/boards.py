@@ -1,10 +1,25 @@
-"""Pictures of boards of cells."""
+"""Pictures and texts of boards of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+
+from envs_jax.checks import nearest
+
+
+TEXTS = {"grid": ("", "\n"), "spaced": ("  ", " \n "), "tabs": (" \t ", " \t\n ")}
+"""What stands between two cells of a row, and between two rows, in the published texts of boards. `grid` is that of
+RAGEN's paper and of ROLL, `spaced` that of RAGEN's Sokoban of 2026, and `tabs` VAGEN's; the last two are without the
+white space at either end."""
+
+
+def separators(text: str | None) -> tuple[str, str] | None:
+    """The entry of `TEXTS` for an option `text`; None for None. **Raises:** `ValueError` for any other value."""
+    if text is not None and text not in TEXTS:
+        raise ValueError(f"text is {text!r}{nearest(str(text), ['none', *TEXTS])}; it is none, {', '.join(TEXTS)}")
+    return TEXTS[text] if text else None
 
 
 TILE = 32
