@@ -18,7 +18,7 @@ from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer, published_gra
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.llm import EvoLLM, HostOptimizer, HostState, LanguageModelOptimizer
-from llmrl_jax.systems.props.optimizers import LEAST, make_numeric
+from llmrl_jax.systems.props.optimizers import WORST_RETURN, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import HistoryView, ProposalPrompt, Row
 from llmrl_jax.systems.props.proposals import Grammar, QuerySettings, Record, best_of
@@ -79,7 +79,7 @@ def make_optimizer(
             env_desc_file=templates.env_desc_file,
         )
         loose = {} if prompt.names_box or policy.kind == "table" else {"beyond": "keep"}
-        grammar = Grammar.of(policy, proposals=config.proposals, **(loose | reply.chosen))
+        grammar = Grammar.for_policy(policy, proposals=config.proposals, **(loose | reply.chosen))
         optimizer = LanguageModelOptimizer(
             model, prompt, grammar=grammar, view=config.view(policy), query=query, repeat=reply.repeat,
             warmup=arm.warmup,
@@ -191,7 +191,7 @@ class Polished:
         if state.left:
             return state
         proposer = state.proposer
-        if best.value > LEAST:  # else all returns are non-finite
+        if best.value > WORST_RETURN:  # else all returns are non-finite
             polished = jnp.asarray([best.params], jnp.float32)
             proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
         return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)

@@ -252,13 +252,13 @@ class PropsConfig(Checked):
         return self.method in get_args(ModelMethod)
 
     def view(self, policy: Policy) -> HistoryView:
-        """How prompts show the history; see `HistoryView.trajectory_steps`."""
+        """The selection of the history for prompts; see `HistoryView.trajectory_steps`."""
         if self.method not in ("props", "props+"):
             return replace(self.history, trajectory_steps=0)
         if self.history.trajectory_steps is not None:
             return self.history
-        shown = self.method == "props+" and policy.kind == "table"
-        return replace(self.history, trajectory_steps=200 if shown else 0)
+        shows_steps = self.method == "props+" and policy.kind == "table"
+        return replace(self.history, trajectory_steps=200 if shows_steps else 0)
 
     def arm(self, task: Task) -> Arm:
         """The published numbers of the task for this method, overridden by those that are set here."""
@@ -298,11 +298,11 @@ def _check_searches(config: Any) -> None:
 def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Upgrade an old config.json, in which the fields of `run` are at the top level."""
     old = {name: values[name] for name in ("name", "out", "seed", "resume") if name in values}
-    gone = (*old, "config")
-    if not any(name in values for name in gone) or not isinstance(values.get("run", {}), Mapping):
+    dropped = (*old, "config")
+    if not any(name in values for name in dropped) or not isinstance(values.get("run", {}), Mapping):
         return values
-    rest = {name: value for name, value in values.items() if name not in gone}
-    return {**rest, "run": {**old, **values.get("run", {})}}
+    remaining = {name: value for name, value in values.items() if name not in dropped}
+    return {**remaining, "run": {**old, **values.get("run", {})}}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Search:
     best: Float[Array, "S n"]
     """The candidate, or center (see `closed`), with the highest mean return."""
     value: Float[Array, " S"]
-    """That mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
+    """Its mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
     final: Float[Array, "S F"]
     """Returns of `best` in fresh episodes, not used in the search."""
     best_curve: Float[Array, "S I"]
@@ -58,8 +58,8 @@ def population_of(optimizer: Optimizer) -> int:
 def closing_of(optimizer: Optimizer) -> int:
     """Number of policies evaluated after the last iteration: two centers, or none."""
     state = jax.eval_shape(optimizer.init, jax.random.key(0))
-    both = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
-    return 0 if both is None else both.shape[0]
+    policies = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
+    return 0 if policies is None else policies.shape[0]
 
 
 def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:

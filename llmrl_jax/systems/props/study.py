@@ -23,7 +23,7 @@ from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.rl.policy import drawable
 from llmrl_jax.systems.props.build import make_optimizer
 from llmrl_jax.systems.props.config import PropsConfig
-from llmrl_jax.systems.props.optimizers import LEAST, centers
+from llmrl_jax.systems.props.optimizers import WORST_RETURN, centers
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Trajectory, Transition, Values
 from llmrl_jax.systems.props.proposals import NoProposal
@@ -40,7 +40,7 @@ lines use another key."""
 STOPPED = 0x570
 """Folded into the key of queries after a resumed stop."""
 
-SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
+LOG_KEYS = {"trajectories": "trajectories", "episodes": "replay_buffer"}
 """Episodes passed to an optimizer besides the returns -> their name in the log."""
 
 
@@ -51,8 +51,8 @@ class Result:
     params: tuple[float, ...] | None
     """The policy with the highest mean return; None before the first evaluation."""
     value: float
-    """That mean: the maximum of many, so biased upwards. A mean of fewer episodes, from the warm-up, counts only while
-    there is no other."""
+    """Its mean return: the maximum of many, so biased upwards. A mean of fewer episodes, from the warm-up, counts only
+    while there is no other."""
     rounds: int
     candidates: int
     """Number of evaluated policies, including the warm-up."""
@@ -107,7 +107,7 @@ class Study:
         return self.arm.iterations * self.config.proposals
 
     @property
-    def done(self) -> bool:
+    def finished(self) -> bool:
         """Whether the search is complete."""
         if self.result.stopped:
             return True
@@ -129,7 +129,7 @@ class Study:
     ) -> Result:
         """Run until the search is complete, or `stop()` returns true between two rounds. **Returns:** the result so
         far."""
-        while not self.done and not stop():
+        while not self.finished and not stop():
             self._round()
             report(self.result)
         return self.result
@@ -150,7 +150,7 @@ class Study:
         line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
         indices = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method needs the values of all its candidates
-            returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
+            returns = np.nan_to_num(returns, nan=WORST_RETURN, posinf=WORST_RETURN, neginf=WORST_RETURN)
         elif not (is_finite := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
                 {"params": p.tolist(), "returns": [str(r) for r in rewards], "lengths": length.tolist()}
@@ -168,7 +168,7 @@ class Study:
             "evaluate_seconds": round(time.monotonic() - proposed, 4),
         }
         episodes = self._episodes(params, record, indices)
-        line |= {SHOWN[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
+        line |= {LOG_KEYS[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
         if record is not None:
             line["record"] = record
         if not closing:
@@ -178,9 +178,9 @@ class Study:
         self._write(line | best)
 
     def _centers(self) -> jax.Array:
-        both = centers(self.optimizer, self._first, self.state)
-        assert both is not None
-        return both
+        candidates = centers(self.optimizer, self._first, self.state)
+        assert candidates is not None
+        return candidates
 
     def _evaluated(self, params: jax.Array, record: dict[str, Any] | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths `[P, E]`."""
@@ -223,9 +223,9 @@ class Study:
         )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
-            few = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
-            if result.params is None or (not few, line["values"][top]) > (not result.short, result.value):
-                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=few)
+            short = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
+            if result.params is None or (not short, line["values"][top]) > (not result.short, result.value):
+                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=short)
         self.result = replace(
             result,
             rounds=result.rounds + 1,
@@ -268,9 +268,9 @@ class Study:
                 raise self._damaged(number, f"cannot be replayed ({type(error).__name__}: {error})") from error
         write_whole(self.log, "".join(valid))
 
-    def _damaged(self, number: int, how: str) -> ValueError:
+    def _damaged(self, number: int, problem: str) -> ValueError:
         remedy = "mend it, or delete it and all after it to go on from there"
-        return ValueError(f"{self.log}: line {number} {how}; {remedy}")
+        return ValueError(f"{self.log}: line {number} {problem}; {remedy}")
 
     def _reseed(self) -> None:
         state = self._host_state
@@ -282,7 +282,7 @@ class Study:
         params = np.asarray(line["params"], np.float32).reshape(-1, size)
         values = jnp.asarray(line["values"], jnp.float32)
         if self.config.asks:
-            extra = {name: [_from_json(t) for t in line[key]] for name, key in SHOWN.items() if key in line}
+            extra = {name: [_from_json(t) for t in line[key]] for name, key in LOG_KEYS.items() if key in line}
             self.state = self.optimizer.replay(self.state, jnp.asarray(params), values, line["record"], **extra)
         elif "centers" not in line:
             expected, state = self._ask(self.state)
@@ -363,13 +363,13 @@ def fault(line: Any, num_params: int, asks: bool) -> str:
     if not len(params) == len(values) == len(returns) == len(lengths):
         return "one of each of `params`, `values`, `returns` and `lengths` for every policy"
     dropped = line.get("dropped", [])
-    if not isinstance(dropped, list) or not all(isinstance(one, dict) for one in dropped):
+    if not isinstance(dropped, list) or not all(isinstance(entry, dict) for entry in dropped):
         return "a list of objects in `dropped`"
-    if not all(_are((*NUMBER, str), x) for x in (*returns, *(one.get("returns") for one in dropped))):
+    if not all(_is_list_of((*NUMBER, str), x) for x in (*returns, *(entry.get("returns") for entry in dropped))):
         return "numbers of the episodes in `returns`"  # in `dropped` they are written as words
-    if not all(_are(int, x) for x in (*lengths, *(one.get("lengths") for one in dropped))):
+    if not all(_is_list_of(int, x) for x in (*lengths, *(entry.get("lengths") for entry in dropped))):
         return "numbers of the episodes in `lengths`"
-    if not _are(NUMBER, values) or not all(_are(NUMBER, x) and len(x) == num_params for x in params):
+    if not _is_list_of(NUMBER, values) or not all(_is_list_of(NUMBER, x) and len(x) == num_params for x in params):
         return f"a number for each of `values`, and {num_params} for each of `params`,"
     if asks and not isinstance(line.get("record"), dict):
         return "the `record` of the queries"
@@ -378,7 +378,7 @@ def fault(line: Any, num_params: int, asks: bool) -> str:
     return ""
 
 
-def _are(kind: Any, x: Any) -> bool:
+def _is_list_of(kind: Any, x: Any) -> bool:
     """Whether `x` is a list of values of a type."""
     return isinstance(x, list) and all(isinstance(value, kind) for value in x)
 
