@@ -391,7 +391,7 @@ class CEM(Checked):
     """The cross-entropy method: sample, select the elite, fit the distribution to it.
 
     A diagonal Gaussian with extra noise against early collapse (Szita and Lorincz, 2006), or, for a table, independent
-    probabilities of every state's actions (Rubinstein, 1999), updated with a learning rate. If all candidates have the same
+    probabilities of every state's actions (Rubinstein, 1999), smoothed by `rate`. If all candidates have the same
     value, nothing changes, since a random elite would narrow the distribution without reason (MountainCar's -200).
     """
 
