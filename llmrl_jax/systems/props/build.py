@@ -36,22 +36,23 @@ def make_optimizer(
     """
     if not config.asks:
         return make_numeric(config.method, policy)
-    arm = config.arm(task)
+    settings = config.task_settings(task)
     reply, templates = config.reply, config.templates
     query = QuerySettings(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
-    description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
+    description = partial(describe, env, env_params, policy, max_steps=settings.max_steps)
     optimizer: Any
     if config.method == "evollm":
         view = HistoryView(top=10, last=10, order="ascending")
         optimizer = EvoLLM(
-            model, policy, arm.iterations, population=config.population, block=config.block,
-            view=view if config.history == HistoryView() else config.history, query=query, warmup=max(1, arm.warmup),
+            model, policy, settings.iterations, population=config.population, block=config.block,
+            view=view if config.history == HistoryView() else config.history, query=query,
+            warmup=max(1, settings.warmup),
         )  # fmt: skip
     elif config.method == "legacy":
         optimizer = LegacyOptimizer(
             model,
             policy,
-            arm.iterations,
+            settings.iterations,
             environment=description(hints=config.hints, hide=config.hide),
             templates=templates,
             grammar=published_grammar(policy, **reply.chosen),
@@ -67,13 +68,13 @@ def make_optimizer(
         name = templates.llm_si_template_name
         prompt = ProposalPrompt(
             policy,
-            iterations=arm.iterations,
-            optimum=arm.optimum,
+            iterations=settings.iterations,
+            optimum=settings.optimum,
             step_size=config.step_size or task.step or 1.0,
             environment=description(hints=config.hints, hide=config.hide) if plus else "",
             explain=config.explain,
             proposals=config.proposals,
-            evaluation_episodes=arm.episodes,
+            evaluation_episodes=settings.episodes,
             template=Path(name) if name else None,
             template_dir=templates.folder,
             env_desc_file=templates.env_desc_file,
@@ -82,7 +83,7 @@ def make_optimizer(
         grammar = Grammar.for_policy(policy, proposals=config.proposals, **(loose | reply.chosen))
         optimizer = LanguageModelOptimizer(
             model, prompt, grammar=grammar, view=config.view(policy), query=query, repeat=reply.repeat,
-            warmup=arm.warmup,
+            warmup=settings.warmup,
         )  # fmt: skip
     if config.polish:
         optimizer = Polished(optimizer, make_numeric(config.polish, policy), rounds=config.polish_rounds)

@@ -30,7 +30,7 @@ from llmrl_jax.systems.props.optimizers import NUMERIC
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
 from llmrl_jax.systems.props.prompts import HistoryView
 from llmrl_jax.systems.props.proposals import OnFailure, Repeat
-from llmrl_jax.systems.props.tasks import Arm, Task, get
+from llmrl_jax.systems.props.tasks import Task, TaskSettings, get
 from llmrl_jax.tuning import GRPOConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
 from llmrl_jax.workflows.tuning import Tuned
@@ -260,15 +260,15 @@ class PropsConfig(Checked):
         shows_steps = self.method == "props+" and policy.kind == "table"
         return replace(self.history, trajectory_steps=200 if shows_steps else 0)
 
-    def arm(self, task: Task) -> Arm:
+    def task_settings(self, task: Task) -> TaskSettings:
         """The published numbers of the task for this method, overridden by those that are set here."""
-        arm = task.plus if self.method == "props+" else task.props
-        return Arm(
-            optimum=self._optimum(arm.optimum),
-            warmup=arm.warmup if self.warmup is None else self.warmup,
-            iterations=self.iterations or arm.iterations,
-            episodes=self.episodes or arm.episodes,
-            max_steps=self.max_steps or arm.max_steps,
+        settings = task.plus if self.method == "props+" else task.props
+        return TaskSettings(
+            optimum=self._optimum(settings.optimum),
+            warmup=settings.warmup if self.warmup is None else self.warmup,
+            iterations=self.iterations or settings.iterations,
+            episodes=self.episodes or settings.episodes,
+            max_steps=self.max_steps or settings.max_steps,
         )
 
     def _optimum(self, published: float | None) -> float | None:

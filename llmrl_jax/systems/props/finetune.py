@@ -100,7 +100,7 @@ def largest_return(task: Task) -> float:
     """The known upper bound of returns; else the larger of the two published optima.
 
     **Raises:** `ValueError` if there is neither."""
-    optima = [arm.optimum for arm in (task.props, task.plus) if arm.optimum is not None]
+    optima = [settings.optimum for settings in (task.props, task.plus) if settings.optimum is not None]
     if task.bound is None and not optima:
         raise ValueError(
             f"the task {task.name!r} has no known optimum, so nothing to measure its returns by; choose another task"
@@ -122,13 +122,13 @@ def make_settings(config: FinetuneConfig, key: jax.Array) -> list[Setting]:
 def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting:
     paper = config.compat == "paper"
     high = 0.0 if paper else largest_return(task)
-    arm = task.plus if config.method == "props+" else task.props
-    env, env_params, policy = task.make(arm)
+    task_settings = task.plus if config.method == "props+" else task.props
+    env, env_params, policy = task.make(task_settings)
     evaluate = make_population_evaluator(env, env_params, policy)
     prompt = ProposalPrompt(
         policy,
         iterations=config.iterations,
-        optimum=arm.optimum if config.optimum == "true" else None,
+        optimum=task_settings.optimum if config.optimum == "true" else None,
         step_size=task.step or 1.0,
         environment=describe(env, env_params, policy) if config.method == "props+" else "",
         explain=config.explain and not paper,  # the system message requests it

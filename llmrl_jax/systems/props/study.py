@@ -27,7 +27,7 @@ from llmrl_jax.systems.props.optimizers import WORST_RETURN, centers
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Trajectory, Transition, Values
 from llmrl_jax.systems.props.proposals import NoProposal
-from llmrl_jax.systems.props.search import closing_of, population_of
+from llmrl_jax.systems.props.search import num_final_evaluations, population_of
 from llmrl_jax.systems.props.tasks import Task
 
 
@@ -78,17 +78,19 @@ class Study:
         self, task: Task, config: PropsConfig, seed: int, model: ChatModel, chat: dict[str, Any], folder: str | Path
     ):
         self.task, self.config, self.seed = task, config, seed
-        self.arm = config.arm(task)
-        self.env, self.env_params, self.policy = task.make(self.arm, **config.policy.chosen)
+        self.settings = config.task_settings(task)
+        self.env, self.env_params, self.policy = task.make(self.settings, **config.policy.chosen)
         self.optimizer = make_optimizer(config, task, self.env, self.env_params, self.policy, model, chat)
-        self.evaluate = make_population_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
-        self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.arm.max_steps)
+        self.evaluate = make_population_evaluator(
+            self.env, self.env_params, self.policy, max_steps=self.settings.max_steps
+        )
+        self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.settings.max_steps)
         self._ask, self._tell = self.optimizer.ask, self.optimizer.tell
-        self._rounds = self._closing = 0
+        self._rounds = self._num_final = 0
         if not config.asks:
             self._ask, self._tell = jax.jit(self._ask), jax.jit(self._tell)
-            self._closing = closing_of(self.optimizer)
-            self._rounds = max(1, (self.total - self._closing) // population_of(self.optimizer))
+            self._num_final = num_final_evaluations(self.optimizer)
+            self._rounds = max(1, (self.total - self._num_final) // population_of(self.optimizer))
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         search_key, self.key = jax.random.split(jax.random.key(seed))
@@ -104,7 +106,7 @@ class Study:
     @property
     def total(self) -> int:
         """Number of policies that a numeric method may evaluate, in whole rounds, at least one."""
-        return self.arm.iterations * self.config.proposals
+        return self.settings.iterations * self.config.proposals
 
     @property
     def finished(self) -> bool:
@@ -113,8 +115,8 @@ class Study:
             return True
         if self.config.asks:
             polishing = self.config.polish and self.state.left
-            return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
-        return self.result.rounds >= self._rounds + (self._closing > 0)
+            return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.settings.iterations
+        return self.result.rounds >= self._rounds + (self._num_final > 0)
 
     @property
     def _host_state(self) -> Any:
@@ -136,9 +138,9 @@ class Study:
 
     def _round(self) -> None:
         started = time.monotonic()
-        closing = not self.config.asks and self.result.rounds == self._rounds
+        is_final = not self.config.asks and self.result.rounds == self._rounds
         try:
-            params, state = (self._centers(), self.state) if closing else self._ask(self.state)
+            params, state = (self._centers(), self.state) if is_final else self._ask(self.state)
         except NoProposal as error:
             self._write({"round": self.result.rounds, "stopped": str(error), "record": error.record})
             self._count(None, str(error))
@@ -147,7 +149,7 @@ class Study:
         proposed = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
         returns, lengths = self._evaluated(params, record)
-        line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
+        line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if is_final else {})
         indices = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method needs the values of all its candidates
             returns = np.nan_to_num(returns, nan=WORST_RETURN, posinf=WORST_RETURN, neginf=WORST_RETURN)
@@ -171,7 +173,7 @@ class Study:
         line |= {LOG_KEYS[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
         if record is not None:
             line["record"] = record
-        if not closing:
+        if not is_final:
             self.state = self._tell(state, params, values, **episodes)
         self._count(line)
         best = {"best": self.result.value, "episodes": self.result.episodes, "steps": self.result.steps}
@@ -193,7 +195,7 @@ class Study:
     def _episodes_of(self, record: dict[str, Any] | None) -> int:
         """Number of episodes per policy of a round."""
         warmup = record is not None and record["outcome"] == "warmup"
-        return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
+        return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.settings.episodes
 
     def _keys(self, count: int, episodes: int) -> jax.Array:
         key = jax.random.fold_in(self.key, self.result.rounds)
@@ -223,7 +225,7 @@ class Study:
         )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
-            short = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
+            short = len(line["returns"][top]) < self.settings.episodes  # means of few episodes are too noisy to compare
             if result.params is None or (not short, line["values"][top]) > (not result.short, result.value):
                 result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=short)
         self.result = replace(
@@ -325,7 +327,7 @@ class Study:
             self.env_params,
             self._fresh,
             episodes=self.config.final_episodes,
-            max_steps=step_limit(self.env, self.env_params, self.arm.max_steps),
+            max_steps=step_limit(self.env, self.env_params, self.settings.max_steps),
         )
         return _mean("random", np.asarray(played.episode_return, np.float64))
 

@@ -32,7 +32,14 @@ from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.config import EPISODES, SCRIPTED, PropsConfig, TableConfig
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.scripted import PolicyAdviser
-from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
+from llmrl_jax.systems.props.search import (
+    evaluate_centers,
+    iterations_of,
+    judge,
+    make_search,
+    num_final_evaluations,
+    population_of,
+)
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task
 from llmrl_jax.systems.props.train import chosen_tasks
@@ -249,10 +256,10 @@ def _search_numerically(
         request.name = result.stopped
         return None
     started = time.monotonic()
-    state = jax.jit(lambda state: closed(optimizer, evaluate, state, EPISODES))(result.state)
+    state = jax.jit(lambda state: evaluate_centers(optimizer, evaluate, state, EPISODES))(result.state)
     returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, key["final_episodes"]))(state))
     seconds = result.seconds + result.compile_seconds + time.monotonic() - started
-    played = (result.update * population_of(optimizer) + closing_of(optimizer)) * EPISODES
+    played = (result.update * population_of(optimizer) + num_final_evaluations(optimizer)) * EPISODES
     return returns.mean(axis=1, dtype=np.float64), state.value, state.steps, played, seconds
 
 
@@ -261,8 +268,8 @@ def _search_by_adviser(
 ) -> tuple[Any, Any, Any, int, float] | None:
     """ProPS's loop with the scripted adviser; the warm-up counts towards the budget. See `_search_numerically`."""
     started = time.monotonic()
-    arm = task.props
-    warmup = min(arm.warmup, budget // EPISODES - 1)
+    settings = task.props
+    warmup = min(settings.warmup, budget // EPISODES - 1)
     iterations = max(1, budget // EPISODES - warmup)
     config = PropsConfig(
         iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
