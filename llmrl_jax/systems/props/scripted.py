@@ -81,8 +81,8 @@ class PolicyAdviser(ScriptedAdviser):
         if not rows:
             return "There is neither a history nor a matrix in this prompt."
         width = len(rows[-1][0][0])
-        alike = [(m, r) for m, r in rows if (len(m), len(m[0])) == (len(rows[-1][0]), width)]
-        tried = tuple((tuple(v for line in m for v in line), r) for m, r in alike)
+        same_shape = [(m, r) for m, r in rows if (len(m), len(m[0])) == (len(rows[-1][0]), width)]
+        tried = tuple((tuple(v for line in m for v in line), r) for m, r in same_shape)
         size = len(tried[-1][0])
         reach = max(6.0, *(abs(v) for params, _ in tried for v in params))
         task = _Task(size, -reach, reach, 2, actions, 0.5, None, 0.5, tried)
