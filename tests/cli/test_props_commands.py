@@ -192,7 +192,7 @@ def test_a_signal_leaves_unfinished_searches_unjudged(tmp_path, capsys, monkeypa
     monkeypatch.setattr(props.StopRequest, "name", "SIGTERM")
     monkeypatch.setattr(props.Study, "judge", lambda self: pytest.fail("judged"))
     args = ["props", "run", "--tasks", "nim", "--seeds", "2", "--iterations", "3", *SMALL, "--run.out", str(tmp_path)]
-    monkeypatch.setattr(props.Study, "done", property(lambda self: False))
+    monkeypatch.setattr(props.Study, "finished", property(lambda self: False))
     assert main([*args, "--run.name", "one"]) == 0
     assert f"2 searches are not finished; continue them with --run.resume {tmp_path}/one" in capsys.readouterr().out
     found = json.loads((tmp_path / "one" / "summary.json").read_text())
