@@ -37,19 +37,19 @@ class Setting(Placement):
     one: Sharding | None = None
     """Without a mesh: the device."""
 
-    def rows(self, tree: Any, axis: int = 0) -> Any:
+    def shard_batch(self, tree: Any, axis: int = 0) -> Any:
         """For every leaf the sharding with an axis split over the devices."""
         where = self.one if self.mesh is None else batch_sharding(self.mesh, axis)
         return jax.tree.map(lambda _: where, tree)
 
-    def whole(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """For every leaf the sharding of a copy on every device."""
         where = self.one if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda _: where, tree)
 
     def collections(self, llama: lm.Llama, tree: Any) -> Any:
-        """`whole`, but collections of a language model (`params`, `lora`) split as the mesh says."""
-        found = self.whole(tree)
+        """`replicate`, but collections of a language model (`params`, `lora`) split as the mesh says."""
+        found = self.replicate(tree)
         if self.mesh is None or not isinstance(tree, dict):
             return found
         shapes, axes = llama.abstract(), llama.logical_axes()
@@ -117,10 +117,10 @@ def _played(s: Setting, learner: Any, state: Any) -> Parts:
     from llmrl_jax.rl import bonus
     from llmrl_jax.rl.rollout import place
 
-    places = s.whole(state).replace(runner=place(state.runner, s), bonus=bonus.place(state.bonus, s))
+    places = s.replicate(state).replace(runner=place(state.runner, s), bonus=bonus.place(state.bonus, s))
     if hasattr(state, "replay"):
         memory = learner.update.args[0].__self__.memory
-        places = places.replace(replay=memory.place(state.replay, s.rows, s.whole))
+        places = places.replace(replay=memory.place(state.replay, s.shard_batch, s.replicate))
     return learner, state, places
 
 
@@ -170,7 +170,7 @@ def _offline(s: Setting) -> Parts:
     learner = make_offline(entry.make(config, actions), config, steps, actions)
     state = jax.eval_shape(learner.init, _key())
     state = state.replace(frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.frozen))
-    return learner, state, s.whole(state)
+    return learner, state, s.replicate(state)
 
 
 def _world(s: Setting) -> Parts:
@@ -191,8 +191,8 @@ def _world(s: Setting) -> Parts:
 
         return tracing.scan(step, (state, jnp.float32(0)), jax.random.split(key, s.config.steps or 64))[0]
 
-    places = s.whole(state).replace(env=s.rows(state.env))
-    return play, (state, _key()), (places, s.whole(_key()))
+    places = s.replicate(state).replace(env=s.shard_batch(state.env))
+    return play, (state, _key()), (places, s.replicate(_key()))
 
 
 # --- systems ----------------------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def _glam(s: Setting) -> Parts:
         built = build(config, s.mesh)
     llama = built.policy.model
     params, frozen = s.collections(llama, state.params), s.collections(llama, state.frozen)
-    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
-    places = s.whole(state).replace(params=params, frozen=frozen, opt_state=moments, runner=place(state.runner, s))
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
+    places = s.replicate(state).replace(params=params, frozen=frozen, opt_state=moments, runner=place(state.runner, s))
     return built.learner(), state, places
 
 
@@ -291,9 +291,9 @@ def _grounding(s: Setting) -> Parts:
 
     state = jax.eval_shape(lambda v, key: make(v, None).init(key), shapes, _key())
     params = s.collections(llama, state.params)
-    frozen = {**s.whole(state.frozen), "base": s.collections(llama, state.frozen["base"])}
-    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
-    return make(shapes, s.mesh), state, s.whole(state).replace(params=params, frozen=frozen, opt_state=moments)
+    frozen = {**s.replicate(state.frozen), "base": s.collections(llama, state.frozen["base"])}
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
+    return make(shapes, s.mesh), state, s.replicate(state).replace(params=params, frozen=frozen, opt_state=moments)
 
 
 def _imagining(s: Setting) -> Parts:
@@ -319,7 +319,7 @@ def _imagining(s: Setting) -> Parts:
         jax.ShapeDtypeStruct((c.batch_size, c.length), jnp.int32),
         jax.ShapeDtypeStruct((c.batch_size, STATE), jnp.float32),
     )
-    return play, (variables, *given), (s.collections(llama, variables), *s.rows(given))
+    return play, (variables, *given), (s.collections(llama, variables), *s.shard_batch(given))
 
 
 def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
