@@ -7,7 +7,7 @@ import numpy as np
 
 from envs_jax.babyai.constants import BLUE, COLORS, DOOR, LOCKED, RED
 from envs_jax.babyai.levels.layout import Dice, Layout, word
-from envs_jax.babyai.levels.level import Level, descriptors, single, things, unique_things
+from envs_jax.babyai.levels.level import Level, descriptors, random_objects, single, unique_objects
 from envs_jax.babyai.levels.multi_room import SIDES, check_room_grid, clear, nothing, placed, reachable_only
 from envs_jax.babyai.levels.room_grid import Doors, RoomGrid, assemble, closed_doors, pose_anywhere, scatter
 from envs_jax.babyai.mission import AFTER, ANY, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, SINGLE
@@ -24,7 +24,7 @@ def _four_doors(dice: Dice, rooms: RoomGrid, color=None, sides=range(SIDES), loc
     if color is not None:
         doors = doors.replace(color=doors.color.at[edges].set(color))
     if lock:
-        doors = doors.replace(lock=jnp.where(dice.below(2, len(rooms.edges)) == 0, LOCKED, doors.lock))
+        doors = doors.replace(lock=jnp.where(dice.integers(2, len(rooms.edges)) == 0, LOCKED, doors.lock))
     return doors
 
 
@@ -36,7 +36,7 @@ def go_to_door() -> Level:
     def attempt(dice, task):
         doors = _four_doors(dice, rooms, lock=True)
         layout, grid = placed(dice, rooms, nothing(), nothing(), nothing(), doors, jnp.bool_(True), rooms.middle)
-        target = jnp.asarray(edges)[dice.below(SIDES)]
+        target = jnp.asarray(edges)[dice.integers(SIDES)]
         return layout, grid, single(rooms, layout, GO_TO, (DOOR, doors.color[target], ANY))
 
     return Level(rooms, len(rooms.edges), ("go_to",), frozenset({GO_TO}), (0,), attempt)
@@ -49,11 +49,11 @@ def go_to_obj_door() -> Level:
 
     def attempt(dice, task):
         position, direction = pose_anywhere(dice, rooms, rooms.middle)
-        kind, color = things(dice, 8)
+        kind, color = random_objects(dice, 8)
         cell, fits = scatter(dice, rooms, jnp.full(8, rooms.middle), clear(rooms, position))
         doors = _four_doors(dice, rooms, lock=True)
         layout, grid = reachable_only(rooms, assemble(rooms, kind, color, cell, doors, position, direction, fits))
-        target = jnp.asarray(np.append(np.arange(8), edges).astype(np.int32))[dice.below(8 + SIDES)]
+        target = jnp.asarray(np.append(np.arange(8), edges).astype(np.int32))[dice.integers(8 + SIDES)]
         return layout, grid, single(rooms, layout, GO_TO, (layout.kind[target], layout.color[target], ANY))
 
     return Level(rooms, 8 + len(rooms.edges), ("go_to",), frozenset({GO_TO}), (0,), attempt)
@@ -65,13 +65,13 @@ def action_obj_door() -> Level:
     edges = 5 + rooms.edge_of[rooms.middle]
 
     def attempt(dice, task):
-        kind, color = unique_things(dice, 5)
+        kind, color = unique_objects(dice, 5)
         cell, fits = scatter(dice, rooms, jnp.full(5, rooms.middle), clear(rooms, rooms.centre))
         doors = _four_doors(dice, rooms)
         layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
-        target = jnp.asarray(np.append(np.arange(5), edges).astype(np.int32))[dice.below(5 + SIDES)]
-        other = jnp.where(layout.kind[target] == DOOR, OPEN_DOOR, PICK_UP)
-        verb = jnp.where(dice.below(2) == 0, GO_TO, other)
+        target = jnp.asarray(np.append(np.arange(5), edges).astype(np.int32))[dice.integers(5 + SIDES)]
+        other_verb = jnp.where(layout.kind[target] == DOOR, OPEN_DOOR, PICK_UP)
+        verb = jnp.where(dice.integers(2) == 0, GO_TO, other_verb)
         return layout, grid, single(rooms, layout, verb, (layout.kind[target], layout.color[target], ANY))
 
     kinds = frozenset({GO_TO, OPEN_DOOR, PICK_UP})
@@ -101,8 +101,8 @@ def open_door(debug: bool = False, select_by: str = "either") -> Level:
         color = dice.pick(len(COLORS), SIDES)
         doors = _four_doors(dice, rooms, color)
         layout, grid = placed(dice, rooms, nothing(), nothing(), nothing(), doors, jnp.bool_(True), rooms.middle)
-        by_color = {"either": dice.below(2) == 0, "color": jnp.bool_(True), "loc": jnp.bool_(False)}[select_by]
-        named = (DOOR, jnp.where(by_color, color[0], ANY), jnp.where(by_color, ANY, dice.below(4)))
+        by_color = {"either": dice.integers(2) == 0, "color": jnp.bool_(True), "loc": jnp.bool_(False)}[select_by]
+        named = (DOOR, jnp.where(by_color, color[0], ANY), jnp.where(by_color, ANY, dice.integers(4)))
         return layout, grid, single(rooms, layout, OPEN_DOOR, named, strict=debug)
 
     kinds = frozenset({OPEN_DOOR})
@@ -141,14 +141,14 @@ def open_doors_order(num_doors: int = 2, debug: bool = False) -> Level:
         color = dice.pick(len(COLORS), num_doors)
         edges = jnp.asarray(rooms.edge_of[rooms.middle])[dice.pick(SIDES, num_doors)]
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        here = np.arange(len(rooms.edges))[:, None] == edges
+        at_edge = np.arange(len(rooms.edges))[:, None] == edges
         doors = doors.replace(
-            present=jnp.any(here, axis=1),
-            color=jnp.where(jnp.any(here, axis=1), jnp.sum(jnp.where(here, color, 0), axis=1), doors.color),
+            present=jnp.any(at_edge, axis=1),
+            color=jnp.where(jnp.any(at_edge, axis=1), jnp.sum(jnp.where(at_edge, color, 0), axis=1), doors.color),
         )
         layout, grid = placed(dice, rooms, nothing(), nothing(), nothing(), doors, jnp.bool_(True), rooms.middle)
         chosen = color[dice.pick(num_doors, 2)]
-        order = jnp.asarray(np.array([SINGLE, BEFORE, AFTER], np.int32))[dice.below(3)]
+        order = jnp.asarray(np.array([SINGLE, BEFORE, AFTER], np.int32))[dice.integers(3)]
         return layout, grid, _open_in_order(rooms, layout, chosen, order, (debug, debug))
 
     kinds = frozenset({OPEN_DOOR})

@@ -11,17 +11,17 @@ import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY
 from envs_jax.babyai.levels.layout import Dice
-from envs_jax.babyai.levels.level import LOOSE, Level, single, things
+from envs_jax.babyai.levels.level import LOOSE, Level, random_objects, single
 from envs_jax.babyai.levels.multi_room import LOOKS, SIDES, check_room_grid, clear, opened, placed, reachable_only
 from envs_jax.babyai.levels.room_grid import RoomGrid, assemble, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import ANY, GO_TO, OPEN_DOOR, PICK_UP
 from envs_jax.babyai.state import EMPTY_CELL
 
 
-def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Array]:
-    """Types and colours of `n` different loose objects, none of them a `(type, color)` of `taken`."""
+def objects_except(dice: Dice, excluded: list[tuple], n: int) -> tuple[jax.Array, jax.Array]:
+    """Types and colours of `n` different loose objects, none of them a `(type, color)` of `excluded`."""
     free = jnp.ones(LOOKS, bool)
-    for kind, color in taken:
+    for kind, color in excluded:
         free &= np.arange(LOOKS) != (kind - LOOSE[0]) * len(COLORS) + color
     look, _ = dice.cells(free, n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
@@ -29,21 +29,21 @@ def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Arra
 
 def elsewhere(dice: Dice, rooms: RoomGrid, room):
     """A uniform room other than `room`."""
-    return (room + 1 + dice.below(rooms.count - 1)) % rooms.count
+    return (room + 1 + dice.integers(rooms.count - 1)) % rooms.count
 
 
 def locked_room(dice: Dice, rooms: RoomGrid):
     """A random room with a locked door on a random side that has a neighbour: room, edge and colour."""
-    room = dice.below(rooms.count)
+    room = dice.integers(rooms.count)
     sides = jnp.asarray(rooms.edge_of)[room]
-    return room, sides[dice.among(sides >= 0)], dice.below(len(COLORS))
+    return room, sides[dice.choice(sides >= 0)], dice.integers(len(COLORS))
 
 
 def agent_outside(dice: Dice, rooms: RoomGrid, kind, color, cell, doors, fits, room, walls=None):
     """Objects and doors, then the agent in any room except `room` (-1: in any)."""
-    where = dice.below(rooms.count)
-    where = jnp.where(room >= 0, elsewhere(dice, rooms, room), where)
-    return placed(dice, rooms, kind, color, cell, doors, fits, where, walls)
+    agent_room = dice.integers(rooms.count)
+    agent_room = jnp.where(room >= 0, elsewhere(dice, rooms, room), agent_room)
+    return placed(dice, rooms, kind, color, cell, doors, fits, agent_room, walls)
 
 
 def unlock(compat: bool = False) -> Level:
@@ -57,19 +57,19 @@ def unlock(compat: bool = False) -> Level:
 
     def attempt(dice, task):
         room, edge, paint = locked_room(dice, rooms)
-        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
+        key_room = dice.integers(rooms.count) if compat else elsewhere(dice, rooms, room)
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
         # with probability 1/2 no other door has the colour of the locked one
-        other = (paint + 1 + dice.below(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
-        doors = doors.replace(color=jnp.where(dice.below(2) == 0, other, doors.color))
+        other_color = (paint + 1 + dice.integers(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
+        doors = doors.replace(color=jnp.where(dice.integers(2) == 0, other_color, doors.color))
         doors = locked(doors, edge, paint)
         doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
-        of_things = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
-        of_things = of_things if compat else of_things + (of_things >= room)
-        kind, color = things(dice, count)
+        object_rooms = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
+        object_rooms = object_rooms if compat else object_rooms + (object_rooms >= room)
+        kind, color = random_objects(dice, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
         free = clear(rooms, rooms.centre)
-        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), free)
+        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], object_rooms]), free)
         drawn = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
         layout, grid = reachable_only(rooms, drawn)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, paint, ANY))
@@ -86,19 +86,19 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
 
     def attempt(dice, task):
         room, edge, paint = locked_room(dice, rooms)
-        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
+        key_room = dice.integers(rooms.count) if compat else elsewhere(dice, rooms, room)
         doors = locked(closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool)), edge, paint)
         doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
-        of_things = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
-        of_things = of_things if compat else of_things + (of_things >= room)
-        kind, color = things(dice, count)
+        object_rooms = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
+        object_rooms = object_rooms if compat else object_rooms + (object_rooms >= room)
+        kind, color = random_objects(dice, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
-        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), clear(rooms, rooms.centre))
+        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], object_rooms]), clear(rooms, rooms.centre))
         posed, grid = reachable_only(rooms, agent_outside(dice, rooms, kind, color, cell, doors, fits, room))
         # the goal is placed last: it need not be reachable, but must not be next to the agent
-        last_kind, last_color = things(dice, 1)
+        last_kind, last_color = random_objects(dice, 1)
         free = clear(rooms, posed.position) & (grid == EMPTY_CELL)
-        last, there = scatter(dice, rooms, room[None], free)
+        last, last_fits = scatter(dice, rooms, room[None], free)
         layout, grid = assemble(
             rooms,
             jnp.append(kind, last_kind),
@@ -107,7 +107,7 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
             doors,
             posed.position,
             posed.direction,
-            posed.accepted & there,
+            posed.accepted & last_fits,
         )
         return layout, grid, single(rooms, layout, GO_TO, (last_kind[0], last_color[0], ANY))
 
@@ -120,13 +120,13 @@ def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
     sides = rooms.edge_of[rooms.middle]
 
     def attempt(dice, task):
-        paint = dice.below(len(COLORS))
+        paint = dice.integers(len(COLORS))
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        doors = locked(doors, jnp.asarray(sides)[dice.below(SIDES)], paint)
+        doors = locked(doors, jnp.asarray(sides)[dice.integers(SIDES)], paint)
         kind, color = make_things(dice, paint)
         cell, fits = scatter(dice, rooms, jnp.full(n, rooms.middle), clear(rooms, rooms.centre))
-        for _, thing in boxed:
-            cell = cell.at[thing].set(-1)
+        for _, content in boxed:
+            cell = cell.at[content].set(-1)
         layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, ANY, ANY))
 
@@ -141,7 +141,7 @@ def unlock_local(distractors: bool = False) -> Level:
         key = jnp.full(1, KEY, jnp.int32), paint[None]
         if not distractors:
             return key
-        kind, color = without(dice, [(KEY, paint)], 3)
+        kind, color = objects_except(dice, [(KEY, paint)], 3)
         return jnp.concatenate([key[0], kind]), jnp.concatenate([key[1], color])
 
     return _in_the_middle("UnlockLocal", 4 if distractors else 1, make)
@@ -151,7 +151,7 @@ def key_in_box() -> Level:
     """Open the locked door of the room; its key is in a box."""
 
     def make(dice, paint):
-        return jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([dice.below(len(COLORS)), paint])
+        return jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([dice.integers(len(COLORS)), paint])
 
     return _in_the_middle("KeyInBox", 2, make, boxed=((0, 1),))
 
@@ -165,14 +165,14 @@ def unlock_pickup(distractors: bool = False, compat: bool = False) -> Level:
     count = 6 if distractors else 2
 
     def attempt(dice, task):
-        paint, box = dice.below(len(COLORS)), dice.below(len(COLORS))
+        paint, box = dice.integers(len(COLORS)), dice.integers(len(COLORS))
         doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
         kind, color = jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([box, paint])
         room = jnp.asarray(np.array([1, 0], np.int32))
         if distractors:
-            more, paints = without(dice, [(BOX, box), (KEY, paint)], 4)
-            kind, color = jnp.concatenate([kind, more]), jnp.concatenate([color, paints])
-            room = jnp.concatenate([room, dice.below(2, 4)])
+            types, paints = objects_except(dice, [(BOX, box), (KEY, paint)], 4)
+            kind, color = jnp.concatenate([kind, types]), jnp.concatenate([color, paints])
+            room = jnp.concatenate([room, dice.integers(2, 4)])
         cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
         layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
         return layout, grid, single(rooms, layout, PICK_UP, (BOX, box, ANY))
@@ -186,7 +186,7 @@ def blocked_unlock_pickup() -> Level:
     rooms = check_room_grid("BlockedUnlockPickup", 6, 1, 2, 3)
 
     def attempt(dice, task):
-        paint, box, ball = dice.below(len(COLORS)), dice.below(len(COLORS)), dice.below(len(COLORS))
+        paint, box, ball = dice.integers(len(COLORS)), dice.integers(len(COLORS)), dice.integers(len(COLORS))
         doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
         blocker = doors.cell[0] - rooms.height
         free = clear(rooms, rooms.centre) & (np.arange(rooms.cells) != blocker)
@@ -210,7 +210,7 @@ def unlock_to_unlock() -> Level:
         doors = closed_doors(dice, rooms, np.zeros(2, bool))
         doors = locked(locked(doors, 0, paint[0]), 1, paint[1])
         kind = jnp.asarray(np.array([KEY, KEY, BALL], np.int32))
-        color = jnp.append(paint, dice.below(len(COLORS)))
+        color = jnp.append(paint, dice.integers(len(COLORS)))
         room = jnp.asarray(np.array([2, 1, 0], np.int32))
         cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
         layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 1)
@@ -228,16 +228,16 @@ def key_corridor(num_rows: int = 3, room_size: int = 6) -> Level:
     removed = np.isin(np.arange(len(rooms.edges)), corridor)
 
     def attempt(dice, task):
-        row, key_row = dice.below(num_rows), dice.below(num_rows)
-        behind = row * 3 + 2
-        paint = dice.below(len(COLORS))
+        row, key_row = dice.integers(num_rows), dice.integers(num_rows)
+        goal_room = row * 3 + 2
+        paint = dice.integers(len(COLORS))
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        doors = locked(doors, jnp.asarray(rooms.edge_of)[behind, 2], paint)
+        doors = locked(doors, jnp.asarray(rooms.edge_of)[goal_room, 2], paint)
         kind = jnp.asarray(np.array([BALL, KEY], np.int32))
-        color = jnp.stack([dice.below(len(COLORS)), paint])
-        cell, fits = scatter(dice, rooms, jnp.stack([behind, key_row * 3]), clear(rooms, rooms.centre))
+        color = jnp.stack([dice.integers(len(COLORS)), paint])
+        cell, fits = scatter(dice, rooms, jnp.stack([goal_room, key_row * 3]), clear(rooms, rooms.centre))
         posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.room(1, num_rows // 2), walls)
-        sealed = np.arange(rooms.count) == behind
+        sealed = np.arange(rooms.count) == goal_room
         passage = connect(dice, rooms, doors.present | removed, sealed)
         doors = doors.replace(present=passage & ~removed)
         layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted, walls)

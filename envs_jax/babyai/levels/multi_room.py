@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, GREY, OPEN, RED
-from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, apart, fill, word
+from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, distant_cells, fill, word
 from envs_jax.babyai.levels.level import (
     LOOSE,
     Level,
     agent_first,
     check_room,
     descriptors,
+    random_objects,
     single,
-    things,
-    unique_things,
+    unique_objects,
 )
 from envs_jax.babyai.levels.room_grid import (
     Doors,
@@ -62,7 +62,7 @@ def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: i
 
 def clear(rooms: RoomGrid, position) -> jax.Array:
     """The floor at least two steps from a position: bool `[cells]`."""
-    return ~rooms.walls & apart(rooms, position)
+    return ~rooms.walls & distant_cells(rooms, position)
 
 
 def centre(rooms: RoomGrid) -> jax.Array:
@@ -77,8 +77,8 @@ def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
     position, direction = pose_anywhere(dice, rooms)
     doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
     doors = doors.replace(present=connect(dice, rooms, doors.present))
-    kind, color = things(dice, n)
-    cell, fits = scatter(dice, rooms, dice.below(rooms.count, n), clear(rooms, position))
+    kind, color = random_objects(dice, n)
+    cell, fits = scatter(dice, rooms, dice.integers(rooms.count, n), clear(rooms, position))
     return assemble(rooms, kind, color, cell, doors, position, direction, fits)
 
 
@@ -111,7 +111,7 @@ def _about_one(
         if doors_open:
             layout = layout.replace(lock=jnp.where(layout.kind == DOOR, OPEN, layout.lock))
             grid = fill(rooms.walls, layout.packed(), layout.cell)
-        target = dice.below(n)
+        target = dice.integers(n)
         return layout, grid, single(rooms, layout, kind, (layout.kind[target], layout.color[target], ANY))
 
     task = {GO_TO: "go_to", PICK_UP: "pick_up"}[kind]
@@ -157,7 +157,7 @@ def open_any() -> Level:
 
     def attempt(dice, task):
         layout, grid = reachable_only(rooms, connected_rooms(dice, rooms, 18))
-        target = 18 + dice.among(layout.kind[18:] == DOOR)
+        target = 18 + dice.choice(layout.kind[18:] == DOOR)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, layout.color[target], ANY))
 
     return Level(rooms, 18 + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
@@ -171,8 +171,8 @@ def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
 
     def attempt(dice, task):
         # minigrid rejects worlds with another such ball, so all other objects are uniform among the other looks
-        look = jnp.asarray(table)[dice.below(len(looks), num_dists)]
-        paint = jnp.asarray(np.array([RED, BLUE], np.int32))[dice.below(2)]
+        look = jnp.asarray(table)[dice.integers(len(looks), num_dists)]
+        paint = jnp.asarray(np.array([RED, BLUE], np.int32))[dice.integers(2)]
         kind, color = jnp.append(look[:, 0], BALL), jnp.append(look[:, 1], paint)
         layout, grid = agent_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
@@ -200,12 +200,12 @@ def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
     rooms = check_room_grid("PickupDist", 7, 1, 1, 5)
 
     def attempt(dice, task):
-        kind, color = unique_things(dice, 5)
+        kind, color = unique_objects(dice, 5)
         cell, fits = scatter(dice, rooms, jnp.zeros(5, jnp.int32), clear(rooms, rooms.centre))
         doors = closed_doors(dice, rooms, np.zeros(0, bool))
         layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
-        target, by = dice.below(5), dice.below(3)
-        named = (jnp.where(by == 1, ANY, kind[target]), jnp.where(by == 0, ANY, color[target]), ANY)
+        target, mode = dice.integers(5), dice.integers(3)
+        named = (jnp.where(mode == 1, ANY, kind[target]), jnp.where(mode == 0, ANY, color[target]), ANY)
         mission, mover, fixed = single(rooms, layout, PICK_UP, named, strict=debug)
         if compat:
             wall_too = (named[0] == ANY) & (named[1] == GREY)
@@ -218,11 +218,11 @@ def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
 def pickup_above() -> Level:
     """Pick up the object in the room above."""
     rooms = check_room_grid("PickupAbove", 6, 3, 3, 1)
-    above, door = rooms.room(1, 0), rooms.edge_of[rooms.middle, 3]
+    goal_room, door = rooms.room(1, 0), rooms.edge_of[rooms.middle, 3]
 
     def attempt(dice, task):
-        kind, color = things(dice, 1)
-        cell, fits = scatter(dice, rooms, jnp.full(1, above), clear(rooms, rooms.centre))
+        kind, color = random_objects(dice, 1)
+        cell, fits = scatter(dice, rooms, jnp.full(1, goal_room), clear(rooms, rooms.centre))
         doors = closed_doors(dice, rooms, np.arange(len(rooms.edges)) == door)
         posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
         doors = doors.replace(present=connect(dice, rooms, doors.present))
@@ -237,8 +237,8 @@ def find_obj(room_size: int = 5) -> Level:
     rooms = check_room_grid("FindObj", room_size, 3, 3, 1)
 
     def attempt(dice, task):
-        kind, color = things(dice, 1)
-        cell, fits = scatter(dice, rooms, dice.below(rooms.count, 1), clear(rooms, rooms.centre))
+        kind, color = random_objects(dice, 1)
+        cell, fits = scatter(dice, rooms, dice.integers(rooms.count, 1), clear(rooms, rooms.centre))
         doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
         posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
         doors = doors.replace(present=connect(dice, rooms, doors.present))
@@ -268,7 +268,7 @@ def _two_halves(name: str, room_size: int, n: int) -> tuple[RoomGrid, np.ndarray
 def _halves(dice: Dice, rooms: RoomGrid, n: int, walls):
     """The agent on the left, `n` different objects in each room, then the wall between the rooms is removed."""
     position, direction = pose_anywhere(dice, rooms, 0)
-    kind, color = unique_things(dice, 2 * n)
+    kind, color = unique_objects(dice, 2 * n)
     room = jnp.asarray(np.repeat([0, 1], n).astype(np.int32))
     cell, fits = scatter(dice, rooms, room, clear(rooms, position))
     doors = closed_doors(dice, rooms, np.zeros(1, bool))
@@ -282,8 +282,8 @@ def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = 
 
     def attempt(dice, task):
         layout, grid = _halves(dice, rooms, objs_per_room, walls)
-        left, right = dice.below(objs_per_room), objs_per_room + dice.below(objs_per_room)
-        flip = dice.below(2) == 0
+        left, right = dice.integers(objs_per_room), objs_per_room + dice.integers(objs_per_room)
+        flip = dice.integers(2) == 0
         a, b = jnp.where(flip, right, left), jnp.where(flip, left, right)
         named = [(layout.kind[i], layout.color[i], ANY) for i in (a, b)]
         return layout, grid, single(rooms, layout, PUT_NEXT, *named)

@@ -17,9 +17,9 @@ from envs_jax.babyai.levels.level import (
     agent_first,
     check_room,
     objects_first,
+    random_objects,
     single,
-    things,
-    unique_things,
+    unique_objects,
 )
 from envs_jax.babyai.mission import (
     ANY,
@@ -35,7 +35,7 @@ def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Le
     rooms = check_room(name, room_size, num_dists + 1)
 
     def attempt(dice, task):
-        kind, color = things(dice, num_dists + 1)
+        kind, color = random_objects(dice, num_dists + 1)
         kind, color = kind.at[0].set(BALL), color.at[0].set(RED)
         if grey:
             color = color.at[1:].set(GREY)
@@ -75,10 +75,10 @@ def _go_to_one(name: str, room_size: int, count: int) -> Level:
     rooms = check_room(name, room_size, count)
 
     def attempt(dice, task):
-        kind, color = things(dice, count)
+        kind, color = random_objects(dice, count)
         layout, grid = agent_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        target = dice.below(count)
+        target = dice.integers(count)
         return layout, grid, single(rooms, layout, GO_TO, (kind[target], color[target], ANY))
 
     return Level(rooms, count, ("go_to",), frozenset({GO_TO}), (0,), attempt)
@@ -94,7 +94,7 @@ def pickup_loc(room_size: int = 8) -> Level:
     colors, types, places = (grid.reshape(-1) for grid in grids)
 
     def attempt(dice, task):
-        kind, color = things(dice, count)
+        kind, color = random_objects(dice, count)
         layout, grid = objects_first(dice, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         # descriptors weighted as minigrid tries them (half with a location), among those that match
@@ -112,7 +112,7 @@ def put_next_local(room_size: int = 8, num_objs: int = 8) -> Level:
     at_least("PutNextLocal: num_objs", num_objs, 2)
 
     def attempt(dice, task):
-        kind, color = unique_things(dice, num_objs)
+        kind, color = unique_objects(dice, num_objs)
         layout, grid = agent_first(dice, rooms, kind, color)
         a, b = dice.pick(num_objs, 2)
         mission, mover, fixed = single(rooms, layout, PUT_NEXT, (kind[a], color[a], ANY), (kind[b], color[b], ANY))
@@ -128,7 +128,7 @@ def one_room(room_size: int = 8) -> Level:
     rooms = check_room("OneRoom", room_size, 1, agent_first=False)
 
     def attempt(dice, task):
-        color = dice.below(len(COLORS), 1)
+        color = dice.integers(len(COLORS), 1)
         layout, grid = objects_first(dice, rooms, jnp.full(1, BALL, jnp.int32), color)
         return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
 

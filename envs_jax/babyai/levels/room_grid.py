@@ -39,11 +39,11 @@ class RoomGrid(Rooms):
         edges = []
         for row in range(self.rows):
             for column in range(self.columns):
-                here = self.room(column, row)
+                room = self.room(column, row)
                 if column < self.columns - 1:
-                    edges.append((here, here + 1, 0))
+                    edges.append((room, room + 1, 0))
                 if row < self.rows - 1:
-                    edges.append((here, here + self.columns, 1))
+                    edges.append((room, room + self.columns, 1))
         return tuple(edges)
 
     @cached_property
@@ -78,7 +78,7 @@ class RoomGrid(Rooms):
         return np.stack([np.flatnonzero(room) for room in rooms]).astype(np.int32)
 
     @cached_property
-    def within(self) -> np.ndarray:
+    def room_cells(self) -> np.ndarray:
         """Every room with its walls: int32 `[R, size**2]`."""
         x, y = self.xy
         step, squares = self.size - 1, []
@@ -114,19 +114,19 @@ def closed_doors(dice: Dice, rooms: RoomGrid, present) -> Doors:
     **Arguments:** `present`, bool `[E]`.
     """
     count = len(rooms.edges)
-    cell = jnp.asarray(rooms.slots)[np.arange(count), dice.below(rooms.size - 2, count)]
-    color = dice.below(len(COLORS), count)
+    cell = jnp.asarray(rooms.slots)[np.arange(count), dice.integers(rooms.size - 2, count)]
+    color = dice.integers(len(COLORS), count)
     return Doors(jnp.asarray(present, bool), cell, color, jnp.full(count, CLOSED, jnp.int32))
 
 
 def locked(doors: Doors, edge, color) -> Doors:
     """The same with a locked door of color `color` on one edge (int32 `[]`)."""
-    there = np.arange(doors.present.shape[0]) == edge
+    is_edge = np.arange(doors.present.shape[0]) == edge
     return Doors(
-        doors.present | there,
+        doors.present | is_edge,
         doors.cell,
-        jnp.where(there, color, doors.color),
-        jnp.where(there, LOCKED, doors.lock),
+        jnp.where(is_edge, color, doors.color),
+        jnp.where(is_edge, LOCKED, doors.lock),
     )
 
 
@@ -147,11 +147,11 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     numbers = np.arange(rooms.count)
     side = jnp.asarray(rooms.ends)
 
-    def join(label, edge, wanted):
+    def join(label, edge, enabled):
         a, b = side[edge, 0], side[edge, 1]
         of_a = jnp.sum(jnp.where(numbers == a, label, 0), dtype=jnp.int32)
         of_b = jnp.sum(jnp.where(numbers == b, label, 0), dtype=jnp.int32)
-        return jnp.where(wanted & (label == of_b), of_a, label)
+        return jnp.where(enabled & (label == of_b), of_a, label)
 
     label = tracing.fori_loop(
         0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(numbers, jnp.int32)
@@ -160,8 +160,8 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     def add(k, carry):
         label, passage = carry
         edge = order[k]
-        wanted = jnp.any(label != label[0]) & allowed[edge]
-        return join(label, edge, wanted), passage | (wanted & (np.arange(count) == edge))
+        joins = jnp.any(label != label[0]) & allowed[edge]
+        return join(label, edge, joins), passage | (joins & (np.arange(count) == edge))
 
     return tracing.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
 
@@ -178,8 +178,8 @@ def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tu
     tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
     # the rank of each cell among its room's tickets; comparing is cheaper than sorting at this size
     rank = jnp.sum(tickets[:, None, :] > tickets[:, :, None], axis=2, dtype=jnp.int32)
-    things = np.arange(room.shape[0])
-    nth = jnp.sum((room[None] == room[:, None]) & (things[None] < things[:, None]), axis=1, dtype=jnp.int32)
+    ids = np.arange(room.shape[0])
+    nth = jnp.sum((room[None] == room[:, None]) & (ids[None] < ids[:, None]), axis=1, dtype=jnp.int32)
     chosen = (rank[room] == nth[:, None]) & (tickets[room] >= 0)
     cell = jnp.sum(jnp.where(chosen, jnp.asarray(inside)[room], 0), axis=1, dtype=jnp.int32)
     return cell, jnp.all(jnp.sum(chosen, axis=1) == 1)
@@ -191,21 +191,21 @@ def pose_in(dice: Dice, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Arr
     **Arguments:** `grid`, int16 `[cells]`; `room`, int32 `[]`.
     **Returns:** position int32 `[2]`, direction int32 `[]`, and whether there was such a pose.
     """
-    cells = jnp.asarray(rooms.within)[room]
+    cells = jnp.asarray(rooms.room_cells)[room]
     kind = type_of(grid)
     steps = np.array([dx * rooms.height + dy for dx, dy in zip(DX, DY)], np.int32)
     ahead = jnp.take(kind, cells[:, None] + steps, mode="clip")
     free = (kind[cells] == EMPTY)[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose = dice.among(free.reshape(-1))
+    pose = dice.choice(free.reshape(-1))
     cell = cells[pose // 4]
     return jnp.stack([cell // rooms.height, cell % rooms.height]), pose % 4, jnp.any(free)
 
 
 def pose_anywhere(dice: Dice, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
     """A uniform pose in empty rooms, or in one of them: position int32 `[2]`, direction int32 `[]`."""
-    room = dice.below(rooms.count) if room is None else room
-    cell = jnp.asarray(rooms.inside)[room, dice.below(rooms.inside.shape[1])]
-    return jnp.stack([cell // rooms.height, cell % rooms.height]), dice.below(4)
+    room = dice.integers(rooms.count) if room is None else room
+    cell = jnp.asarray(rooms.inside)[room, dice.integers(rooms.inside.shape[1])]
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), dice.integers(4)
 
 
 def assemble(

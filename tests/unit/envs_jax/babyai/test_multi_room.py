@@ -29,7 +29,7 @@ def test_the_tables_of_a_grid_of_rooms():
     cells = [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[3]]
     assert cells == [(5, 4), (6, 4), (7, 4)]  # between rooms 1 and 4
     assert [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[0]] == [(4, 1), (4, 2), (4, 3)]
-    assert rooms.middle == 4 and rooms.inside.shape == (6, 9) and rooms.within.shape == (6, 25)
+    assert rooms.middle == 4 and rooms.inside.shape == (6, 9) and rooms.room_cells.shape == (6, 25)
 
 
 def reached(rooms, passage):
@@ -78,7 +78,7 @@ def test_things_go_to_different_cells_of_their_rooms():
 
 def test_among_is_uniform():
     allowed = jnp.asarray([False, True, True, False, True])
-    draw = jax.jit(jax.vmap(lambda bits: Dice(bits).among(allowed)))
+    draw = jax.jit(jax.vmap(lambda bits: Dice(bits).choice(allowed)))
     counts = np.bincount(draw(jax.random.bits(jax.random.key(1), (3000, 1), jnp.uint32)), minlength=5)
     assert counts[[0, 3]].sum() == 0 and abs(counts[[1, 2, 4]] - 1000).max() < 110
 
