@@ -63,7 +63,7 @@ def named(needed: Requirement) -> str:
 
 
 def inside(needed: Requirement) -> list[Requirement]:
-    """What the extras of a requirement need, such as the plugin of `jax[cuda13]`; empty if its package is absent."""
+    """The requirements of a requirement's extras, such as the plugin of `jax[cuda13]`; empty if its package is absent."""
     from packaging.requirements import Requirement
 
     try:
@@ -104,13 +104,13 @@ def requirements() -> dict[str, list[Requirement]]:
 
 def _expanded(part: list[Requirement], listed: dict[str, list[Requirement]]) -> list[Requirement]:
     """The requirements of an extra, with those of the extras that it is made of, as `all` is."""
-    whole = []
+    expanded = []
     for needed in part:
         inner = (
             [listed.get(extra, []) for extra in sorted(needed.extras)] if needed.name == DISTRIBUTION else [[needed]]
         )
-        whole += [x for each in inner for x in each if x not in whole]
-    return whole
+        expanded += [x for group in inner for x in group if x not in expanded]
+    return expanded
 
 
 def _checkout() -> tuple[Path, bool] | None:

@@ -94,8 +94,8 @@ FAITHFUL = Phrasebook(
 
 
 def _wall(types: jax.Array, base: int, see_through: bool) -> jax.Array:
-    """The sentence for a ray of cells, nearest first: the nearest wall if `see_through`, otherwise a wall only if it is the
-    first cell that is neither unseen nor empty."""
+    """The sentence for a ray of cells, nearest first: the nearest wall if `see_through`, otherwise a wall only if it is
+    the first cell that is neither unseen nor empty."""
     stops = types == WALL if see_through else (types != UNSEEN) & (types != EMPTY)
     distance = jnp.argmax(stops)
     wall = types[distance] == WALL
@@ -137,8 +137,8 @@ def faithful_caption(image: jax.Array, ground: jax.Array, max_sentences: int) ->
     """The faithful description of a view: carried object, the open door that the agent stands in, the nearest visible
     wall ahead, left and right, regardless of objects before it, then every visible object in the order of BabyAI-Text.
 
-    **Arguments:** `image` and `max_sentences`, as of `view_caption`; `ground`, an integer `[]`, the packed cell under the
-    agent, which the view does not show.
+    **Arguments:** `image` and `max_sentences`, as of `view_caption`; `ground`, an integer `[]`, the packed cell under
+    the agent, which the view does not show.
     **Returns:** a caption of `FAITHFUL`, int16 `[C]`; sentences beyond `C` are left out.
     """
     ground = jnp.asarray(ground, jnp.int32)
