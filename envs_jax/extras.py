@@ -63,7 +63,7 @@ def named(needed: Requirement) -> str:
 
 
 def inside(needed: Requirement) -> list[Requirement]:
-    """The requirements of a requirement's extras, such as the plugin of `jax[cuda13]`; empty if its package is absent."""
+    """The requirements that a requirement's extras add, such as the plugin of `jax[cuda13]`; empty without its package."""
     from packaging.requirements import Requirement
 
     try:

@@ -82,7 +82,7 @@ class Unit:
     slot: str | None = None
     """The name of the slot or choice; None for a literal."""
     size: int = 1
-    """The largest number of phrases in a row."""
+    """The most phrases that may follow one another."""
     optional: bool = False
     """Whether it may be empty, apart from `blocks`."""
     limits: tuple[Limit, ...] = ()

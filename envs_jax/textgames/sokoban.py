@@ -21,7 +21,7 @@ from envs_jax.textgames.sokoban_rooms import FLOOR, MOVES, TARGET, WALL, Room, d
 
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = 3, 4, 5, 6
-"""Contents of a cell of the observation's board, beside wall, floor and target: gym-sokoban's numbers, and RAGEN's 6."""
+"""Content of a cell of the observation's board, beside wall, floor and target: gym-sokoban's numbers, and RAGEN's 6."""
 
 SYMBOLS = "#_O√XPS"
 """The symbol of each number."""
