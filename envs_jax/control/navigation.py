@@ -133,8 +133,8 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         area_key, pose_key, noise_key = jax.random.split(key, 3)
         area = jax.random.randint(area_key, (), 0, len(self.starts), jnp.int32)
         low, high = jnp.asarray(self.starts)[area]
-        drawn = jax.random.uniform(pose_key, (3,), jnp.float32)
-        pose = jnp.append(low + drawn[:2] * (high - low), math.pi * (2 * drawn[2] - 1))
+        uniforms = jax.random.uniform(pose_key, (3,), jnp.float32)
+        pose = jnp.append(low + uniforms[:2] * (high - low), math.pi * (2 * uniforms[2] - 1))
         noise = params.sensor_noise * jax.random.normal(noise_key, RAYS.shape, jnp.float32)
         return self.ranges(pose, params) + noise, NavigationState(pose, jnp.int32(0))
 

@@ -75,9 +75,9 @@ def _floor(key: jax.Array, height: int, width: int) -> jax.Array:
     new_direction = jax.random.randint(directions, (steps,), 0, 4, jnp.int32)
     moves = jnp.array(MOVES, jnp.int32)
 
-    def walk(carry, drawn):
+    def walk(carry, sampled):
         position, direction = carry
-        direction = jnp.where(drawn[0], drawn[1], direction)
+        direction = jnp.where(sampled[0], sampled[1], direction)
         position = jnp.clip(position + moves[direction], 1, high - 2)
         return (position, direction), position
 

@@ -67,8 +67,8 @@ def _dealt(current: Hand) -> dict[int, float]:
         return {current[0] if current[0] <= 21 else 0: 1.0}
     scores: dict[int, float] = {}
     for card, prob in CARDS.items():
-        for score, share in _dealt(draw(current, card)).items():
-            scores[score] = scores.get(score, 0.0) + prob * share
+        for score, score_prob in _dealt(draw(current, card)).items():
+            scores[score] = scores.get(score, 0.0) + prob * score_prob
     return scores
 
 
@@ -98,21 +98,21 @@ class Blackjack(TabularEnvironment):
         """**Arguments:** `natural`, whether winning with a natural pays 1.5; `sab`, Sutton and Barto's rules instead,
         under which a natural wins unless the dealer has one too. The defaults are those of Gymnasium's registry."""
         self.natural, self.sab = natural, sab
-        drawn: dict[Hand, list[Outcome]] = {}
+        hits: dict[Hand, list[Outcome]] = {}
         """The outcomes of hitting, as hand indices, for each hand of at most 21."""
         for player in HANDS:
             if player[0] <= 21:
                 hands = [(prob, draw(player, card)) for card, prob in CARDS.items()]
-                drawn[player] = [(p, INDEX[h], -1.0 if h[0] > 21 else 0.0, h[0] > 21) for p, h in hands]
+                hits[player] = [(p, INDEX[h], -1.0 if h[0] > 21 else 0.0, h[0] > 21) for p, h in hands]
 
         def stick(player, upcard, hidden):
             """Rewards and their probabilities."""
             rewards: dict[float, float] = {}
-            for card, share in CARDS.items() if hidden == UNSEEN else [(hidden, 1.0)]:
+            for card, card_prob in CARDS.items() if hidden == UNSEEN else [(hidden, 1.0)]:
                 dealer = hand([upcard, card])
                 for score, prob in _dealt(dealer).items():
                     reward = _pay(player, dealer, score, natural, sab)
-                    rewards[reward] = rewards.get(reward, 0.0) + share * prob
+                    rewards[reward] = rewards.get(reward, 0.0) + card_prob * prob
             return rewards
 
         def outcomes(index, action):
@@ -121,7 +121,7 @@ class Blackjack(TabularEnvironment):
                 return [(1.0, index, 0.0, True)]
             if action == STICK:
                 return [(prob, index, reward, True) for reward, prob in stick(player, upcard, hidden).items()]
-            return [(prob, after * DEALERS + index % DEALERS, *outcome) for prob, after, *outcome in drawn[player]]
+            return [(prob, after * DEALERS + index % DEALERS, *outcome) for prob, after, *outcome in hits[player]]
 
         ranks = [min(rank, 10) for rank in range(1, 14)]
         starts = [encode(hand([a, b]), upcard, UNSEEN) for upcard, a, b in itertools.product(ranks, repeat=3)]

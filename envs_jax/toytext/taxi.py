@@ -112,8 +112,8 @@ class Taxi(TabularEnvironment):
                     branches.append((prob, successor + mood * NUM_STATES, reward, terminated))
                     continue
                 for stop in range(len(STOPS)):
-                    share = 1 - change if stop == destination else change / 3
-                    branches.append((prob * share, encode(decode(successor)[0], RIDING, stop), reward, terminated))
+                    fraction = 1 - change if stop == destination else change / 3
+                    branches.append((prob * fraction, encode(decode(successor)[0], RIDING, stop), reward, terminated))
             return branches
 
         moods = 3 if fickle_passenger else 1

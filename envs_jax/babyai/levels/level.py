@@ -39,7 +39,7 @@ from envs_jax.rejection import first_accepted
 LOOSE = (KEY, BALL, BOX)
 """The types that `add_distractors` draws from."""
 
-Drawn = tuple[Layout, jax.Array, Any]
+Sample = tuple[Layout, jax.Array, Any]
 """A layout, its grid of packed cells int16 `[cells]`, and the mission with its object sets."""
 
 
@@ -55,8 +55,8 @@ class Level:
     """The clause kinds of its missions."""
     clauses: tuple[int, ...]
     """The clauses that its missions use."""
-    attempt: Callable[[Dice, jax.Array], Drawn]
-    """`(dice, task) -> drawn`: one try; the layout says whether it is accepted."""
+    attempt: Callable[[Dice, jax.Array], Sample]
+    """`(dice, task) -> sample`: one try; the layout says whether it is accepted."""
     rooms_used: Callable[[jax.Array], Any] | None = None
     """`task -> rooms`, for the step limit; None: all of them."""
     max_steps: int | None = None
@@ -69,20 +69,20 @@ class Level:
     """Whether its missions may name the location of an object at the start ("on your left")."""
 
 
-def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array]:
+def draw(level: Level, key: jax.Array, params: Params) -> tuple[Sample, jax.Array]:
     """An accepted world of a level, and its task int32 `[]`."""
     task = jnp.int32(0)
     if len(level.tasks) > 1:
         weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
-        share = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
-        task = jnp.sum(share >= weights[:-1], dtype=jnp.int32)
+        uniform = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
+        task = jnp.sum(uniform >= weights[:-1], dtype=jnp.int32)
     count = Dice()
     jax.eval_shape(lambda task: level.attempt(count, task), task)
 
     def attempt(number, key, task):
         bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
-        drawn = level.attempt(Dice(bits), task)
-        return drawn[0].accepted, drawn
+        sampled = level.attempt(Dice(bits), task)
+        return sampled[0].accepted, sampled
 
     return first_accepted(attempt, key, task), task
 

@@ -70,8 +70,8 @@ def unlock(compat: bool = False) -> Level:
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
         free = clear(rooms, rooms.centre)
         cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], object_rooms]), free)
-        drawn = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
-        layout, grid = reachable_only(rooms, drawn)
+        sampled = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
+        layout, grid = reachable_only(rooms, sampled)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, paint, ANY))
 
     return Level(rooms, count + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)

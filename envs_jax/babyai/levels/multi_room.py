@@ -82,8 +82,8 @@ def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
     return assemble(rooms, kind, color, cell, doors, position, direction, fits)
 
 
-def reachable_only(rooms: RoomGrid, drawn) -> tuple[Layout, jax.Array]:
-    layout, grid = drawn
+def reachable_only(rooms: RoomGrid, sampled) -> tuple[Layout, jax.Array]:
+    layout, grid = sampled
     accepted = layout.accepted & all_reachable(rooms, grid, layout.position)
     return layout.replace(accepted=accepted), grid
 
