@@ -176,7 +176,7 @@ class CompiledPrompt:
         end, number = len(self._bos), 0
         for unit, base in zip(self.prompt.units, self._plan):
             sizes = [len(self._rows[base + i]) for i in range(len(unit.texts))]
-            start = len(self._bos) + sum(minimum for needs, minimum in certain if set(needs) <= set(unit.blocks))
+            start = len(self._bos) + sum(minimum for required, minimum in certain if set(required) <= set(unit.blocks))
             for position in range(unit.size if unit.slot is not None else 1):
                 end += max(sizes)
                 for b, block in enumerate(blocks):

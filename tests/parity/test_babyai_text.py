@@ -30,8 +30,8 @@ from envs_jax.babyai.text import french
 from envs_jax.babyai.text.english import (
     MISSION_LENGTH,
     MISSIONS,
-    PLACES,
     OBJECT,
+    PLACES,
     VIEW,
     mission_caption,
     mission_limits,

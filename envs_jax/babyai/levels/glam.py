@@ -131,8 +131,8 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
         position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
         layout = layout.replace(position=position, direction=direction)
         accepted = fits & has_pose & all_reachable(rooms, grid, position)
-        says = paint if name_door else jnp.where(dice.integers(2) == 0, paint, ANY)
-        mission = word(rooms, layout, [OPEN_DOOR, 0, 0, 0], SINGLE, *descriptors((0, [(DOOR, says, ANY)])))
+        named_color = paint if name_door else jnp.where(dice.integers(2) == 0, paint, ANY)
+        mission = word(rooms, layout, [OPEN_DOOR, 0, 0, 0], SINGLE, *descriptors((0, [(DOOR, named_color, ANY)])))
         return layout.replace(accepted=accepted), grid, mission
 
     def attempt(dice, task):

@@ -128,15 +128,15 @@ def generator(
         usable = jnp.stack(
             [jnp.any(matched & table[kind_index], axis=1), jnp.broadcast_to(jnp.any(matched), 4)], axis=1
         )
-        says = [jnp.asarray(a)[picks] for a in (types, colors, places)]
-        mission, mover, fixed = word(rooms, layout, verbs, order, *says)
+        descriptors = [jnp.asarray(a)[picks] for a in (types, colors, places)]
+        mission, mover, fixed = word(rooms, layout, verbs, order, *descriptors)
         overlap = jnp.any(mover & fixed != 0, axis=-1) | adjacent(rooms, layout, mover, fixed)
         wrong = (used & ~usable) | ((verbs == PUT_NEXT) & overlap)[:, None]
         if unblocking:
             # no mission about a key that opens a door
             shut = (layout.kind == DOOR) & (layout.lock == LOCKED)
-            opens = jnp.any(shut & (layout.color == says[1][..., None]), axis=-1)
-            wrong |= used & (says[0] == KEY) & opens
+            opens = jnp.any(shut & (layout.color == descriptors[1][..., None]), axis=-1)
+            wrong |= used & (descriptors[0] == KEY) & opens
         return layout.replace(accepted=layout.accepted & ~jnp.any(wrong)), grid, (mission, mover, fixed)
 
     clauses = {"action": (0,), "and": (0, 1), "seq": (0, 1, 2, 3)}[max(forms, key=FORMS.index)]
