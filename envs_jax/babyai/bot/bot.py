@@ -151,7 +151,7 @@ def _aim(state: State, task: Task, knowledge: Knowledge) -> Aim:
     seen_from = [jnp.any(knowledge.views & knowledge.reach[k] != 0) for k in (0, 1)]
     needed = jnp.any(members(state.mover | state.fixed, packed.shape[0]), axis=0)
     boxes = (kind == BOX) & ~needed
-    cornered = (task.kind == PUT_NEXT) & task.goals
+    cornered = (task.kind == PUT_NEXT) & task.fixed
     find = _choose(
         (seen_from[0], look),
         (seen_from[1], look._replace(clearing=jnp.bool_(True))),

@@ -103,7 +103,7 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
         half = jnp.where(jnp.where(state.mission.order == AFTER, halves_done[1], ~halves_done[0]), 0, 2)
     clause = half + state.met[half]
     verb, mover, fixed = state.mission.kind[clause], state.mover[clause], state.fixed[clause]
-    movers, goals = member(mover, ids), member(fixed, ids)
+    movers, fixed_objects = member(mover, ids), member(fixed, ids)
 
     def cells_of(objects, positions):
         """The cells of a set of objects, as a mask `[W, H]`."""
@@ -125,9 +125,9 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     carrying_it = putting & member(mover, hand)
     mask = cells_of(movers, jnp.where(going, state.tracked, state.cell))
     mask = jnp.where(opening, cells_of(jnp.where(fetching_key, keys, ready), state.cell), mask)
-    goal_cells = words(cells_of(goals, state.cell))
+    fixed_cells = words(cells_of(fixed_objects, state.cell))
     empty = words(kind == EMPTY)
-    targets = jnp.where(carrying_it, around(goal_cells) & empty, words(mask))
+    targets = jnp.where(carrying_it, around(fixed_cells) & empty, words(mask))
     act = jnp.where(carrying_it, DROP, jnp.where(going, FORWARD, PICKUP))
     act = jnp.where(opening & ~fetching_key, TOGGLE, act)
     must_drop = (hand >= 0) & (act == PICKUP)
@@ -152,6 +152,6 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     if seen_only:
         seen_cells, visible = window(state.grid, state.position, heading)
         in_view = jnp.any((id_of(seen_cells)[:, None] == ids) & visible[:, None], axis=0)
-        sought = jnp.where(carrying_it, goals, jnp.where(fetching_key, keys, movers))
+        sought = jnp.where(carrying_it, fixed_objects, jnp.where(fetching_key, keys, movers))
         step = jnp.where(jnp.any(in_view & sought), step, LEFT)
     return step.astype(jnp.int32)

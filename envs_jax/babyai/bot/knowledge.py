@@ -28,12 +28,12 @@ class Task(NamedTuple):
     """Whether only the action `done` is left."""
     movers: jax.Array
     """bool `[O]`, the objects that it names, or moves."""
-    goals: jax.Array
+    fixed: jax.Array
     """bool `[O]`, the objects to put them next to."""
     in_hand: jax.Array
     """Whether an object of `movers` is carried."""
     fixed_in_hand: jax.Array
-    """Whether an object of `goals` is carried."""
+    """Whether an object of `fixed` is carried."""
 
 
 def current_task(state: State) -> Task:
@@ -49,7 +49,7 @@ def current_task(state: State) -> Task:
         held_id=state.held[clause],
         claimed=state.matched[clause],
         movers=members(state.mover[clause], count),
-        goals=members(state.fixed[clause], count),
+        fixed=members(state.fixed[clause], count),
         in_hand=member(state.mover[clause], id_of(state.carrying)),
         fixed_in_hand=member(state.fixed[clause], id_of(state.carrying)),
     )
@@ -86,7 +86,7 @@ class Knowledge(NamedTuple):
     hand: jax.Array
     """The object carried, -1 for none."""
     places: jax.Array
-    """Empty cells next to an object of `Task.goals`."""
+    """Empty cells next to an object of `Task.fixed`."""
 
     def cells(self, objects: jax.Array) -> jax.Array:
         """The cells of a set of objects bool `[O]`."""
@@ -139,7 +139,7 @@ def survey(state: State, explored: jax.Array, task: Task) -> Knowledge:
         y=at_y,
         placed=placed,
         hand=hand,
-        places=around(marked(at_x, at_y, task.goals & placed, width)) & empty,
+        places=around(marked(at_x, at_y, task.fixed & placed, width)) & empty,
     )
 
 
