@@ -19,7 +19,7 @@ def _rows(size: int, batched: Any, args: Any) -> Any:
     )
 
 
-def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
+def batched_as_single(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of one row that calls `function`, which computes all rows of a batch together.
 
     `function` takes and returns pytrees whose leaves have a leading axis `[B]`, and its rows do not depend on one

@@ -8,8 +8,8 @@ import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, BOX, COLORS, DOOR, GREEN, GREY, KEY, LOCKED, PURPLE, RED, YELLOW
 from envs_jax.babyai.levels.layout import (
-    Dice,
     Layout,
+    Rng,
     Rooms,
     adjacent,
     all_reachable,
@@ -44,7 +44,7 @@ def _named(names: tuple[tuple[int, int], ...], kind, color):
     return jnp.asarray(table)[kind, color]
 
 
-def _choose(dice: Dice, names, kind, color, n):
+def _choose(rng: Rng, names, kind, color, n):
     """The objects of a mission: A uniform among the first `n`, B uniform too, redrawn from the others if it is A itself
     and no other object looks like A.
 
@@ -53,12 +53,12 @@ def _choose(dice: Dice, names, kind, color, n):
 
     **Returns:** the changed `kind` and `color`, the indices `a` and `b`, and whether B may be named.
     """
-    a = dice.integers(n)
-    look = jnp.asarray(np.array(names, np.int32))[dice.integers(len(names))]
+    a = rng.integers(n)
+    look = jnp.asarray(np.array(names, np.int32))[rng.integers(len(names))]
     kind, color = kind.at[a].set(look[0]), color.at[a].set(look[1])
-    b = dice.integers(n)
+    b = rng.integers(n)
     alike = (kind == kind[a]) & (color == color[a]) & (np.arange(kind.shape[0]) < n)
-    alternative = (a + 1 + dice.integers(n - 1)) % n
+    alternative = (a + 1 + rng.integers(n - 1)) % n
     b = jnp.where((b == a) & (jnp.sum(alike) == 1), alternative, b)
     return kind, color, a, b, _named(names, kind[b], color[b])
 
@@ -67,21 +67,21 @@ def _sequence(name: str, room_size: int, num_dists: int, second: int, wording: s
     count = num_dists + 2
     rooms = check_room(name, room_size, count)
 
-    def attempt(dice, task):
-        kind, color, a, b, named = _choose(dice, TRAIN_NAMES, *random_objects(dice, count), count)
-        layout, grid = agent_first(dice, rooms, kind, color)
+    def attempt(rng, task):
+        kind, color, a, b, named = _choose(rng, TRAIN_NAMES, *random_objects(rng, count), count)
+        layout, grid = agent_first(rng, rooms, kind, color)
         accepted = layout.accepted & named & all_reachable(rooms, grid, layout.position)
-        verbs, order, table = _pair(dice, kind, color, a, b, second, wording)
+        verbs, order, table = _pair(rng, kind, color, a, b, second, wording)
         return layout.replace(accepted=accepted), grid, word(rooms, layout, verbs, order, *table)
 
     tasks = ("pick_up_seq_go_to" if second == GO_TO else "pick_up_seq_pick_up",)
     return Level(rooms, count, tasks, frozenset({PICK_UP, second}), (0, 2), attempt)
 
 
-def _pair(dice: Dice, kind, color, a, b, second: int, wording: str):
+def _pair(rng: Rng, kind, color, a, b, second: int, wording: str):
     """`pick up A, then <second> B`, or `<second> B after you pick up A`."""
     early = {"before": True, "after": False}.get(wording)
-    before = dice.integers(2) == 0 if early is None else jnp.bool_(early)
+    before = rng.integers(2) == 0 if early is None else jnp.bool_(early)
     x, y = jnp.where(before, a, b), jnp.where(before, b, a)
     verbs = jnp.stack([jnp.where(before, PICK_UP, second), 0, jnp.where(before, second, PICK_UP), 0])
     table = descriptors((0, [(kind[x], color[x], ANY)]), (2, [(kind[y], color[y], ANY)]))
@@ -96,13 +96,13 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
         raise ValueError(f"{name}: two rooms of size {room_size} are {rooms.width} cells wide; {MAX_SIDE} is the limit")
     solid = rooms.walls | (rooms.xy[0] > room_size - 1)
 
-    def local(dice, task):
+    def local(rng, task):
         """The tasks of one room; the second room of the grid is filled with walls."""
         n = jnp.where((task == GO_TASK) | (task == PICK_TASK), count - 1, count)
-        kind, color, a, b, named = _choose(dice, names, *random_objects(dice, count), n)
+        kind, color, a, b, named = _choose(rng, names, *random_objects(rng, count), n)
         kind = jnp.where(np.arange(count) < n, kind, 0)
-        layout, grid = agent_first(dice, rooms, kind, color, solid)
-        verbs, order, sequence = _pair(dice, kind, color, a, b, GO_TO, "either")
+        layout, grid = agent_first(rng, rooms, kind, color, solid)
+        verbs, order, sequence = _pair(rng, kind, color, a, b, GO_TO, "either")
         single = descriptors((0, [(kind[a], color[a], ANY), (kind[b], color[b], ANY)]))
         in_sequence = task == SEQUENCE_TASK
         verb = jnp.asarray([GO_TO, PICK_UP, PUT_NEXT, NO_CLAUSE, NO_CLAUSE])[task]
@@ -114,29 +114,29 @@ def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: b
         accepted = layout.accepted & (named | ~two_named) & ~clash & all_reachable(rooms, grid, layout.position)
         return layout.replace(accepted=accepted), grid, (mission, mover, fixed)
 
-    def unlock(dice):
+    def unlock(rng):
         """Two rooms, a locked door between them; the key, the distractors and the agent in the other room."""
-        column = dice.integers(2)
+        column = rng.integers(2)
         floor = jnp.where(column == 0, rooms.interior(0, 0), rooms.interior(1, 0))
-        door = (room_size - 1) * rooms.height + 1 + dice.integers(room_size - 2)
-        paint = jnp.asarray(np.array(doors, np.int32))[dice.integers(len(doors))]
+        door = (room_size - 1) * rooms.height + 1 + rng.integers(room_size - 2)
+        paint = jnp.asarray(np.array(doors, np.int32))[rng.integers(len(doors))]
         # the key is object 0, then the distractors, the door is the last
-        kind, color = random_objects(dice, count)
+        kind, color = random_objects(rng, count)
         kind = kind.at[0].set(KEY).at[-1].set(DOOR)
         color = color.at[0].set(paint).at[-1].set(paint)
         lock = jnp.where(kind == DOOR, LOCKED, 0)
-        cell, fits = dice.cells(floor & distant_cells(rooms, rooms.centre), count - 1)
+        cell, fits = rng.cells(floor & distant_cells(rooms, rooms.centre), count - 1)
         layout = Layout(kind, color, lock, jnp.append(cell, door), jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
         grid = fill(rooms.walls, layout.packed(), layout.cell)
-        position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
+        position, direction, has_pose = draw_pose(rng, rooms, grid, floor)
         layout = layout.replace(position=position, direction=direction)
         accepted = fits & has_pose & all_reachable(rooms, grid, position)
-        named_color = paint if name_door else jnp.where(dice.integers(2) == 0, paint, ANY)
+        named_color = paint if name_door else jnp.where(rng.integers(2) == 0, paint, ANY)
         mission = word(rooms, layout, [OPEN_DOOR, 0, 0, 0], SINGLE, *descriptors((0, [(DOOR, named_color, ANY)])))
         return layout.replace(accepted=accepted), grid, mission
 
-    def attempt(dice, task):
-        one_room, two_rooms = local(dice, task), unlock(dice)
+    def attempt(rng, task):
+        one_room, two_rooms = local(rng, task), unlock(rng)
         return jax.tree.map(lambda a, b: jnp.where(task == OPEN_TASK, b, a), one_room, two_rooms)
 
     kinds = frozenset({GO_TO, PICK_UP, PUT_NEXT, OPEN_DOOR})

@@ -67,7 +67,7 @@ def distant_cells(rooms: Rooms, position, distance: int = 2):
     return abs(x - position[0]) + abs(y - position[1]) >= distance
 
 
-class Dice:
+class Rng:
     """The random numbers of one attempt at a world, from one call of the generator: every call adds a loop to compile
     and run. Without bits it only counts the words that are used, in `used`."""
 
@@ -114,7 +114,7 @@ class Dice:
         return self.cells(jnp.ones(n, bool), k)[0]
 
 
-def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
+def draw_pose(rng: Rng, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
     """A uniform pose on an empty allowed cell that faces an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]` of packed cells; `allowed`, bool `[cells]`, without the grid's border.
@@ -123,7 +123,7 @@ def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
     kind = type_of(grid).reshape(rooms.width, rooms.height)
     ahead = jnp.stack([jnp.roll(kind, (-DX[d], -DY[d]), (0, 1)).reshape(-1) for d in range(4)], axis=1)
     free = (allowed & (type_of(grid) == EMPTY))[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose, fits = dice.cells(free.reshape(-1), 1)
+    pose, fits = rng.cells(free.reshape(-1), 1)
     cell, direction = pose[0] // 4, pose[0] % 4
     return jnp.stack([cell // rooms.height, cell % rooms.height]), direction, fits
 

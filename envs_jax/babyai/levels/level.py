@@ -18,8 +18,8 @@ import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, KEY
 from envs_jax.babyai.levels.layout import (
-    Dice,
     Layout,
+    Rng,
     Rooms,
     distant_cells,
     draw_pose,
@@ -55,8 +55,8 @@ class Level:
     """The clause kinds of its missions."""
     clauses: tuple[int, ...]
     """The clauses that its missions use."""
-    attempt: Callable[[Dice, jax.Array], Sample]
-    """`(dice, task) -> sample`: one try; the layout says whether it is accepted."""
+    attempt: Callable[[Rng, jax.Array], Sample]
+    """`(rng, task) -> sample`: one try; the layout says whether it is accepted."""
     rooms_used: Callable[[jax.Array], Any] | None = None
     """`task -> rooms`, for the step limit; None: all of them."""
     max_steps: int | None = None
@@ -76,12 +76,12 @@ def draw(level: Level, key: jax.Array, params: Params) -> tuple[Sample, jax.Arra
         weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
         uniform = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
         task = jnp.sum(uniform >= weights[:-1], dtype=jnp.int32)
-    count = Dice()
+    count = Rng()
     jax.eval_shape(lambda task: level.attempt(count, task), task)
 
     def attempt(number, key, task):
         bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
-        sampled = level.attempt(Dice(bits), task)
+        sampled = level.attempt(Rng(bits), task)
         return sampled[0].accepted, sampled
 
     return first_accepted(attempt, key, task), task
@@ -104,37 +104,37 @@ def single(rooms: Rooms, layout: Layout, kind, *named, strict: bool = False):
     return word(rooms, layout, kinds, SINGLE, type, color, location, [strict, False, False, False])
 
 
-def random_objects(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+def random_objects(rng: Rng, n: int) -> tuple[jax.Array, jax.Array]:
     """Types and colours of `n` loose objects, uniform and independent: int32 `[n]` each."""
-    look = dice.integers(len(LOOSE) * len(COLORS), n)
+    look = rng.integers(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def unique_objects(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+def unique_objects(rng: Rng, n: int) -> tuple[jax.Array, jax.Array]:
     """The same, without repetition."""
-    look = dice.pick(len(LOOSE) * len(COLORS), n)
+    look = rng.pick(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def agent_first(dice: Dice, rooms: Rooms, kind, color, walls=None):
+def agent_first(rng: Rng, rooms: Rooms, kind, color, walls=None):
     """One room: the agent anywhere, then the objects at least two steps from it."""
     floor = rooms.interior(0, 0)
-    pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[dice.integers(floor.sum())]
+    pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[rng.integers(floor.sum())]
     position = jnp.stack([pose // rooms.height, pose % rooms.height])
-    direction = dice.integers(4)
-    cell, fits = dice.cells(floor & distant_cells(rooms, position), kind.shape[0])
+    direction = rng.integers(4)
+    cell, fits = rng.cells(floor & distant_cells(rooms, position), kind.shape[0])
     cell = jnp.where(kind > 0, cell, -1)
     layout = Layout(kind, color, jnp.zeros_like(kind), cell, position, direction, fits)
     return layout, fill(rooms.walls if walls is None else walls, layout.packed(), cell)
 
 
-def objects_first(dice: Dice, rooms: Rooms, kind, color):
+def objects_first(rng: Rng, rooms: Rooms, kind, color):
     """One room: the objects at least two steps from its centre, then the agent, facing no object."""
     floor = rooms.interior(0, 0)
-    cell, fits = dice.cells(jnp.asarray(floor & distant_cells(rooms, rooms.centre)), kind.shape[0])
+    cell, fits = rng.cells(jnp.asarray(floor & distant_cells(rooms, rooms.centre)), kind.shape[0])
     layout = Layout(kind, color, jnp.zeros_like(kind), cell, jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
     grid = fill(rooms.walls, layout.packed(), cell)
-    position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
+    position, direction, has_pose = draw_pose(rng, rooms, grid, floor)
     return layout.replace(position=position, direction=direction, accepted=fits & has_pose), grid
 
 

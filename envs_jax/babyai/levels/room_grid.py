@@ -17,7 +17,7 @@ from flax import struct
 
 from envs_jax import tracing
 from envs_jax.babyai.constants import CLOSED, COLORS, DOOR, DX, DY, EMPTY, LOCKED, WALL
-from envs_jax.babyai.levels.layout import Dice, Layout, Rooms, fill
+from envs_jax.babyai.levels.layout import Layout, Rng, Rooms, fill
 from envs_jax.babyai.state import type_of
 
 
@@ -108,14 +108,14 @@ class Doors:
     """int32 `[E]`, door states."""
 
 
-def closed_doors(dice: Dice, rooms: RoomGrid, present) -> Doors:
+def closed_doors(rng: Rng, rooms: RoomGrid, present) -> Doors:
     """Closed doors of random colours in random slots.
 
     **Arguments:** `present`, bool `[E]`.
     """
     count = len(rooms.edges)
-    cell = jnp.asarray(rooms.slots)[np.arange(count), dice.integers(rooms.size - 2, count)]
-    color = dice.integers(len(COLORS), count)
+    cell = jnp.asarray(rooms.slots)[np.arange(count), rng.integers(rooms.size - 2, count)]
+    color = rng.integers(len(COLORS), count)
     return Doors(jnp.asarray(present, bool), cell, color, jnp.full(count, CLOSED, jnp.int32))
 
 
@@ -130,7 +130,7 @@ def locked(doors: Doors, edge, color) -> Doors:
     )
 
 
-def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
+def connect(rng: Rng, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     """minigrid's `connect_all`: adds doors on walls in random order, until every room can be reached from every other.
 
     **Arguments:** `present`, bool `[E]`, edges that are open or have a door; `sealed`, bool `[R]`, rooms that get no
@@ -142,7 +142,7 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     allowed = ~jnp.asarray(present)
     if sealed is not None:
         allowed &= ~(sealed[first] | sealed[second])
-    order = jnp.argsort(jnp.where(allowed, dice.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
+    order = jnp.argsort(jnp.where(allowed, rng.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
     # existing doors come first, then the others in random order
     numbers = np.arange(rooms.count)
     side = jnp.asarray(rooms.ends)
@@ -166,7 +166,7 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     return tracing.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
 
 
-def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scatter(rng: Rng, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Different cells for `K` objects, each uniform among the free floor of its room: minigrid's `place_in_room`, one
     object after the other.
 
@@ -175,7 +175,7 @@ def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tu
     """
     inside = rooms.inside
     count, size = inside.shape
-    tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
+    tickets = jnp.where(free[inside], (rng.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
     # the rank of each cell among its room's tickets; comparing is cheaper than sorting at this size
     rank = jnp.sum(tickets[:, None, :] > tickets[:, :, None], axis=2, dtype=jnp.int32)
     ids = np.arange(room.shape[0])
@@ -185,7 +185,7 @@ def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tu
     return cell, jnp.all(jnp.sum(chosen, axis=1) == 1)
 
 
-def pose_in(dice: Dice, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
+def pose_in(rng: Rng, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A uniform pose in a room, on an empty cell and facing an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]`; `room`, int32 `[]`.
@@ -196,16 +196,16 @@ def pose_in(dice: Dice, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Arr
     steps = np.array([dx * rooms.height + dy for dx, dy in zip(DX, DY)], np.int32)
     ahead = jnp.take(kind, cells[:, None] + steps, mode="clip")
     free = (kind[cells] == EMPTY)[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose = dice.choice(free.reshape(-1))
+    pose = rng.choice(free.reshape(-1))
     cell = cells[pose // 4]
     return jnp.stack([cell // rooms.height, cell % rooms.height]), pose % 4, jnp.any(free)
 
 
-def pose_anywhere(dice: Dice, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
+def pose_anywhere(rng: Rng, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
     """A uniform pose in empty rooms, or in one of them: position int32 `[2]`, direction int32 `[]`."""
-    room = dice.integers(rooms.count) if room is None else room
-    cell = jnp.asarray(rooms.inside)[room, dice.integers(rooms.inside.shape[1])]
-    return jnp.stack([cell // rooms.height, cell % rooms.height]), dice.integers(4)
+    room = rng.integers(rooms.count) if room is None else room
+    cell = jnp.asarray(rooms.inside)[room, rng.integers(rooms.inside.shape[1])]
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), rng.integers(4)
 
 
 def assemble(
