@@ -34,7 +34,7 @@ def _model_path(xml_file: str) -> Path:
         return Path(xml_file)
     package = importlib.util.find_spec("gymnasium")
     if package is None or package.origin is None:
-        raise missing(f"{xml_file}, a model of Gymnasium's,", "control", "gymnasium", otherwise="name a file")
+        raise missing(f"{xml_file}, a model of Gymnasium's,", "control", "gymnasium", remedy="name a file")
     return Path(package.origin).parent / "envs" / "mujoco" / "assets" / xml_file
 
 
