@@ -20,7 +20,7 @@ from llmrl_jax.tuning.packing import best_fit
 
 
 TOKEN, STATE, ACTION = range(3)
-"""What a place holds."""
+"""Kinds of content of a position."""
 
 PATTERNS = ("rollout", "dynamics", "consequence", "explanation")
 """The objectives: the episode of an instruction; the next state of a step; the last state of an instruction's episode;
@@ -50,7 +50,7 @@ class Episodes:
         return self.actions.ndim == 1
 
     @staticmethod
-    def of(data: Trajectories, part: str = "", *, returns: bool = False) -> Episodes:
+    def from_trajectories(data: Trajectories, part: str = "", *, returns: bool = False) -> Episodes:
         """The tables of padded episodes.
 
         **Arguments:** `part`, of observations that are dicts: the state; `returns`, whether each state gets one more
@@ -95,7 +95,7 @@ class Row:
     before: list[int] = field(default_factory=list)
     learn: list[bool] = field(default_factory=list)
 
-    def _put(self, token: int, kind: int, index: int, before: int, learn: bool) -> None:
+    def _append(self, token: int, kind: int, index: int, before: int, learn: bool) -> None:
         self.tokens.append(token)
         self.kind.append(kind)
         self.index.append(index)
@@ -110,16 +110,16 @@ class Row:
         if end:
             tokens = [*tokens, self.tokenizer.end_id]
         for token in tokens:
-            self._put(token, TOKEN, 0, 0, learn)
+            self._append(token, TOKEN, 0, 0, learn)
         return self
 
     def state(self, index: int, *, before: int = -1) -> Row:
         """A state; it is learned if `before`, an earlier state of the row, is given."""
-        self._put(0, STATE, index, max(before, 0), before >= 0)
+        self._append(0, STATE, index, max(before, 0), before >= 0)
         return self
 
     def action(self, index: int, *, learn: bool = False) -> Row:
-        self._put(0, ACTION, index, 0, learn)
+        self._append(0, ACTION, index, 0, learn)
         return self
 
 
