@@ -132,7 +132,7 @@ class CollectRun(Checked):
         return self.episodes
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.bkrl.collect import experiment
 
         return experiment(self)
@@ -189,7 +189,7 @@ class TrainRun(Checked):
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.bkrl.train import experiment
 
         return experiment(self)
