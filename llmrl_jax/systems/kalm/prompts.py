@@ -1,7 +1,7 @@
 """Recorded episodes as rows of text and slots: the four objectives of grounding (kalm reference, section 4.2).
 
-A slot is a place in a row that holds a state or an action instead of a token. What a place holds is predicted from the
-place before it.
+A slot is a position in a row that holds a state or an action instead of a token. The content of a position is
+predicted from the position before it.
 """
 
 from __future__ import annotations
@@ -189,16 +189,16 @@ def write(
 
 @struct.dataclass
 class Rows:
-    """`N` rows of `S` places, each with one or several examples."""
+    """`N` rows of `S` positions, each with one or several examples."""
 
     tokens: Any
     """int32 `[N, S]`; 0 where there is no token."""
     kind: Any
-    """int8 `[N, S]`, what a place holds."""
+    """int8 `[N, S]`, the kind of each position."""
     index: Any
     """int32 `[N, S]`, the state or action at a place."""
     before: Any
-    """int32 `[N, S]`, the state from which that of a place is learned."""
+    """int32 `[N, S]`, the state from which that of a position is learned."""
     learn: Any
     """bool `[N, S]`, whether the place's content is a target."""
     positions: Any
@@ -206,7 +206,7 @@ class Rows:
     segments: Any
     """int32 `[N, S]`, the example of a place, from 1; 0 at padding."""
     spoken: Any
-    """int32 `[N, K]`, the places before tokens that are targets; -1: none. (Checkpoints have the name.)"""
+    """int32 `[N, K]`, the positions before tokens that are targets; -1: none. (Checkpoints have the name.)"""
 
 
 NAMES = ("tokens", "kind", "index", "before", "learn")
