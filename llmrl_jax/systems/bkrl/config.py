@@ -197,7 +197,7 @@ class TrainRun(Checked):
 
 @dataclass(frozen=True)
 class WindowConfig(Checked):
-    """Which windows of the collected episodes a chat model is shown."""
+    """The windows of the collected episodes that a chat model is shown."""
 
     data: str = ""
     """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""
