@@ -60,9 +60,9 @@ def _token_limit(omitted: Collection[str]) -> str:
 def adapted(field: str, request: ChatRequest, omitted: Collection[str]) -> set[str] | None:
     """The fields to leave out after a server refused one, if the request then has the same meaning; None otherwise.
 
-    Without `stop`, replies are cut here. Without `seed`, sampling cannot be repeated, as on servers that ignore it. The
-    token limit has a second name. Without `n`, samples are requested one at a time. `temperature` and `top_p` may be left
-    out at 1, the servers' default."""
+    Without `stop`, replies are cut here. Without `seed`, sampling cannot be repeated, as on servers that ignore it.
+    The token limit has a second name. Without `n`, samples are requested one at a time. `temperature` and `top_p`
+    may be left out at 1, the servers' default."""
     equivalent = {
         "stop": True,
         "seed": True,
