@@ -106,7 +106,7 @@ class Bonus(Protocol):
         ...
 
 
-def place(state: Any, placement: Placement) -> Any:
+def shard(state: Any, placement: Placement) -> Any:
     """A bonus's state on a mesh; `()` (no bonus) is returned unchanged."""
     if not isinstance(state, BonusState):
         return state
@@ -117,7 +117,7 @@ def start(bonus: Bonus | None, key: jax.Array, obs: Any, placement: Placement) -
     """The state of a learner's bonus before the first update; `()` without one.
 
     **Arguments:** `key`, that of the learner's state; `obs`, see `Bonus.init`; `placement`."""
-    return () if bonus is None else place(bonus.init(jax.random.fold_in(key, INIT), obs), placement)
+    return () if bonus is None else shard(bonus.init(jax.random.fold_in(key, INIT), obs), placement)
 
 
 def learn(bonus: Bonus | None, state: Any, steps: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -171,9 +171,11 @@ def stream_advantages(
 
 def apply_gradients(state: BonusState, grads: Any) -> BonusState:
     """The state after a step of `clipped_adam`, for a bonus whose `whole` has `params`, `opt_state` and `hparams`."""
-    whole, h = state.whole, state.whole["hparams"]
-    step = gradient.apply_gradients(clipped_adam(h), whole["params"], grads, whole["opt_state"], h["learning_rate"])
-    return state.replace(whole=whole | {"params": step[0], "opt_state": step[1]})
+    replicated, h = state.whole, state.whole["hparams"]
+    step = gradient.apply_gradients(
+        clipped_adam(h), replicated["params"], grads, replicated["opt_state"], h["learning_rate"]
+    )
+    return state.replace(whole=replicated | {"params": step[0], "opt_state": step[1]})
 
 
 # --- running statistics -----------------------------------------------------------------------------------------------
@@ -199,9 +201,9 @@ class Moments:
         samples = x.reshape(-1, *self.mean.shape)
         n = jnp.float32(samples.shape[0])
         mean, total = jnp.mean(samples, axis=0), self.count + n
-        apart = mean - self.mean
-        squares = self.var * self.count + jnp.var(samples, axis=0) * n + apart**2 * (self.count * n / total)
-        return Moments(self.mean + apart * (n / total), squares / total, total)
+        delta = mean - self.mean
+        squares = self.var * self.count + jnp.var(samples, axis=0) * n + delta**2 * (self.count * n / total)
+        return Moments(self.mean + delta * (n / total), squares / total, total)
 
     def normalize(self, x: jax.Array, clip: float | jax.Array) -> jax.Array:
         """Deviations from the mean in standard deviations, clipped to `[-clip, clip]`."""

@@ -214,11 +214,11 @@ class BranchQPolicy(_Branched):
     def q(self, params, frozen, obs):
         return self.q_values_of([params], frozen, obs)[0]
 
-    def q_values_of(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    def q_values_of(self, param_sets: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
         """`q` of several parameters for the same observations, whose inputs are made once."""
         inputs, mask = self.inputs(obs), mask_of(obs)
-        found = [self._of_inputs(params, frozen, inputs) for params in each]
-        return found if mask is None else [jnp.where(mask, values, -jnp.inf) for values in found]
+        q_values = [self._of_inputs(params, frozen, inputs) for params in param_sets]
+        return q_values if mask is None else [jnp.where(mask, values, -jnp.inf) for values in q_values]
 
 
 class BranchPolicy(_Branched):

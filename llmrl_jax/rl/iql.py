@@ -117,8 +117,8 @@ class IQL:
         """The factor of the actor's learning rate after `count` gradient steps."""
         if not self.config.actor_decay_steps:
             return 1.0
-        done = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
-        return 0.5 * (1 + jnp.cos(jnp.pi * done))
+        fraction = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
+        return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

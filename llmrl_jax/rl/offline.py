@@ -90,8 +90,10 @@ def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
 def needs_discrete(config: OfflineConfig, actions: ActionKind) -> None:
     """**Raises** `ValueError` for continuous actions, naming the algorithm that has them."""
     if not actions.discrete:
-        other = config.NAME.removeprefix("discrete_")
-        raise ValueError(f"{config.NAME} needs discrete actions, and those of the data are continuous: use {other}")
+        alternative = config.NAME.removeprefix("discrete_")
+        raise ValueError(
+            f"{config.NAME} needs discrete actions, and those of the data are continuous: use {alternative}"
+        )
 
 
 # --- what an algorithm is ---------------------------------------------------------------------------------------------
@@ -228,18 +230,18 @@ def make_offline(
     if not isinstance(table, tuple):
         table = jnp.asarray(table, jnp.float32)
     check_data(data, actions, table, "the data")
-    others = [] if imagined is None else [imagined] if isinstance(imagined, Transitions) else list(imagined)
-    for other in others:
-        check_same_form(data, other, "the imagined data")
-        check_data(other, actions, table, "the imagined data")
-    counts(config.batch_size, shares_of(1 + len(others)))
+    imagined_sets = [] if imagined is None else [imagined] if isinstance(imagined, Transitions) else list(imagined)
+    for steps in imagined_sets:
+        check_same_form(data, steps, "the imagined data")
+        check_data(steps, actions, table, "the imagined data")
+    counts(config.batch_size, shares_of(1 + len(imagined_sets)))
     shape = vectors(jax.tree.map(lambda x: x[:1], data.obs), features).shape
     if len(shape) != 2:
         raise DataError(f"features have the shape {list(shape[1:])}; one axis is needed")
     mean, std = moments(data, features) if config.normalize else (jnp.zeros(shape[1]), jnp.ones(shape[1]))
-    given = tuple(prepared(steps, actions, features, mean, std) for steps in (data, *others))
+    sets = tuple(prepared(steps, actions, features, mean, std) for steps in (data, *imagined_sets))
     offline, hparams = Offline(method, config), traced_floats(config)
-    frozen = Frozen(given, table, mean, std, tuple(jnp.int32(len(steps)) for steps in given))
+    frozen = Frozen(sets, table, mean, std, tuple(jnp.int32(len(steps)) for steps in sets))
     return OfflineLearner(
         partial(offline.start, frozen=frozen, hparams=hparams),
         offline.update,
@@ -284,7 +286,7 @@ class Offline:
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
         ends = itertools.accumulate(counts(self.config.batch_size, shares_of(len(frozen.given))))
-        parts = [steps.take(some) for steps, some in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
+        parts = [steps.take(rows) for steps, rows in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
         return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
 
     def batch(self, frozen: Frozen, key: jax.Array) -> Batch:
@@ -300,15 +302,15 @@ class Offline:
         steps = self.config.gradient_steps
         count = state.update * steps + jnp.arange(steps)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(state.key, i)))(count)
-        drawn = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
+        indices = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
 
-        def one(networks, x):
+        def gradient_step(networks, x):
             count, key, index = x
             context = Context(key, state.hparams, count, state.frozen)
             return self.method.step(networks, self.read(state.frozen, index), context)
 
         networks = TrainState(state.params, state.target, state.opt_state, state.extra)
-        networks, metrics = tracing.scan(one, networks, (count, keys[:, 1], drawn))
+        networks, metrics = tracing.scan(gradient_step, networks, (count, keys[:, 1], indices))
         state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
 
@@ -350,9 +352,9 @@ def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Se
     parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
     named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
     for i, part in enumerate(parts[1:], 1):
-        other: Any = jax.tree.structure(part)
-        if other != structure:
-            raise ValueError(f"source {i} of a mixed batch gives {other}; source 0 gives {structure}")
+        part_structure: Any = jax.tree.structure(part)
+        if part_structure != structure:
+            raise ValueError(f"source {i} of a mixed batch gives {part_structure}; source 0 gives {structure}")
         for (path, a), b in zip(named, jax.tree.leaves(part)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise ValueError(

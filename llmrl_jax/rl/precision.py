@@ -79,11 +79,11 @@ def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[
 
     low, high = NEAR_ONE
     ratio = jnp.exp(log_ratio)
-    near: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
+    near_one: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
     # expm1, since r - 1 loses all digits of a ratio this near 1
     return {
         "sampling_kl": mean(jnp.expm1(log_ratio) - log_ratio),
-        "sampling_near_one": mean(near.astype(jnp.float32)),
+        "sampling_near_one": mean(near_one.astype(jnp.float32)),
     }
 
 

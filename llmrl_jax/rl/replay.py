@@ -106,7 +106,9 @@ class Replay:
         """Items without the stacks of their observations."""
         if not self.stacked:
             return items
-        return items.replace(obs=self._frames.without(items.obs), next_obs=self._frames.without(items.next_obs))
+        return items.replace(
+            obs=self._frames.without_stacks(items.obs), next_obs=self._frames.without_stacks(items.next_obs)
+        )
 
     def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
         """The memory with items appended in order. Their priority is the highest that any item has had.
@@ -116,14 +118,14 @@ class Replay:
         **Raises:** `ValueError` for other shapes or dtypes, or for more items per call than the capacity.
         """
         per_step = self.rows or 1
-        whole, items = items, self._unstacked(items)
+        steps, items = items, self._unstacked(items)
         count = jax.tree.leaves(items)[0].shape[0]
         if count > self.length:
-            what = "items" if self.rows is None else f"steps of {self.rows} environments"
+            unit = "items" if self.rows is None else f"steps of {self.rows} environments"
             raise ValueError(
-                f"{count} {what} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
+                f"{count} {unit} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
             )
-        place = (buffer.next + jnp.arange(count)) % self.length
+        slots = (buffer.next + jnp.arange(count)) % self.length
 
         def write(old, new):
             if new.shape != (count, *old.shape[1:]) or new.dtype != old.dtype:
@@ -131,11 +133,11 @@ class Replay:
                     f"items of {new.dtype}{list(new.shape)} were added to a replay buffer of "
                     f"{old.dtype}{list(old.shape)}; {old.dtype}{[count, *old.shape[1:]]} is needed"
                 )
-            return old.at[place].set(new, mode="promise_in_bounds", unique_indices=True)
+            return old.at[slots].set(new, mode="promise_in_bounds", unique_indices=True)
 
         tree = buffer.priorities
         if self.prioritized:
-            index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
+            index = (slots[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
             tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
         after = BufferState(
             items=jax.tree.map(write, buffer.items, items),
@@ -143,7 +145,7 @@ class Replay:
             size=jnp.minimum(buffer.size + count * per_step, self.capacity),
             priorities=tree,
         )
-        return self._with_frames(buffer, after, whole, ended) if self.stacked else after
+        return self._with_frames(buffer, after, steps, ended) if self.stacked else after
 
     def _with_frames(self, before: BufferState, after: BufferState, steps: Any, ended: Array | None) -> BufferState:
         """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
@@ -153,17 +155,17 @@ class Replay:
         after = after.replace(frames=frames)
         if not self.prioritized:
             return after
-        whole = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
+        expected = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
         back = (after.next - 1 - jnp.arange(self.capacity) // (self.rows or 1)) % self.length
         tree = tracing.cond(
-            frames.readable < whole,
-            lambda tree: self._tree.kept(tree, back < frames.readable),
+            frames.readable < expected,
+            lambda tree: self._tree.masked(tree, back < frames.readable),
             lambda tree: tree,
             after.priorities,
         )
         return after.replace(priorities=tree)
 
-    def place(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
+    def shard(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
         """The memory on a mesh: rows are split as environments are, the rest is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
@@ -171,28 +173,28 @@ class Replay:
         devices.
         """
         items = copied(buffer.items) if self.rows is None else split(buffer.items, 1)
-        frames = self._frames.place(buffer.frames, split, copied) if self.stacked else ()
+        frames = self._frames.shard(buffer.frames, split, copied) if self.stacked else ()
         next, size, priorities = copied((buffer.next, buffer.size, buffer.priorities))
         return BufferState(items, next, size, priorities, frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
-    def can_sample(self, buffer: BufferState, least: int = 1) -> Bool[Array, ""]:
-        """Whether at least `least` items were added, of those that fit."""
-        return buffer.size >= least
+    def can_sample(self, buffer: BufferState, minimum: int = 1) -> Bool[Array, ""]:
+        """Whether at least `minimum` items were added, of those that fit."""
+        return buffer.size >= minimum
 
-    def held(self, buffer: BufferState) -> Int[Array, ""]:
+    def num_readable(self, buffer: BufferState) -> Int[Array, ""]:
         """Items that can be drawn: with stacks fewer than `buffer.size` where episodes are very short."""
         return buffer.frames.readable * (self.rows or 1) if self.stacked else buffer.size
 
     def draw(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn uniformly with replacement. An empty memory gives index 0."""
-        held = jnp.maximum(self.held(buffer), 1)
-        index = jax.random.randint(key, (batch_size,), 0, held)
+        count = jnp.maximum(self.num_readable(buffer), 1)
+        index = jax.random.randint(key, (batch_size,), 0, count)
         if self.stacked:
-            oldest = jnp.where(held < buffer.size, buffer.next * (self.rows or 1) - held, 0)
+            oldest = jnp.where(count < buffer.size, buffer.next * (self.rows or 1) - count, 0)
             index = (index + oldest) % self.capacity
-        return Sample(index, jnp.broadcast_to(1 / held, (batch_size,)))
+        return Sample(index, jnp.broadcast_to(1 / count, (batch_size,)))
 
     def draw_prioritized(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
         """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
@@ -278,44 +280,44 @@ class Replay:
         """Item indices as indices of the leading axes."""
         return (index,) if self.rows is None else (index // self.rows, index % self.rows)
 
-    def _read(self, tree: Any, *place: Array) -> Any:
-        return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
+    def _read(self, tree: Any, *index: Array) -> Any:
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), tree)
 
-    def _steps(self, buffer: BufferState, *place: Array) -> Any:
+    def _steps(self, buffer: BufferState, *index: Array) -> Any:
         """Whole items."""
-        items = self._read(buffer.items, *place)
+        items = self._read(buffer.items, *index)
         if not self.stacked:
             return items
-        obs, next_obs = self._stacks(buffer, *place)
+        obs, next_obs = self._stacks(buffer, *index)
         return items.replace(obs={**items.obs, **obs}, next_obs={**items.next_obs, **next_obs})
 
-    def _next_obs(self, buffer: BufferState, *place: Array) -> Any:
+    def _next_obs(self, buffer: BufferState, *index: Array) -> Any:
         """The `next_obs` of items."""
-        next_obs = self._read(buffer.items.next_obs, *place)
-        return {**next_obs, **self._stacks(buffer, *place)[1]} if self.stacked else next_obs
+        next_obs = self._read(buffer.items.next_obs, *index)
+        return {**next_obs, **self._stacks(buffer, *index)[1]} if self.stacked else next_obs
 
     def _stacks(self, buffer: BufferState, time: Array, row: Array) -> tuple[Any, Any]:
         back = (buffer.next - 1 - time) % self.length
         return self._frames.read(buffer.frames, back, jnp.broadcast_to(row, back.shape))
 
-    def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
+    def _following(self, index: Array, count: int, label: str) -> tuple[Array, Array]:
         """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
         if self.rows is None:
-            raise ValueError(f"{what} need steps in their order: give the replay buffer its `rows`, the environments")
+            raise ValueError(f"{label} need steps in their order: give the replay buffer its `rows`, the environments")
         if not 1 <= count <= self.length:
-            raise ValueError(f"{what} do not fit a replay buffer of {self.length} steps per environment")
+            raise ValueError(f"{label} do not fit a replay buffer of {self.length} steps per environment")
         time, row = self._split(index)
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
     def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
         """Which steps continue the episode of the first one, bool `[B, count]`."""
-        items, held = buffer.items, buffer.size // (self.rows or 1)
-        oldest = jnp.where(held == self.length, buffer.next, 0)
-        left = held - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
+        items, stored = buffer.items, buffer.size // (self.rows or 1)
+        oldest = jnp.where(stored == self.length, buffer.next, 0)
+        left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
-        here = jnp.arange(times.shape[1]) < left[:, None]
-        return ((before == 0) & here).at[:, 0].set(True)
+        available = jnp.arange(times.shape[1]) < left[:, None]
+        return ((before == 0) & available).at[:, 0].set(True)
 
 
 def importance_weights(
@@ -380,7 +382,7 @@ class Priorities:
             levels.append(level)
         return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
 
-    def kept(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
+    def masked(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
         """The tree with priority 0 where the mask is False."""
         entries = tree.levels[0].reshape(-1)
         entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
@@ -435,8 +437,8 @@ def descend_tree(
     positive = weights > 0
     order = jnp.arange(CHILDREN, dtype=jnp.int32)
     last = jnp.max(jnp.where(positive, order, 0), axis=1)
-    within = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
-    child = jnp.min(jnp.where(within, order, last[:, None]), axis=1)
+    contains = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
+    child = jnp.min(jnp.where(contains, order, last[:, None]), axis=1)
     weight = jnp.take_along_axis(weights, child[:, None], axis=1)[:, 0]
     start = jnp.take_along_axis(ends, child[:, None], axis=1)[:, 0] - weight
     return child, start, weight

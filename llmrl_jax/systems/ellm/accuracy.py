@@ -71,7 +71,7 @@ def visit(env: Any, env_params: Any, policy: Any, weights: Any, key: jax.Array, 
         chunk=CHUNK,
     )
     played = list(play(weights, key_pairs(key, episodes)))
-    seen = jax.tree.map(lambda *x: np.concatenate(x), *(one.seen for one in played))
+    seen = jax.tree.map(lambda *x: np.concatenate(x), *(one.observed for one in played))
     order = np.argsort(np.concatenate([np.arange(len(one)) for one in played]), kind="stable")  # step by step
     every, masks = seen["key"][order], seen["goals"][order]
     distinct, first = np.unique(every, return_index=True)
