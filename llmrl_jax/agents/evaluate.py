@@ -127,7 +127,7 @@ def make_evaluator(
 
         def step(loop_state: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
             t, loop = loop_state
-            # rows that are over are refilled, or not read
+            # rows that have ended are refilled, or not read
             rows, step = advance(env, params_of(override), actor, loop.rows, max_steps, freeze_finished=False)
             index = jnp.where(
                 step.ended, loop.episode, episodes
@@ -201,7 +201,7 @@ def play_random(
 
 
 def _home(weights: Any) -> Sharding:
-    """Where episodes are kept between chunks: on the device of the weights, or copied to every device of their mesh."""
+    """Sharding of the episodes between chunks: on the weights' device, or copied to every device of their mesh."""
     shardings = [leaf.sharding for leaf in jax.tree.leaves(weights) if isinstance(leaf, jax.Array)]
     for sharding in shardings:
         if isinstance(sharding, NamedSharding):

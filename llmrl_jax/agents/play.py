@@ -167,7 +167,7 @@ def rollout(
     """Take `steps` steps and keep what `record` gives for each, from the rows before it and the step; see `advance`.
 
     **Returns:** the rows after the last step, and the recorded leaves `[steps, B, ...]`; `live`, bool `[steps, B]`,
-    marks the rows that were not over before a step.
+    marks the rows that had not ended before a step.
     """
 
     def step_rows(rows, _):

@@ -46,7 +46,7 @@ class Fixed:
 
 @struct.dataclass
 class Scaled:
-    """A distribution over actions in [-1, 1], clipped there, as one over actions in the bounds of a world."""
+    """A distribution over actions in [-1, 1], clipped there, as one over actions in the bounds of an environment."""
 
     inner: Any
     actions: ActionKind = struct.field(pytree_node=False)
@@ -92,17 +92,17 @@ class DeterministicActor:
 
 @dataclass(frozen=True)
 class GaussianActor:
-    """A Gaussian whose mean is `tanh` of an MLP, with deviations that are the same in every state."""
+    """A Gaussian whose mean is `tanh` of an MLP, with standard deviations that do not depend on the state."""
 
     width: int
     hidden: tuple[int, ...]
     activation: str = "relu"
     low: float = -20.0
-    """Bounds of the log of the deviation."""
+    """Bounds of the log standard deviation."""
     high: float = 2.0
     sigmoid: bool = False
-    """Whether the log of the deviation moves between its bounds as a sigmoid of its parameter (d3rlpy), or is the
-    parameter, clipped (CORL)."""
+    """Whether the log standard deviation is a sigmoid of its parameter between its bounds (d3rlpy), or the parameter,
+    clipped (CORL)."""
 
     def init(self, key: jax.Array, inputs: int) -> Any:
         return {"mean": init_mlp(key, inputs, self.hidden, self.width), "log_std": jnp.zeros(self.width)}
@@ -116,13 +116,13 @@ class GaussianActor:
 
 @dataclass(frozen=True)
 class SquashedActor:
-    """A Gaussian squashed by tanh into [-1, 1], whose deviations depend on the state (SAC)."""
+    """A Gaussian squashed by tanh into [-1, 1], whose standard deviations depend on the state (SAC)."""
 
     width: int
     hidden: tuple[int, ...]
     activation: str = "relu"
     low: float = -20.0
-    """Bounds of the log of the deviation."""
+    """Bounds of the log standard deviation."""
     high: float = 2.0
 
     def init(self, key: jax.Array, inputs: int) -> Any:

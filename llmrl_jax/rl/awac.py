@@ -66,8 +66,8 @@ class AWAC:
         distribution = self.actor.distribution(actor, x)
         if self.actions.discrete:
             return jnp.sum(distribution.probs * jnp.min(self.critics.all_values(critic, x), axis=0), axis=-1)
-        drawn = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
-        return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(drawn, -1, 1)), axis=0), axis=1)
+        sampled = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
+        return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(sampled, -1, 1)), axis=0), axis=1)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.kernels.chunked import chunked_map, num_chunks
-from llmrl_jax.rl.actors import Critics, Fixed, mlp_on_concat, init_mlp
+from llmrl_jax.rl.actors import Critics, Fixed, init_mlp, mlp_on_concat
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -24,7 +24,7 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 LOG_DEVIATION = (-4.0, 15.0)
-"""Bounds of the log of the autoencoder's deviation: the authors' and d3rlpy's."""
+"""Bounds of the autoencoder's log standard deviation: the authors' and d3rlpy's."""
 
 
 @dataclass(frozen=True)

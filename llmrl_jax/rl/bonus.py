@@ -41,7 +41,7 @@ class BonusState:
 
 @struct.dataclass
 class Stream:
-    """How the rewards of a bonus are learned if they are a separate stream."""
+    """Learning of the rewards of a bonus that are a separate stream."""
 
     gamma: Float[Array, ""]
     """Their discount per step."""
@@ -53,8 +53,9 @@ class Stream:
     """Whether their returns stop at the end of an episode; otherwise they continue into the next episode."""
     floor: float = struct.field(pytree_node=False, default=0.1)
     """Times `coef`, the smallest standard deviation by which the summed advantages are divided, where they are
-    normalised. Rewards of novelty are scaled to returns with a deviation of 1 over the whole run. Once novelty is gone,
-    advantages are noise of far smaller deviation: normalised to 1, it would drive the policy to arbitrary actions."""
+    normalised. Rewards of novelty are scaled to returns with a standard deviation of 1 over the whole run. Once novelty
+    is gone, advantages are noise of far smaller standard deviation: normalised to 1, it would drive the policy to
+    arbitrary actions."""
 
 
 class Bonus(Protocol):
@@ -73,7 +74,7 @@ class Bonus(Protocol):
         ...
 
     def stream(self, state: BonusState) -> Stream | None:
-        """How its rewards are learned; None if they replace the environment's."""
+        """The stream of its rewards; None if they replace the environment's."""
         ...
 
     def reward(

@@ -1,8 +1,8 @@
 """COMBO (Yu et al., 2102.08363): conservative values on recorded steps and on those that a learned model imagines.
 
 First an ensemble of learned dynamics (`Dynamics`) learns from the data. Then, every `rollout_every` gradient steps, the
-policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
-soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
+policy plays a few steps in the model from recorded states, and half of every batch is sampled from them. Critics lower
+a soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
 OfflineRL-Kit's, but for fewer rollouts, no weight decay of the model, and the model's steps, which are counted here and
 stopped by its error there. `docs/offline-rl.md` lists what else differs.
 The soft maximum is over all proposals with their densities, as in `cql` (OfflineRL-Kit's is over three values), so the
@@ -39,7 +39,7 @@ BOUND_WEIGHT = 0.01
 
 @struct.dataclass
 class Prediction:
-    """What members expect; leaves `[*K, B, ...]`."""
+    """Predictions of members; leaves `[*K, B, ...]`."""
 
     mean: jax.Array
     """Change of features and, last, the reward, `[*K, B, n + 1]`."""
@@ -69,7 +69,7 @@ class Dynamics:
         return {"nets": nets, **bounds}
 
     def member(self, params: Any, x: Float[Array, "B n"], action: Float[Array, "B D"]) -> Prediction:
-        """What one member expects, whose leaves have no axis of members."""
+        """The prediction of one member; leaves have no axis of members."""
         output = mlp(params["nets"], jnp.concatenate([x, action], axis=-1), "silu")
         mean, log_variance = jnp.split(output[..., :-1], 2, axis=-1)
         log_variance = params["high"] - jax.nn.softplus(params["high"] - log_variance)
@@ -97,7 +97,7 @@ class Dynamics:
     def imagined(
         self, params: Any, elite: Int[Array, " E"], x: jax.Array, action: jax.Array, key: jax.Array, features: int
     ) -> Batch:
-        """A step from each row, drawn from what a random one of the best members expects."""
+        """A step from each row, sampled from the prediction of a random one of the best members."""
         member_key, noise_key, end_key = jax.random.split(key, 3)
         prediction = jax.vmap(lambda i: self.member(jax.tree.map(lambda p: p[i], params), x, action))(elite)
         member = jax.random.randint(member_key, (x.shape[0],), 0, elite.shape[0])
@@ -202,7 +202,7 @@ class COMBO(SoftActorCritic):
             # XLA moves what does not depend on the turn out of the loop, and so into every step
             return self.rolled(state, buffer, context, jax.random.fold_in(buffer_key, turn))
 
-        # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
+        # a loop of one turn or none, since the branches of a `cond` would copy the buffer in every step
         buffer = tracing.fori_loop(0, rounds, round_of, state.extra["ring"])
         sample = self.memory.draw(buffer, draw_key, self.config.batch_size // 2)
         imagined = self.memory.get(buffer, sample.index)
@@ -241,7 +241,7 @@ class COMBO(SoftActorCritic):
         return state.replace(extra=state.extra | {"model_loss": loss / self.config.members})
 
     def rolled(self, state: TrainState, buffer: BufferState, context: Context, key: jax.Array) -> BufferState:
-        """The memory with a round of rollouts of the policy in the model."""
+        """Add model rollouts of the policy to the buffer."""
         data, count = context.frozen.given[0], self.config.rollouts
 
         def start_states(key: jax.Array) -> jax.Array:
@@ -294,7 +294,7 @@ class COMBO(SoftActorCritic):
 
 
 def held_out(count: Any) -> tuple[jax.Array, jax.Array]:
-    """How many of `count` steps the model does not learn from, and their distance: steps 0, `gap`, 2 `gap`, ..."""
+    """The number of steps, of `count`, that are held out from the model, and their distance: 0, `gap`, 2 `gap`, ..."""
     size = jnp.clip(count // 10, 1, HELD_OUT)
     return size, jnp.maximum(count // size, 2)
 

@@ -58,8 +58,8 @@ class CQLConfig(OfflineConfig):
 def proposed(
     actor: SquashedActor, params: Any, batch: Batch, key: jax.Array, samples: int
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
-    """Actions for the soft maximum and the log-densities that they were drawn with: `samples` of the policy in `s`, of
-    the policy in `s'`, and uniform, each."""
+    """Actions for the soft maximum and the log-densities that they were sampled with: `samples` of the policy in `s`,
+    of the policy in `s'`, and uniform, each."""
     keys = jax.random.split(key, 3)
 
     def sampled(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -150,7 +150,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def capacity(self) -> int:
-        """Steps that the memory holds."""
+        """Steps that the replay buffer holds."""
         return self.replay_size // self.num_envs * self.num_envs
 
 
@@ -212,8 +212,8 @@ def make_dqn(
     """Build DQN as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
-    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, which
-    changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step;
+    `policy`; `mesh`, over whose axes data and fsdp the environments, the replay buffer and batches are split; `bonus`,
+    which changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step;
     `guide`, a policy that makes the fraction `config.guide_fraction` of random actions (its `init` gives its trained
     parameters, which are kept in `state.frozen`).
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
@@ -245,7 +245,7 @@ class StepRecord:
     value: jax.Array
     """The highest value of an action."""
     entropy: jax.Array
-    """Entropy of the distribution that the action was drawn from."""
+    """Entropy of the distribution that the action was sampled from."""
     info: dict[str, jax.Array]
 
 
@@ -284,7 +284,7 @@ class DQN:
         truncated = flag if self.config.n_step > 1 else ()
         step = jax.eval_shape(lambda: Transitions(obs, action, reward, obs, flag, truncated))
         self._check_room(step)
-        # Inside jit, so that no device ever holds the whole memory
+        # Inside jit, so that no device ever holds the whole buffer
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
@@ -293,8 +293,8 @@ class DQN:
         return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
 
     def _check_room(self, step: Any) -> None:
-        """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
-        it is used, not when it is allocated."""
+        """**Raises** `ValueError` for a replay buffer of such steps that is larger than the machine's memory: a CPU
+        would notice when it is used, not when it is allocated."""
         needed, free = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
         if free is not None and needed > free:
             raise ValueError(
@@ -336,14 +336,14 @@ class DQN:
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def filled(self, state: DQNState, steps: Transitions) -> DQNState:
-        """The state with recorded steps in its memory, leaves `[T, N, ...]`, rewards as they are learned from."""
+        """The state with recorded steps in its buffer, leaves `[T, N, ...]`, rewards as they are learned from."""
         ended = steps.terminated | steps.truncated
         steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
         return state.replace(replay=self._placed(self.memory.add(state.replay, steps, ended)))
 
     def learn(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
-        """An update without play: gradient steps on the memory as it is, and the target network. For a memory that was
-        filled from recorded steps."""
+        """An update without play: gradient steps on the replay buffer as it is, and the target network. For a buffer
+        that was filled from recorded steps."""
         learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
         (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
         replay = self._placed(state.replay.replace(priorities=priorities))
@@ -416,7 +416,7 @@ class DQN:
     # --- learn --------------------------------------------------------------------------------------------------------
 
     def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """`_learn`, once the memory holds enough; before that nothing changes, and metrics are 0."""
+        """`_learn`, once the replay buffer holds enough; before that nothing changes, and metrics are 0."""
         if not self.config.learning_starts:
             return self._learn(state, key)
 
@@ -428,10 +428,10 @@ class DQN:
         return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """`gradient_steps` steps on batches from the memory.
+        """`gradient_steps` steps on batches from the replay buffer.
 
-        **Returns:** the parameters, Adam's moments, the memory's priorities and the bonus's state; means of the
-        metrics. Not the memory: a branch that returns it may copy it."""
+        **Returns:** the parameters, Adam's moments, the buffer's priorities and the bonus's state; means of the
+        metrics. Not the buffer: a branch that returns it may copy it."""
         config, hparams, replay, frozen = self.config, state.hparams, state.replay, self._policy_frozen(state.frozen)
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
         optimizer = clipped_adam(hparams)
@@ -441,7 +441,7 @@ class DQN:
             return dqn_loss(flat.restore(params), frozen, target, batch, self.policy, discount, **options)
 
         keys = jax.random.split(key, config.gradient_steps)
-        uniform = config.replay == "uniform"  # batches that depend on no gradient step are drawn and read at once
+        uniform = config.replay == "uniform"  # batches that depend on no gradient step are sampled and read at once
         batches = jax.vmap(lambda key: self._sample(replay, key, hparams))(keys) if uniform else ()
 
         def gradient_step(carry, x):
@@ -469,19 +469,19 @@ class DQN:
     def _sample(
         self, buffer: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
-        """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
+        """A batch: indices in the buffer, the transitions, the discounts of the targets, and importance weights if
         any."""
         config, weight = self.config, None
         if config.replay == "prioritized":
-            drawn = self.memory.draw_prioritized(buffer, key, config.batch_size)
-            weight = importance_weights(drawn.probability, buffer.size, hparams["priority_beta"])
+            sampled = self.memory.draw_prioritized(buffer, key, config.batch_size)
+            weight = importance_weights(sampled.probability, buffer.size, hparams["priority_beta"])
         else:
-            drawn = self.memory.draw(buffer, key, config.batch_size)
+            sampled = self.memory.draw(buffer, key, config.batch_size)
         if config.n_step > 1:
-            batch, discount = self.memory.n_step(buffer, drawn.index, config.n_step, hparams["gamma"])
+            batch, discount = self.memory.n_step(buffer, sampled.index, config.n_step, hparams["gamma"])
         else:
-            batch, discount = self.memory.get(buffer, drawn.index), hparams["gamma"]
-        return drawn.index, self.placement.shard_batch(batch), discount, weight
+            batch, discount = self.memory.get(buffer, sampled.index), hparams["gamma"]
+        return sampled.index, self.placement.shard_batch(batch), discount, weight
 
     def _update_target(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
@@ -569,8 +569,8 @@ def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, "
 def crosses_multiple(update: Int[Array, "*B"], steps: int, period: int) -> Bool[Array, "*B"]:
     """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
 
-    **Arguments:** `update`, int32; `steps` and `period`, from 1 to 2^31 - 1. Exact although the product of both may have
-    62 bits: the remainder of a division by `period` is doubled and added to, one bit of `steps` after another."""
+    **Arguments:** `update`, int32; `steps` and `period`, from 1 to 2^31 - 1. Exact although the product of both may
+    have 62 bits: the remainder of a division by `period` is doubled and added to, one bit of `steps` after another."""
     divisor = jnp.uint32(period)
     residue = update.astype(jnp.uint32) % divisor
     left = jnp.zeros_like(residue)  # of all steps before the update

@@ -1,12 +1,12 @@
 """Stacks of frames in a replay buffer, each frame held once.
 
-A stack of the newest `F` frames moves on by one frame per step, so a memory of whole observations (`obs` and
+A stack of the newest `F` frames moves on by one frame per step, so a buffer of whole observations (`obs` and
 `next_obs`) holds every frame `2 F` times. Here a step has one frame, the newest of its `obs`; the newest of its
 `next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate buffer. Reading
 a step stacks frames again: exactly what whole storage would return.
 
 Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
-than that on average, the memory forgets its oldest steps earlier (`FrameBuffer.readable`).
+than that on average, the buffer drops its oldest steps earlier (`FrameBuffer.readable`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FrameBuffer:
     end: jax.Array
     """int32 `[slots, rows]`, place of a step's frame in `finals`; -1: the step ended no episode."""
     since: jax.Array
-    """int32 `[ends, rows]`, steps after the one whose frame a place holds; the memory's length if that step is gone."""
+    """int32 `[ends, rows]`, steps after the one whose frame a place holds; the buffer's length if that step is gone."""
     next: jax.Array
     """int32 `[]`, the slot of the next step."""
     next_end: jax.Array
@@ -87,8 +87,8 @@ class Frames:
             if not shape or shape[-1] != stack.frames:
                 problem = "is missing" if shape is None else f"has the shape {list(shape)}"
                 raise ValueError(
-                    f"the part {name!r} of an observation {problem}; a stack of {stack.frames} frames is needed, the last "
-                    "axis of an array of a dict"
+                    f"the part {name!r} of an observation {problem}; a stack of {stack.frames} frames is needed, the "
+                    "last axis of an array of a dict"
                 )
 
         def blank(count: int) -> dict[str, jax.Array]:

@@ -24,7 +24,7 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 LOG_STD_MIN = -5.0
-"""Least log of the actor's deviation, as in the authors' code; it begins at 0."""
+"""Lower bound of the actor's log standard deviation, as in the authors' code; it begins at 0."""
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,7 @@ class NetworkQPolicy(Policy):
 
 def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:
     """The Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn.DQNConfig`, sets how
-    actions are drawn after training.
+    actions are sampled after training.
 
     **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
     """
@@ -401,7 +401,7 @@ class Symbols:
         return jnp.concatenate([*planes, self.numbers], axis=-1)
 
     def rows(self) -> Int[Array, "B K"]:
-        """The places of the ones in the vector, int32, one for each cell and plane; `width` for a vector of zeros."""
+        """The places of the ones in the vector, int32, one for each cell and plane; `width` for zeros."""
         codes = self.grid.reshape(self.grid.shape[0], self._cells, -1).astype(jnp.int32)
         rows, before = [], 0
         for i, n in enumerate(self.sizes):

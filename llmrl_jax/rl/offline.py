@@ -4,7 +4,7 @@ An algorithm is an `OfflineMethod`, one file each (`bc`, `iql`, `td3_bc`, `awac`
 networks, and a gradient step on a batch. All else is here. `make_offline` makes an `OfflineLearner` of a method and
 data, which `llmrl_jax.run.loop.train` runs as any other learner:
 
-* Batches are drawn on the device, uniformly with replacement. With imagined data exactly half of every batch is real;
+* Batches are sampled on the device, uniformly with replacement. With imagined data exactly half of every batch is real;
   several sets of imagined data have equal parts of the other half.
 * A time-out bootstraps, a terminal state does not: targets are `r + gamma (1 - terminated) V(s')`.
 * Observations are arrays, or dicts of which all parts are flattened; the part `instruction`, an int32, indexes a table
@@ -135,7 +135,7 @@ class OfflineMethod(Protocol):
 
 @struct.dataclass
 class Frozen:
-    """What no update changes."""
+    """The parts that no update changes."""
 
     given: tuple[Transitions, ...]
     """Prepared data (`llmrl_jax.rl.offline_data.prepared`): real steps, and sets of imagined ones. Checkpoints do not
@@ -145,9 +145,9 @@ class Frozen:
     mean: jax.Array
     """The mean that is subtracted from features, `[n]`."""
     std: jax.Array
-    """The deviation by which they are divided then, `[n]`."""
+    """The standard deviation by which they are then divided, `[n]`."""
     sizes: tuple[jax.Array, ...] = ()
-    """int32 `[]` for each set of `given`: its steps; batches are drawn of these, rows beyond are padding."""
+    """int32 `[]` for each set of `given`: its steps; batches are sampled from these, rows beyond are padding."""
 
 
 @struct.dataclass
@@ -170,7 +170,7 @@ class OfflineState:
 class OfflinePolicy(Policy):
     """The learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
 
-    Actions are those of the world, in its bounds. The value is 0: not every method has one.
+    Actions are those of the environment, in its bounds. The value is 0: not every method has one.
     """
 
     def __init__(self, method: OfflineMethod, actions: ActionKind, features: Features | None = None):
@@ -178,7 +178,7 @@ class OfflinePolicy(Policy):
         self.method, self.actions, self.features = method, actions, features
 
     def inputs(self, frozen: Frozen, obs: Any) -> jax.Array:
-        """The inputs of the networks for observations `[B, ...]` of the world."""
+        """The inputs of the networks for observations `[B, ...]` of the environment."""
         encoded = {"vector": (vectors(obs, self.features) - frozen.mean) / frozen.std}
         if has_instruction(obs):
             encoded[INSTRUCTION] = obs[INSTRUCTION]
@@ -258,7 +258,7 @@ def shares_of(sets: int) -> tuple[int, ...]:
 
 
 def drawn_from(size: jax.Array) -> Source:
-    """Indices of the first `size` steps of a set as a source of batches: drawn uniformly and independently."""
+    """Indices of the first `size` steps of a set as a source of batches: sampled uniformly and independently."""
     return lambda key, rows: jax.random.randint(key, (rows,), 0, size)
 
 
@@ -282,7 +282,7 @@ class Offline:
         return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, shares_of(len(sources)))
 
     def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
-        """The batch of drawn indices."""
+        """The batch of sampled indices."""
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
         ends = itertools.accumulate(counts(self.config.batch_size, shares_of(len(frozen.given))))
@@ -296,8 +296,8 @@ class Offline:
     def update(self, state: OfflineState) -> tuple[OfflineState, dict[str, jax.Array]]:
         """`gradient_steps` steps, each on a batch of its own.
 
-        All indices are drawn before the loop: the random bits of one batch are many small operations on a CPU, 7% of a
-        step of `bc`. The batches are read in the loop, where they stay small.
+        All indices are sampled before the loop: the random bits of one batch are many small operations on a CPU, 7% of
+        a step of `bc`. The batches are read in the loop, where they stay small.
         """
         steps = self.config.gradient_steps
         count = state.update * steps + jnp.arange(steps)

@@ -23,12 +23,12 @@ Features = Callable[[Any, int], jax.Array]
 INSTRUCTION = "instruction"
 """The part of a dict of observations that indexes the table of sentence vectors."""
 SLACK = 1e-4
-"""How far beyond its bounds an action may be, in units of their distance: the rounding of the program that wrote it."""
+"""Tolerance of the bounds of actions, in units of their distance: the rounding of the program that wrote it."""
 
 
 @dataclass(frozen=True)
 class ActionKind:
-    """The actions of a data set and of the world it comes from."""
+    """The actions of a data set and of the environment it comes from."""
 
     count: int = 0
     """Number of discrete actions; 0: actions are continuous."""
@@ -80,7 +80,7 @@ class Batch:
     terminated: Bool[Array, " B"]
     """Whether the step reached a terminal state, after which there is no value. A time-out does not."""
     num_features: int = struct.field(pytree_node=False, default=0)
-    """How many numbers of `obs` are features, before the sentence vector; 0: all."""
+    """The number of features in `obs`, before the sentence vector; 0: all."""
 
     @property
     def features(self) -> int:
@@ -92,10 +92,10 @@ class Batch:
 
 
 def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", label: str = "the data") -> ActionKind:
-    """The kind of the actions, from their world's space or, without one, from the data.
+    """The kind of the actions, from their environment's space or, without one, from the data.
 
     Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
-    `label` name the world and the data in messages.
+    `label` name the environment and the data in messages.
     **Raises:** `DataError` for actions that do not fit the space, are out of bounds, or have more axes than one.
     """
     action = np.asarray(data.action)
@@ -155,8 +155,8 @@ def vectors(obs: Any, features: Features | None, batch_dims: int = 1) -> Float[A
 def moments(data: Transitions, features: Features | None, eps: float = 1e-3) -> tuple[jax.Array, jax.Array]:
     """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them.
 
-    A feature that is the same everywhere in the data has the deviation 1, not `eps`: learning sees no difference, and
-    where it is another one at last, in a test, it does not come in as a thousand deviations.
+    A feature that is the same everywhere in the data has the standard deviation 1, not `eps`: learning sees no
+    difference, and a value that differs at test time is not a thousand standard deviations away.
     """
     x = vectors(data.obs, features)
     varies = jnp.max(x, axis=0) > jnp.min(x, axis=0)
@@ -237,14 +237,15 @@ def _box(actions: ActionKind) -> spaces.Box:
 
 
 def check_same_form(data: Transitions, candidate: Transitions, label: str) -> None:
-    """**Raises** `DataError` unless `candidate`, named `label` in the message, has the parts, widths and types of `data`."""
+    """**Raises** `DataError` unless `candidate`, named `label` in the message, has the parts, widths and types
+    of `data`."""
     for name in ("obs", "action"):
         expected, actual = (_form(getattr(x, name), name) for x in (data, candidate))
         if expected != actual:
             part = next(key for key in sorted(set(expected) | set(actual)) if expected.get(key) != actual.get(key))
             raise DataError(
-                f"{part} of {label} is {actual.get(part, 'missing')}, but {expected.get(part, 'missing')} in the other data: both "
-                "must be of one world"
+                f"{part} of {label} is {actual.get(part, 'missing')}, but {expected.get(part, 'missing')} in the "
+                "other data: both must be of one world"
             )
 
 

@@ -36,7 +36,7 @@ def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array
 
 
 class Policy:
-    """What acts in a batch of environments, as pure functions of parameters: an MLP, a GRU, a language model, chance.
+    """Acts in a batch of environments, as pure functions of parameters: an MLP, a GRU, a language model, chance.
 
     Policies inherit from this class and define `step`, which acts, or `q`, from which `step` follows; PPO also calls
     `unroll`, DQN `q`. Rows are independent: the outputs of a row do not depend on the other rows of the batch. `step`

@@ -202,7 +202,7 @@ LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "cl
 
 
 def normalized(advantage: Float[Array, "*B"], floor: float | jax.Array = 0.0) -> Float[Array, "*B"]:
-    """Advantages with mean 0 and standard deviation 1, or less: a deviation below `floor` is divided by `floor`."""
+    """Advantages with mean 0 and standard deviation 1, or less: a deviation below `floor` is replaced by it."""
     return (advantage - jnp.mean(advantage)) / jnp.maximum(jnp.std(advantage) + 1e-8, floor)
 
 

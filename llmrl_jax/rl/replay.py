@@ -24,7 +24,7 @@ from llmrl_jax.rl.frames import Frames
 
 @struct.dataclass
 class BufferState:
-    """The contents of a memory; part of a learner's state, and so of its checkpoints."""
+    """The contents of a replay buffer; part of a learner's state, and so of its checkpoints."""
 
     items: Any
     """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; slots not yet written are zeros."""
@@ -33,18 +33,18 @@ class BufferState:
     size: jax.Array
     """int32 `[]`, items held, at most the capacity."""
     priorities: Any = ()
-    """The `PriorityTree` of a prioritised memory; `()` in others."""
+    """The `PriorityTree` of a prioritised buffer; `()` in others."""
     frames: Any = ()
-    """The `FrameBuffer` of a memory with stacks; `()` in others."""
+    """The `FrameBuffer` of a buffer with stacks; `()` in others."""
 
 
 COUNTERS = ("replay.next", "replay.size")
-"""The parts of a memory, the `replay` of a learner's state, that do not depend on what is added."""
+"""The parts of a buffer, the `replay` of a learner's state, that do not depend on what is added."""
 
 
 @struct.dataclass
 class Sample:
-    """Indices into a memory, for one batch."""
+    """Indices into a replay buffer, for one batch."""
 
     index: Int[Array, " B"]
     """Index of an item: with rows, `time * rows + row`."""
@@ -54,10 +54,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Replay:
-    """The pure functions of a memory of `capacity` items: any pytree of arrays, the newest overwriting the oldest."""
+    """The pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest overwriting the oldest."""
 
     capacity: int
-    """Maximum number of items. The whole memory is allocated at once."""
+    """Maximum number of items. The whole buffer is allocated at once."""
     rows: int | None = None
     """Environments, each with its own buffer of `capacity / rows` consecutive steps; over a mesh, each device holds its
     environments' steps. None: items without an order, for single-step sampling only."""
@@ -93,7 +93,7 @@ class Replay:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def init(self, item: Any) -> BufferState:
-        """An empty memory.
+        """An empty replay buffer.
 
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
         """
@@ -111,7 +111,7 @@ class Replay:
         )
 
     def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
-        """The memory with items appended in order. Their priority is the highest that any item has had.
+        """The buffer with items appended in order. Their priority is the highest that any item has had.
 
         **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
         `ended`, with stacks: whether a step was the last one of its episode, for whatever reason.
@@ -148,7 +148,7 @@ class Replay:
         return self._with_frames(buffer, after, steps, ended) if self.stacked else after
 
     def _with_frames(self, before: BufferState, after: BufferState, steps: Any, ended: Array | None) -> BufferState:
-        """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
+        """The buffer `after` further steps, with their frames. Steps that lost a frame can no longer be sampled."""
         if ended is None:
             raise ValueError("a memory with stacks of frames needs to know which steps ended their episode: `ended`")
         frames = self._frames.add(before.frames, steps.obs, steps.next_obs, ended)
@@ -166,10 +166,10 @@ class Replay:
         return after.replace(priorities=tree)
 
     def shard(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
-        """The memory on a mesh: rows are split as environments are, the rest is replicated.
+        """The buffer on a mesh: rows are split as environments are, everything else is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
-        replicated tree. Priorities are replicated, so that sums over the whole memory are the same on any number of
+        replicated tree. Priorities are replicated, so that sums over the whole buffer are the same on any number of
         devices.
         """
         items = copied(buffer.items) if self.rows is None else split(buffer.items, 1)
@@ -184,11 +184,11 @@ class Replay:
         return buffer.size >= minimum
 
     def num_readable(self, buffer: BufferState) -> Int[Array, ""]:
-        """Items that can be drawn: with stacks fewer than `buffer.size` where episodes are very short."""
+        """Items that can be sampled: with stacks fewer than `buffer.size` where episodes are very short."""
         return buffer.frames.readable * (self.rows or 1) if self.stacked else buffer.size
 
     def draw(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
-        """Indices drawn uniformly with replacement. An empty memory gives index 0."""
+        """Indices sampled uniformly with replacement. An empty buffer gives index 0."""
         count = jnp.maximum(self.num_readable(buffer), 1)
         index = jax.random.randint(key, (batch_size,), 0, count)
         if self.stacked:
@@ -197,14 +197,14 @@ class Replay:
         return Sample(index, jnp.broadcast_to(1 / count, (batch_size,)))
 
     def draw_prioritized(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
-        """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
+        """Indices sampled in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
 
-        The sum of all priorities is cut into `batch_size` equal ranges, and one index is drawn from each.
+        The sum of all priorities is cut into `batch_size` equal ranges, and one index is sampled from each.
         """
         return Sample(*self._tree.sample(buffer.priorities, key, batch_size))
 
     def prioritize(self, buffer: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
-        """The memory with new priorities for some items.
+        """The buffer with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
         `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
@@ -218,9 +218,9 @@ class Replay:
         return self._steps(buffer, *self._split(index))
 
     def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
-        """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
+        """Items sampled uniformly with replacement: leaves `[batch_size, ...]`.
 
-        An empty memory gives zeros: add items first.
+        An empty buffer gives zeros: add items first.
         """
         return self.get(buffer, self.draw(buffer, key, batch_size).index)
 
@@ -310,7 +310,7 @@ class Replay:
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
     def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
-        """Which steps continue the episode of the first one, bool `[B, count]`."""
+        """Whether steps continue the episode of the first one, bool `[B, count]`."""
         items, stored = buffer.items, buffer.size // (self.rows or 1)
         oldest = jnp.where(stored == self.length, buffer.next, 0)
         left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
@@ -397,7 +397,7 @@ class Priorities:
     ) -> tuple[Int[Array, "{count}"], Float[Array, "{count}"]]:
         """Indices, one from each of `count` equal ranges of the sum of all priorities, and the probability of each.
 
-        An index with priority 0 is never drawn, unless all are 0: then index 0 is drawn, with probability 0.
+        An index with priority 0 is never sampled, unless all are 0: then index 0 is sampled, with probability 0.
         """
         total = jnp.sum(tree.levels[-1])
         ends = jnp.arange(count + 1) / count * total

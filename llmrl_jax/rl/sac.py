@@ -145,7 +145,7 @@ class SACConfig(RolloutConfig):
 
     @property
     def capacity(self) -> int:
-        """Steps that the memory holds."""
+        """Steps that the replay buffer holds."""
         return self.replay_size // self.num_envs * self.num_envs
 
 
@@ -274,7 +274,7 @@ class SAC:
         return tracing.scan(step, state.runner, jnp.arange(config.num_steps))
 
     def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        """`gradient_steps` steps once the memory holds enough; before that nothing changes, and metrics are 0."""
+        """`gradient_steps` steps once the buffer holds enough; before that nothing changes, and metrics are 0."""
 
         def wait(state, key):
             zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}

@@ -97,7 +97,7 @@ class ShapingConfig(Checked):
 
 @struct.dataclass
 class _History:
-    """What a step remembers of its episode: leaves `[N, K, ...]`, the newest last, and int32 `[N]`."""
+    """The last steps of each row's episode: leaves `[N, K, ...]`, the newest last, and int32 `[N]`."""
 
     features: Any
     action: jax.Array
@@ -194,7 +194,7 @@ class _Played:
     action: Int[Array, "S N"]
     """Taken at these."""
     begin: Int[Array, "T N"]
-    """Where each step's episode began, counted from the first of the `T` steps; negative: before it."""
+    """The start of each step's episode, counted from the first of the `T` steps; negative: before it."""
     window: int = struct.field(pytree_node=False)
     first_action: bool = struct.field(pytree_node=False)
 
@@ -259,7 +259,7 @@ class _Played:
         )
 
     def history(self, steps: Transitions) -> _History:
-        """What the next steps remember."""
+        """The history of the next steps."""
         keep = lambda x: jnp.swapaxes(x[x.shape[0] - self.window :], 0, 1)  # noqa: E731
         done: Bool[Array, " N"] = (steps.terminated | steps.truncated)[-1]
         count = self.begin.shape[0]

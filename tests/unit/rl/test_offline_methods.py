@@ -12,7 +12,7 @@ import pytest
 
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import prdc
-from llmrl_jax.rl.actors import mlp_on_concat, init_mlp, mlp
+from llmrl_jax.rl.actors import init_mlp, mlp, mlp_on_concat
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig, cloning_loss
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
