@@ -122,7 +122,7 @@ which may be ordered by policy."""
 
 @dataclass(frozen=True)
 class COMBOConfig(OfflineConfig):
-    """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's worlds."""
+    """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's environments."""
 
     NAME: ClassVar[str] = "combo"
     batch_size: PositiveInt = 256

@@ -5,7 +5,7 @@ A stack of the newest `F` frames moves on by one frame per step, so a buffer of 
 `next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate buffer. Reading
 a step stacks frames again: exactly what whole storage would return.
 
-Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
+Frames that end episodes have one slot for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
 than that on average, the buffer drops its oldest steps earlier (`FrameBuffer.readable`).
 """
 
@@ -24,7 +24,7 @@ from envs_jax.env import Stack
 
 
 STEPS_PER_END = 16
-"""Steps of an environment for each place of a frame that ended an episode."""
+"""Steps of an environment for each slot of a frame that ended an episode."""
 
 
 @struct.dataclass
@@ -39,13 +39,13 @@ class FrameBuffer:
     age: jax.Array
     """uint8 `[slots, rows]`, steps from the start of the episode to each step, at most the longest stack less 1."""
     end: jax.Array
-    """int32 `[slots, rows]`, place of a step's frame in `finals`; -1: the step ended no episode."""
+    """int32 `[slots, rows]`, index of a step's frame in `finals`; -1: the step ended no episode."""
     since: jax.Array
-    """int32 `[ends, rows]`, steps after the one whose frame a place holds; the buffer's length if that step is gone."""
+    """int32 `[ends, rows]`, steps after the one whose frame a slot holds; the buffer's length if that step is gone."""
     next: jax.Array
     """int32 `[]`, the slot of the next step."""
     next_end: jax.Array
-    """int32 `[rows]`, the place of the next frame that ends an episode."""
+    """int32 `[rows]`, the slot of the next frame that ends an episode."""
     ended: jax.Array
     """bool `[rows]`, whether the newest step ended its episode; False before the first step, whose frames are all held,
     wherever in an episode it is."""
@@ -74,7 +74,7 @@ class Frames:
 
     @property
     def ends(self) -> int:
-        """Places of each row for frames that end episodes."""
+        """Slots of each row for frames that end episodes."""
         return self.length // STEPS_PER_END + 1
 
     def init(self, obs: Any) -> FrameBuffer:

@@ -29,7 +29,7 @@ LOG_STD_MIN = -5.0
 
 @dataclass(frozen=True)
 class IQLConfig(OfflineConfig):
-    """Hyper-parameters, with CORL's defaults for MuJoCo's worlds."""
+    """Hyper-parameters, with CORL's defaults for MuJoCo's environments."""
 
     NAME: ClassVar[str] = "iql"
     normalize: bool = True

@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Replay:
-    """The pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest overwriting the oldest."""
+    """The pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest replacing the oldest."""
 
     capacity: int
     """Maximum number of items. The whole buffer is allocated at once."""
@@ -274,7 +274,7 @@ class Replay:
 
         return jax.tree.map(blank, self._steps(buffer, times, row)), mask
 
-    # --- places -------------------------------------------------------------------------------------------------------
+    # --- indices ------------------------------------------------------------------------------------------------------
 
     def _split(self, index: Array) -> tuple[Array, ...]:
         """Item indices as indices of the leading axes."""
@@ -409,7 +409,7 @@ class Priorities:
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
         """An index for a uniform point in each range of the cumulative sum of priorities, and its priority.
 
-        A float32 cannot name such a point: at a million equal priorities, it has 16 places within each. So every level
+        A float32 cannot name such a point: at a million equal priorities, it has 16 values within each. So every level
         draws a new point from what the range and the chosen child have in common, which has the same distribution.
 
         **Arguments:** `low` and `high`, the ends of the ranges, from 0 to the sum.

@@ -221,7 +221,7 @@ class _Played:
         rows = np.arange(index.shape[-1])
         return jax.tree.map(lambda x: x[index, rows], tree)
 
-    def _places(self, time: Int[Array, "*S N"], begin: Int[Array, "*S N"]) -> tuple[Any, Any, Any]:
+    def _window_indices(self, time: Int[Array, "*S N"], begin: Int[Array, "*S N"]) -> tuple[Any, Any, Any]:
         """Indices `[*S, K + 1, N]` of the window that ends at a time; whether they are in the episode; its first."""
         newest = jnp.arange(self.window + 1)[:, None]
         first = begin[..., None, :] + self.window
@@ -229,7 +229,7 @@ class _Played:
         return jnp.maximum(index, first), index >= first, first
 
     def _actions(self, index: Any, real: Any) -> Any:
-        """The actions at places `[*S, K, N]`, `NO_ACTION` before the episode."""
+        """The actions at indices `[*S, K, N]`, `NO_ACTION` before the episode."""
         action = self._take(self.action, index)
         return action if self.first_action else jnp.where(real, action, NO_ACTION)
 
@@ -237,7 +237,7 @@ class _Played:
         """The windows of all `T x N` steps, in one batch."""
         count, rows = self.begin.shape
         time = jnp.broadcast_to(jnp.arange(count)[:, None], (count, rows))
-        index, real, _ = self._places(time, self.begin)
+        index, real, _ = self._window_indices(time, self.begin)
         batch = lambda x: jnp.swapaxes(x, 1, 2).reshape(count * rows, -1, *x.shape[3:])  # noqa: E731
         return Window(
             features=jax.tree.map(batch, self._take(self.features, index)),
@@ -249,7 +249,7 @@ class _Played:
         """The windows that end in what one step of each row reached. **Arguments:** `time`, of the step; `features`, of
         what it reached, leaves `[N, ...]`."""
         begin = self._take(self.begin, time)
-        index, real, _ = self._places(time + 1, begin)
+        index, real, _ = self._window_indices(time + 1, begin)
         past = self._take(self.features, index[:-1])
         join = lambda past, new: jnp.swapaxes(jnp.concatenate([past, new[None]]), 0, 1)  # noqa: E731
         return Window(
