@@ -117,12 +117,12 @@ def _key() -> Any:
 def _played(s: Setting, learner: Any, state: Any) -> Parts:
     """A learner that acts in environments, with the shardings that it gives its state."""
     from llmrl_jax.rl import bonus
-    from llmrl_jax.rl.rollout import place
+    from llmrl_jax.rl.rollout import shard_runner
 
-    places = s.replicate(state).replace(runner=place(state.runner, s), bonus=bonus.place(state.bonus, s))
+    places = s.replicate(state).replace(runner=shard_runner(state.runner, s), bonus=bonus.shard(state.bonus, s))
     if hasattr(state, "replay"):
         memory = learner.update.args[0].__self__.memory
-        places = places.replace(replay=memory.place(state.replay, s.shard_batch, s.replicate))
+        places = places.replace(replay=memory.shard(state.replay, s.shard_batch, s.replicate))
     return learner, state, places
 
 
@@ -203,7 +203,7 @@ def _world(s: Setting) -> Parts:
 def _glam(s: Setting) -> Parts:
     """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
     from llmrl_jax.lm.tokens import WordTokenizer
-    from llmrl_jax.rl.rollout import place
+    from llmrl_jax.rl.rollout import shard_runner
     from llmrl_jax.systems.glam import config as presets
     from llmrl_jax.systems.glam.build import build, make_world
     from llmrl_jax.systems.glam.prompts import glam_prompt
@@ -238,7 +238,9 @@ def _glam(s: Setting) -> Parts:
     llama = built.policy.model
     params, frozen = s.collections(llama, state.params), s.collections(llama, state.frozen)
     moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
-    places = s.replicate(state).replace(params=params, frozen=frozen, opt_state=moments, runner=place(state.runner, s))
+    places = s.replicate(state).replace(
+        params=params, frozen=frozen, opt_state=moments, runner=shard_runner(state.runner, s)
+    )
     return built.learner(), state, places
 
 

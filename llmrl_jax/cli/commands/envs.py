@@ -165,7 +165,7 @@ def demos(
     facts = {"player": "bot", "versions": info.versions()}
     written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
     print(
-        f"{out} has {written.kept} of {written.played} episodes, {written.steps} steps in all; the bot succeeded in "
+        f"{out} has {written.saved} of {written.played} episodes, {written.steps} steps in all; the bot succeeded in "
         f"{written.succeeded} ({time.monotonic() - started:.1f} s)"
     )
 

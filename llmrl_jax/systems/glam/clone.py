@@ -285,12 +285,12 @@ def demonstrations(config: CloneRun, folder: Path) -> Path:
     played = play_episodes(agent, params, frozen, seed=seed, episodes=config.episodes, record=see, greedy=config.greedy)
     facts = {**metadata, "versions": info.versions()}
     written = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
-    if not written.kept:
+    if not written.saved:
         path.unlink()
         raise ValueError(f"{name} succeeded in none of {written.played} episodes: there is nothing to imitate")
     seconds = time.monotonic() - started
     print(
-        f"{written.steps} steps of {written.kept} successes among {written.played} episodes ({seconds:.1f} s)",
+        f"{written.steps} steps of {written.saved} successes among {written.played} episodes ({seconds:.1f} s)",
         flush=True,
     )
     return path
