@@ -57,12 +57,12 @@ def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[
     if isinstance(data, Trajectories):
         columns["length"] = np.asarray(data.length)
     _check(columns, "these data")
-    for name, known in (strings or {}).items():
+    for name, categories in (strings or {}).items():
         if name not in SPOKEN or name not in columns or columns[name].dtype != np.int32:
             raise DataError(f"strings are given for {name!r}; they go with an int32 column named text or goal")
         low, high = int(columns[name].min()), int(columns[name].max())
-        if low < 0 or high >= len(known):
-            raise DataError(f"{name} has numbers from {low} to {high}, but {len(known)} strings are given for it")
+        if low < 0 or high >= len(categories):
+            raise DataError(f"{name} has numbers from {low} to {high}, but {len(categories)} strings are given for it")
     if isinstance(data, Trajectories):
         check_episodes(data)
     return columns
@@ -70,7 +70,7 @@ def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[
 
 def from_columns(
     columns: Mapping[str, np.ndarray],
-    where: str,
+    source: str,
     strings: Mapping[str, Sequence[str]] | None = None,
     present: Iterable[str] = (),
 ) -> Loaded:
@@ -78,13 +78,13 @@ def from_columns(
 
     Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device (`NARROWED`).
 
-    **Arguments:** `columns`; `where`, their name in messages; `strings`, the strings of columns that hold indices of
+    **Arguments:** `columns`; `source`, their name in messages; `strings`, the strings of columns that hold indices of
     strings, a column of strings (`text`, `goal`) becomes indices of its sorted strings; `present`, the names of all
     columns of the file, for messages (default: those of `columns`).
     **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, a `next_obs`
     that differs in form from `obs`, and episodes without an end.
     """
-    known = {name: tuple(x) for name, x in (strings or {}).items()}
+    categories = {name: tuple(x) for name, x in (strings or {}).items()}
     used: Columns = {}
     for name, column in columns.items():
         if name.partition(".")[0] not in FIELDS and name != "length":
@@ -92,16 +92,16 @@ def from_columns(
         column = np.asarray(column)
         if column.dtype.kind in "UT" and name in SPOKEN:
             values, index = np.unique(column, return_inverse=True)
-            known[name] = tuple(map(str, values))
+            categories[name] = tuple(map(str, values))
             column = index.reshape(column.shape).astype(np.int32)
-        used[name] = _narrow(column, name, where)
-    _check(used, where, present or columns)
+        used[name] = _narrow(column, name, source)
+    _check(used, source, present or columns)
     parts = {name: _nested(used, name) for name in FIELDS}
     if "length" not in used:
-        return Loaded(Transitions(**parts), known)
+        return Loaded(Transitions(**parts), categories)
     data = Trajectories(**parts, length=jnp.asarray(used["length"]))
     check_episodes(data)
-    return Loaded(data, known)
+    return Loaded(data, categories)
 
 
 def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict
     **Raises:** `DataError` for a column that is there under both names.
     """
     ours = {theirs: name for name, theirs in (names or {}).items()}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, column in columns.items():
-        head, *rest = name.split(".")
-        known = ours[name] if name in ours else ".".join([ours.get(head, head), *rest])
-        if known in found:
-            raise DataError(f"the data have {known!r} twice, also as {name!r}: leave one of them out")
-        found[known] = column
-    return found
+        head, *tail = name.split(".")
+        our_name = ours[name] if name in ours else ".".join([ours.get(head, head), *tail])
+        if our_name in result:
+            raise DataError(f"the data have {our_name!r} twice, also as {name!r}: leave one of them out")
+        result[our_name] = column
+    return result
 
 
 def _flat(tree: Any, name: str) -> list[tuple[str, Any]]:
@@ -140,46 +140,47 @@ def _nested(columns: Columns, name: str) -> Any:
         return jnp.asarray(columns[name])
     tree: Any = {}
     for key, column in columns.items():
-        head, *rest = key.split(".")
+        head, *tail = key.split(".")
         if head == name:
             inner = tree
-            for part in rest[:-1]:
+            for part in tail[:-1]:
                 inner = inner.setdefault(part, {})
-            inner[rest[-1]] = jnp.asarray(column)
+            inner[tail[-1]] = jnp.asarray(column)
     return tree or ()
 
 
-def _narrow(column: np.ndarray, name: str, where: str) -> np.ndarray:
+def _narrow(column: np.ndarray, name: str, source: str) -> np.ndarray:
     dtype = NARROWED.get(str(column.dtype))
     if dtype is None:
         return column
     with np.errstate(over="ignore"):  # overflow to infinity is refused later
         narrow = column.astype(dtype)
     if column.dtype.kind != "f" and np.any(narrow != column):
-        raise DataError(f"{where}: {name} has numbers that do not fit {dtype}, which is what devices have")
+        raise DataError(f"{source}: {name} has numbers that do not fit {dtype}, which is what devices have")
     return narrow
 
 
-def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
+def _check(columns: Columns, source: str, present: Iterable[str] = ()) -> None:
     heads = {name.partition(".")[0] for name in columns}
     missing = [name for name in REQUIRED if name not in heads]
     if missing:
-        every = sorted(present or columns)
-        hint = nearest(missing[0], sorted(set(every) - set(REQUIRED)))
+        present_names = sorted(present or columns)
+        hint = nearest(missing[0], sorted(set(present_names) - set(REQUIRED)))
         raise DataError(
-            f"{where} has no {', '.join(missing)}{hint}; it has {', '.join(every)[:300] or 'no column'} (name columns "
+            f"{source} has no {', '.join(missing)}{hint}; it has {', '.join(present_names)[:300] or 'no column'} "
+            f"(name columns "
             "with --data-names OURS=THEIRS, in Python `names`)"
         )
-    both = sorted(name for name in columns if name.partition(".")[0] in columns and "." in name)
-    if both:
-        raise DataError(f"{where} has {both[0]} beside {both[0].partition('.')[0]}; one of them is needed")
+    ambiguous = sorted(name for name in columns if name.partition(".")[0] in columns and "." in name)
+    if ambiguous:
+        raise DataError(f"{source} has {ambiguous[0]} beside {ambiguous[0].partition('.')[0]}; one of them is needed")
     lead = columns["reward"].shape
     axes = 2 if "length" in columns else 1
     if len(lead) != axes:
-        what = "[episodes, steps]" if axes == 2 else "[steps]"
-        raise DataError(f"{where}: reward has the shape {list(lead)}; {what} is needed")
+        axes_text = "[episodes, steps]" if axes == 2 else "[steps]"
+        raise DataError(f"{source}: reward has the shape {list(lead)}; {axes_text} is needed")
     if not lead[0]:
-        raise DataError(f"{where} has no {'episode' if axes == 2 else 'step'}; at least 1 is needed")
+        raise DataError(f"{source} has no {'episode' if axes == 2 else 'step'}; at least 1 is needed")
     for name, column in columns.items():
         shape = lead[:1] if name == "length" else lead
         if (
@@ -188,32 +189,32 @@ def _check(columns: Columns, where: str, present: Iterable[str] = ()) -> None:
             and (column.ndim != len(shape))
         ):
             raise DataError(
-                f"{where}: {name} has the shape {list(column.shape)}, but reward has {list(lead)}: each step is a row"
+                f"{source}: {name} has the shape {list(column.shape)}, but reward has {list(lead)}: each step is a row"
             )
-        _check_type(name, column, where)
-    seen = {name for name in columns if name.partition(".")[0] == "obs"}
+        _check_type(name, column, source)
+    observed = {name for name in columns if name.partition(".")[0] == "obs"}
     reached = {name.removeprefix("next_") for name in columns if name.partition(".")[0] == "next_obs"}
-    for name in sorted(seen | reached):
-        here, there = (
+    for name in sorted(observed | reached):
+        first, second = (
             f"{columns[key].dtype}{list(columns[key].shape)}" if key in columns else "missing"
             for key in (name, "next_" + name)
         )
-        if here != there:
-            raise DataError(f"{where}: {name} is {here}, but next_{name} is {there}; they must be equal")
+        if first != second:
+            raise DataError(f"{source}: {name} is {first}, but next_{name} is {second}; they must be equal")
 
 
-def _check_type(name: str, column: np.ndarray, where: str) -> None:
+def _check_type(name: str, column: np.ndarray, source: str) -> None:
     kinds = {"reward": "float32", "terminated": "bool", "truncated": "bool", "length": "int32"}
     dtype = kinds.get(name)
     if column.dtype == object:
         raise DataError(
-            f"{where}: {name} holds Python objects (lists of unequal lengths?); an array of numbers is needed"
+            f"{source}: {name} holds Python objects (lists of unequal lengths?); an array of numbers is needed"
         )
     if dtype and column.dtype != dtype or str(column.dtype) not in DTYPES:
-        raise DataError(f"{where}: {name} is {column.dtype}; {dtype or 'one of ' + ', '.join(DTYPES)} is needed")
+        raise DataError(f"{source}: {name} is {column.dtype}; {dtype or 'one of ' + ', '.join(DTYPES)} is needed")
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         row = np.argwhere(~np.isfinite(column))[0]
-        raise DataError(f"{where}: {name}{row.tolist()} is {column[tuple(row)]}; a finite number is needed")
+        raise DataError(f"{source}: {name}{row.tolist()} is {column[tuple(row)]}; a finite number is needed")
 
 
 # --- columns of other libraries ---------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def parse_names(text: str) -> dict[str, str]:
     return names
 
 
-def completed(columns: Mapping[str, np.ndarray], where: str) -> Columns:
+def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     """The columns of steps `[N, ...]`, with our names, in the types that are needed, and with those that can be
     derived:
 
@@ -263,60 +264,65 @@ def completed(columns: Mapping[str, np.ndarray], where: str) -> Columns:
     Columns with `length` (padded episodes), or that lack something else, are returned as they are.
     **Raises:** `DataError` if neither `next_obs` nor the ends of episodes are there, or if no step remains.
     """
-    made = {name: _typed(name, np.asarray(column)) for name, column in columns.items()}
-    parts = [name for name in made if name.partition(".")[0] == "obs"]
-    rows = {len(x) if x.ndim else -1 for name, x in made.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
-    if "length" in made or not parts or "terminated" not in made or len(rows) != 1 or rows & {0, -1}:
-        return made
-    has_next = any(name.partition(".")[0] == "next_obs" for name in made)
-    if "truncated" not in made:
-        ends = _ends(made, parts, where, has_next)
-        made["truncated"] = ends & (made["terminated"] == 0)
-    return made if has_next else _followed(made, parts, where)
+    typed = {name: _typed(name, np.asarray(column)) for name, column in columns.items()}
+    parts = [name for name in typed if name.partition(".")[0] == "obs"]
+    rows = {len(x) if x.ndim else -1 for name, x in typed.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
+    if "length" in typed or not parts or "terminated" not in typed or len(rows) != 1 or rows & {0, -1}:
+        return typed
+    has_next = any(name.partition(".")[0] == "next_obs" for name in typed)
+    if "truncated" not in typed:
+        ends = _ends(typed, parts, source, has_next)
+        typed["truncated"] = ends & (typed["terminated"] == 0)
+    return typed if has_next else _followed(typed, parts, source)
 
 
 def _typed(name: str, column: np.ndarray) -> np.ndarray:
     flag, number = name in ("terminated", "truncated"), column.dtype.kind in "biuf"
-    whole = name == "action" and column.dtype.kind in "iu"
-    if (flag or whole or name == "reward") and column.ndim == 2 and column.shape[1] == 1:
+    is_discrete = name == "action" and column.dtype.kind in "iu"
+    if (flag or is_discrete or name == "reward") and column.ndim == 2 and column.shape[1] == 1:
         column = column[:, 0]
     if flag and number and np.isin(column, (0, 1)).all():
         return column.astype(bool)
     return column.astype(np.float32) if name == "reward" and column.dtype.kind in "biu" else column
 
 
-def _ends(columns: Columns, parts: list[str], where: str, has_next: bool) -> np.ndarray:
+def _ends(columns: Columns, parts: list[str], source: str, has_next: bool) -> np.ndarray:
     """Which steps are the last of their episodes, bool `[N]`."""
     last = np.ones(1, bool)
     if EPISODE in columns:
         return np.concatenate([columns[EPISODE][1:] != columns[EPISODE][:-1], last])
     if not has_next:
         raise DataError(
-            f"{where} has no truncated (D4RL: timeouts) and no next_obs, so nothing says where an episode was cut off: "
+            f"{source} has no truncated (D4RL: timeouts) and no next_obs, so nothing says where an episode was cut "
+            "off: "
             "name one of them, or episode, the number of each step's episode (--data-names OURS=THEIRS)"
         )
     away = np.zeros(len(columns["terminated"]) - 1, bool)
     for name in parts:
-        after, here = columns.get("next_" + name), columns[name]
-        if after is not None and after.shape == here.shape and here.dtype.kind in "biuf":
-            same = np.isclose(after[:-1], here[1:], RTOL, ATOL) if here.dtype.kind == "f" else after[:-1] == here[1:]
-            away |= ~same.reshape(len(away), -1).all(axis=1)
+        after, current = columns.get("next_" + name), columns[name]
+        if after is not None and after.shape == current.shape and current.dtype.kind in "biuf":
+            is_same = (
+                np.isclose(after[:-1], current[1:], RTOL, ATOL)
+                if current.dtype.kind == "f"
+                else after[:-1] == current[1:]
+            )
+            away |= ~is_same.reshape(len(away), -1).all(axis=1)
     return np.concatenate([away, last])
 
 
-def _followed(columns: Columns, parts: list[str], where: str) -> Columns:
+def _followed(columns: Columns, parts: list[str], source: str) -> Columns:
     """With the following observation of the episode as `next_obs`, without the steps that have none."""
     terminated, truncated = columns["terminated"].astype(bool), columns["truncated"].astype(bool)
     unfinished = truncated & ~terminated
     unfinished[-1] |= not terminated[-1]
     cut = np.append(unfinished[1:], False) & ~(terminated | truncated)
-    kept = ~unfinished
-    if not kept.any():
-        raise DataError(f"{where} has no next_obs, and no step is followed by another one of its episode")
-    made = {name: column[kept] for name, column in columns.items()}
-    made["truncated"] = (truncated | cut)[kept]
+    has_next_ = ~unfinished
+    if not has_next_.any():
+        raise DataError(f"{source} has no next_obs, and no step is followed by another one of its episode")
+    result = {name: column[has_next_] for name, column in columns.items()}
+    result["truncated"] = (truncated | cut)[has_next_]
     for name in parts:
-        here = columns[name]
-        own = terminated.reshape(-1, *[1] * (here.ndim - 1))
-        made["next_" + name] = np.where(own, here, np.concatenate([here[1:], here[-1:]]))[kept]
-    return made
+        current = columns[name]
+        mask = terminated.reshape(-1, *[1] * (current.ndim - 1))
+        result["next_" + name] = np.where(mask, current, np.concatenate([current[1:], current[-1:]]))[has_next_]
+    return result

@@ -28,7 +28,7 @@ from llmrl_jax.data.transitions import DataError, Trajectories
 
 REQUIRED = ("observations", "actions", "rewards", "masks")
 OPTIONAL = ("next_observations", "terminals", "action_masks")
-ABOUT = ("instructions", "goals", "env_names")
+EXTRAS = ("instructions", "goals", "env_names")
 """What is said of episodes: texts `[N]` or `[N, W]`, numbers `[N, ...]`, texts `[N]`."""
 HDF5 = (".h5", ".hdf5")
 PARQUET = ".parquet"
@@ -40,7 +40,7 @@ class Published:
 
     data: Trajectories
     about: Mapping[str, np.ndarray]
-    """The entries of `ABOUT` that are there, with an element for each episode."""
+    """The entries of `EXTRAS` that are there, with an element for each episode."""
 
 
 def read_masked(path: str | Path) -> Trajectories:
@@ -65,65 +65,67 @@ def read_published(path: str | Path) -> Published:
     """Read a file of this form with what it says of its episodes. **Raises:** see `read_masked`; also `DataError` where
     what it says has not an element for each episode."""
     path = Path(path).expanduser()
-    found = _read(path, (*REQUIRED, *OPTIONAL, *ABOUT))
-    data, about = from_masked(found, str(path)), {name: found[name] for name in ABOUT if name in found}
+    arrays = _read(path, (*REQUIRED, *OPTIONAL, *EXTRAS))
+    data, about = from_masked(arrays, str(path)), {name: arrays[name] for name in EXTRAS if name in arrays}
     for name, value in about.items():
         if len(value) != len(data):
             raise DataError(f"{path}: {name} are of {len(value)} episodes, and there are {len(data)}")
     return Published(data, about)
 
 
-def from_masked(found: Mapping[str, np.ndarray], where: str) -> Trajectories:
-    """Arrays of this form as episodes; see `read_masked`. **Arguments:** `where`, their name in messages."""
-    found = dict(found)
-    if "masks" not in found and "action_masks" in found:
-        found["masks"] = found["action_masks"]
-    missing = [name for name in REQUIRED if name not in found]
+def from_masked(arrays: Mapping[str, np.ndarray], source: str) -> Trajectories:
+    """Arrays of this form as episodes; see `read_masked`. **Arguments:** `source`, their name in messages."""
+    arrays = dict(arrays)
+    if "masks" not in arrays and "action_masks" in arrays:
+        arrays["masks"] = arrays["action_masks"]
+    missing = [name for name in REQUIRED if name not in arrays]
     if missing:
-        raise DataError(f"{where} has no {missing[0]!r} (it has {', '.join(sorted(found)) or 'nothing'})")
-    obs = np.asarray(found["observations"])
+        raise DataError(f"{source} has no {missing[0]!r} (it has {', '.join(sorted(arrays)) or 'nothing'})")
+    obs = np.asarray(arrays["observations"])
     if obs.ndim != 3 or not obs.size:
-        raise DataError(f"{where}: observations are {list(obs.shape)}; [episodes, steps, size] is needed")
-    steps = {np.shape(found[name])[1:2] for name in ("actions", "rewards", "masks")}
+        raise DataError(f"{source}: observations are {list(obs.shape)}; [episodes, steps, size] is needed")
+    steps = {np.shape(arrays[name])[1:2] for name in ("actions", "rewards", "masks")}
     reached = obs[:, 1:] if steps == {(obs.shape[1] - 1,)} else None  # a row more: what the last action led to
     obs = obs if reached is None else obs[:, :-1]
     rows = obs.shape[:2]
-    mask = _flat(found["masks"], rows, f"{where}: masks").astype(bool)
+    mask = _flat(arrays["masks"], rows, f"{source}: masks").astype(bool)
     length = mask.sum(1)
     ragged = np.flatnonzero((length == 0) | (mask != (np.arange(rows[1]) < length[:, None])).any(1))
     if len(ragged):
-        raise DataError(f"{where}: the mask of episode {ragged[0]} is not ones and then zeros, from the first step on")
+        raise DataError(f"{source}: the mask of episode {ragged[0]} is not ones and then zeros, from the first step on")
     last = np.arange(rows[1]) == length[:, None] - 1
     after = np.concatenate([obs[:, 1:], obs[:, -1:]], axis=1)
-    if "next_observations" in found:
-        given = np.asarray(found["next_observations"])
-        if given.shape != obs.shape:
-            raise DataError(f"{where}: next_observations are {list(given.shape)}, observations {list(obs.shape)}")
-        after = np.where(last[..., None] & ~given.any(-1, keepdims=True), obs, given)
+    if "next_observations" in arrays:
+        next_obs_ = np.asarray(arrays["next_observations"])
+        if next_obs_.shape != obs.shape:
+            raise DataError(f"{source}: next_observations are {list(next_obs_.shape)}, observations {list(obs.shape)}")
+        after = np.where(last[..., None] & ~next_obs_.any(-1, keepdims=True), obs, next_obs_)
     elif reached is not None:
         after = np.where((last & (length < rows[1])[:, None])[..., None], obs, reached)
     else:
         after = np.where(last[..., None], obs, after)
-    if "terminals" in found:
-        ended = _flat(found["terminals"], rows, f"{where}: terminals").astype(bool) & mask
+    if "terminals" in arrays:
+        ended = _flat(arrays["terminals"], rows, f"{source}: terminals").astype(bool) & mask
         early = np.argwhere(ended & ~last)
         if len(early):
             raise DataError(
-                f"{where}: episode {early[0][0]} is terminal at step {early[0][1]}, and goes on after it: cut it there"
+                f"{source}: episode {early[0][0]} is terminal at step {early[0][1]}, and goes on after it: cut it there"
             )
     else:
         ended = last & (length < rows[1])[:, None]
-    action = np.asarray(found["actions"])
+    action = np.asarray(arrays["actions"])
     if action.shape[:2] != rows or action.ndim not in (2, 3):
-        raise DataError(f"{where}: actions are {list(action.shape)}; {list(rows)} with at most one axis more is needed")
+        raise DataError(
+            f"{source}: actions are {list(action.shape)}; {list(rows)} with at most one axis more is needed"
+        )
     if action.dtype.kind in "iub":
         action = action[..., 0] if action.ndim == 3 and action.shape[2] == 1 else action
         if action.ndim == 3:
-            raise DataError(f"{where}: actions are whole numbers {list(action.shape)}; one for each step is needed")
+            raise DataError(f"{source}: actions are whole numbers {list(action.shape)}; one for each step is needed")
     parts = {
         "obs": obs.astype(np.float32),
         "action": action.astype(np.int32 if action.dtype.kind in "iub" else np.float32),
-        "reward": _flat(found["rewards"], rows, f"{where}: rewards").astype(np.float32),
+        "reward": _flat(arrays["rewards"], rows, f"{source}: rewards").astype(np.float32),
         "next_obs": after.astype(np.float32),
         "terminated": ended,
         "truncated": last & ~ended,
@@ -133,7 +135,7 @@ def from_masked(found: Mapping[str, np.ndarray], where: str) -> Trajectories:
         parts[name] = np.where(shaped, x, np.zeros((), x.dtype))
         bad = np.argwhere(~np.isfinite(parts[name]))
         if len(bad):
-            raise DataError(f"{where}: {name} of episode {bad[0][0]}, step {bad[0][1]} is not finite")
+            raise DataError(f"{source}: {name} of episode {bad[0][0]}, step {bad[0][1]} is not finite")
     return Trajectories(**{name: jnp.asarray(x) for name, x in parts.items()}, length=jnp.asarray(length, jnp.int32))
 
 
@@ -163,38 +165,38 @@ def write_masked(path: str | Path, data: Trajectories | Mapping[str, Any]) -> No
     and parquet without pyarrow.
     """
     path = Path(path)
-    found = to_masked(data) if isinstance(data, Trajectories) else {name: np.asarray(x) for name, x in data.items()}
-    if odd := [name for name, x in found.items() if x.dtype.kind not in "biufU"]:
-        raise DataError(f"{odd[0]} is no array of numbers or of texts, as all in such a file are: leave it out")
+    arrays = to_masked(data) if isinstance(data, Trajectories) else {name: np.asarray(x) for name, x in data.items()}
+    if unsupported := [name for name, x in arrays.items() if x.dtype.kind not in "biufU"]:
+        raise DataError(f"{unsupported[0]} is no array of numbers or of texts, as all in such a file are: leave it out")
     if path.suffix in HDF5:
         h5py = _h5py()
         with new_draft(path) as draft, h5py.File(draft, "w") as file:
-            for name, x in found.items():
+            for name, x in arrays.items():
                 file[name] = x.astype(h5py.string_dtype()) if x.dtype.kind == "U" else x
         return
     if path.suffix == PARQUET:
-        write_rows(path, found)
+        write_rows(path, arrays)
         return
     if path.suffix != ".npy":
         raise DataError(f"{path} ends in {path.suffix or 'nothing'}; .npy, .h5, .hdf5 or .parquet is written")
     with new_draft(path) as draft, draft.open("wb") as file:
-        np.save(file, np.array(found, object), allow_pickle=True)
+        np.save(file, np.array(arrays, object), allow_pickle=True)
 
 
-def _flat(value: Any, rows: tuple[int, ...], where: str) -> np.ndarray:
+def _flat(value: Any, rows: tuple[int, ...], source: str) -> np.ndarray:
     """Numbers `[N, T]`, also where they are `[N, T, 1]`."""
     value = np.asarray(value)
     value = value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value
     if value.shape != rows or value.dtype.kind not in "biuf":
-        raise DataError(f"{where} are {value.dtype}{list(value.shape)}; numbers {list(rows)} are needed")
+        raise DataError(f"{source} are {value.dtype}{list(value.shape)}; numbers {list(rows)} are needed")
     return value
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Those of the arrays that a file has; others are not looked at, whatever they are."""
     if not path.is_file():
-        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
     read = _hdf5 if path.suffix in HDF5 else read_rows if path.suffix == PARQUET else _npy
     return read(path, names)
 
@@ -203,32 +205,32 @@ def _npy(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     objects = read_objects(path)
     if len(objects) != 1 or not isinstance(objects[0], dict):
         raise DataError(f"{path} has no dict of arrays")
-    found = {}
+    arrays = {}
     for name, value in objects[0].items():
         if name not in names:
             continue
         read = numbers_of(value)
-        if read is None and name in ABOUT:
+        if read is None and name in EXTRAS:
             read = texts_of(value)
         if read is None:
-            kind = "numbers or texts" if name in ABOUT else "numbers"
+            kind = "numbers or texts" if name in EXTRAS else "numbers"
             raise DataError(f"{path}: {name} is no array of {kind} of one shape")
-        found[name] = read
-    return found
+        arrays[name] = read
+    return arrays
 
 
 def _hdf5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     h5py = _h5py()
-    found = {}
+    arrays = {}
     try:
         with h5py.File(path, "r") as file:
             for name in names:
                 if name in file:
                     texts = h5py.check_string_dtype(file[name].dtype) is not None
-                    found[name] = np.asarray(file[name].asstr()[...], str) if texts else np.asarray(file[name])
+                    arrays[name] = np.asarray(file[name].asstr()[...], str) if texts else np.asarray(file[name])
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as hdf5: {error}") from error
-    return found
+    return arrays
 
 
 def _h5py() -> Any:
@@ -272,17 +274,17 @@ def read_rows(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     if sorted(index) != list(range(len(index))):
         raise DataError(f"{path}: {INDEX} are not the numbers from 0 to {len(index) - 1}, each once")
     order = np.argsort(index)
-    found = {}
+    arrays = {}
     for name in table.column_names:
         key = name.removesuffix(DATA)
         if name.endswith(DATA) and key in names:
-            found[key] = _array(table, key, path)[order]
+            arrays[key] = _array(table, key, path)[order]
         elif name.startswith(LIST) and (key := name.removeprefix(LIST)) in names:
             values = _values(table, name, path)
             if not all(isinstance(x, str) for x in values):
                 raise DataError(f"{path}: {name} is no list of texts, one for each episode")
-            found[key] = np.array(values)[order]
-    return found
+            arrays[key] = np.array(values)[order]
+    return arrays
 
 
 def write_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -291,8 +293,8 @@ def write_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for arrays of unequal lengths, or with no axis.
     """
     pa, parquet = arrow()
-    if odd := [name for name, x in arrays.items() if not x.ndim]:
-        raise DataError(f"{odd[0]} is one number, and not one for each episode: leave it out")
+    if scalars := [name for name, x in arrays.items() if not x.ndim]:
+        raise DataError(f"{scalars[0]} is one number, and not one for each episode: leave it out")
     if len(lengths := {len(x) for x in arrays.values()}) != 1:
         raise DataError(f"arrays of {' and '.join(map(str, sorted(lengths)))} episodes cannot be in one file")
     (count,) = lengths
@@ -301,9 +303,9 @@ def write_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         if x.dtype.kind == "U" and x.ndim == 1:
             columns[LIST + name] = pa.array(x.tolist(), pa.string())
             continue
-        whole = x.dtype.kind == "U" or x.ndim == 1
-        rows = [row.reshape(-1).tolist() if whole else row.tobytes() for row in x]
-        columns[name + DATA] = pa.array(rows, None if whole else pa.binary())
+        is_flat = x.dtype.kind == "U" or x.ndim == 1
+        rows = [row.reshape(-1).tolist() if is_flat else row.tobytes() for row in x]
+        columns[name + DATA] = pa.array(rows, None if is_flat else pa.binary())
         columns[name + SHAPE] = pa.array([str(x.shape)] * count)
         columns[name + DTYPE] = pa.array([str(x.dtype)] * count)
     with new_draft(path) as draft:
@@ -329,12 +331,12 @@ def _values(table: Any, name: str, path: Path) -> list[Any]:
 
 def _array(table: Any, key: str, path: Path) -> np.ndarray:
     """All rows of an array, in the order of the file."""
-    where = f"{path}: {key}"
+    source = f"{path}: {key}"
     shapes, types = ({str(x) for x in _values(table, key + end, path)} for end in (SHAPE, DTYPE))
-    for name, found, known in ((SHAPE, shapes, _SHAPES), (DTYPE, types, (_TYPES, _TEXTS))):
-        forms = known if isinstance(known, tuple) else (known,)
-        if len(found) != 1 or not any(form.fullmatch(next(iter(found))) for form in forms):
-            raise DataError(f"{where}{name} is {' and '.join(sorted(found)[:2])[:80]!r}; one that is known is needed")
+    for name, listed, possible in ((SHAPE, shapes, _SHAPES), (DTYPE, types, (_TYPES, _TEXTS))):
+        forms = possible if isinstance(possible, tuple) else (possible,)
+        if len(listed) != 1 or not any(form.fullmatch(next(iter(listed))) for form in forms):
+            raise DataError(f"{source}{name} is {' and '.join(sorted(listed)[:2])[:80]!r}; one that is known is needed")
     shape = tuple(int(n) for n in re.findall(r"[0-9]+", shapes.pop()))[1:]
     described, size = types.pop(), math.prod(shape)
     texts = _TEXTS.fullmatch(described) is not None
@@ -344,12 +346,12 @@ def _array(table: Any, key: str, path: Path) -> np.ndarray:
         if isinstance(value, bytes) and not texts:
             if len(value) != size * kind.itemsize:
                 needed = f"{size * kind.itemsize} are needed for {described}{list(shape)}"
-                raise DataError(f"{where} of row {number} has {len(value)} bytes; {needed}")
+                raise DataError(f"{source} of row {number} has {len(value)} bytes; {needed}")
             rows.append(np.frombuffer(value, kind).reshape(shape))
             continue
-        given = value if isinstance(value, list) else [value]
+        values = value if isinstance(value, list) else [value]
         fine = (str,) if texts else (bool, int, float)
-        if len(given) != size or not all(isinstance(x, fine) for x in given):
-            raise DataError(f"{where} of row {number} is not a list of {size} {'texts' if texts else 'numbers'}")
-        rows.append(np.array(given, kind).reshape(shape))
+        if len(values) != size or not all(isinstance(x, fine) for x in values):
+            raise DataError(f"{source} of row {number} is not a list of {size} {'texts' if texts else 'numbers'}")
+        rows.append(np.array(values, kind).reshape(shape))
     return np.stack(rows)

@@ -64,7 +64,7 @@ class _Array:
             raise DataError(f"it has an array of the shape {list(shape)} with {len(data)} bytes or objects")
         self.shape, self.type, self.fortran, self.data = shape, kind, bool(fortran), data
 
-    def made(self) -> Any:
+    def build(self) -> Any:
         """The array; a list of the elements of an array of objects."""
         if self.type.name[0] == "O":
             return self.data
@@ -96,7 +96,7 @@ class _Name:
         raise DataError("it sets the state of a function")
 
 
-_MEANT: dict[tuple[str, str], Callable[..., Any]] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _Type,
     ("numpy", "ndarray"): _Array,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
@@ -106,10 +106,12 @@ _MEANT: dict[tuple[str, str], Callable[..., Any]] = {
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _MEANT:
-            asked = f"{module}.{name}"[:80]
-            raise DataError(f"it asks for {asked!r}; lists, dicts, strings, numbers and arrays of NumPy are read")
-        return _Name(_MEANT[module, name])
+        if (module, name) not in _ALLOWED:
+            qualified_name = f"{module}.{name}"[:80]
+            raise DataError(
+                f"it asks for {qualified_name!r}; lists, dicts, strings, numbers and arrays of NumPy are read"
+            )
+        return _Name(_ALLOWED[module, name])
 
 
 def read_objects(path: Path) -> list[Any]:
@@ -127,14 +129,14 @@ def read_objects(path: Path) -> list[Any]:
         if not dtype.hasobject:
             raise DataError(f"{path} has an array of {dtype}; one of objects is needed")
         try:
-            found = _Reader(file).load()
+            value = _Reader(file).load()
         except DataError as error:
             raise DataError(f"{path} is not read: {error}") from None
         except Exception as error:  # noqa: BLE001 - whatever a damaged pickle raises
             raise DataError(f"{path} is cut or damaged: {type(error).__name__}: {str(error)[:200]}") from None
-    if not isinstance(found, _Array) or not isinstance(found.data, list):
+    if not isinstance(value, _Array) or not isinstance(value.data, list):
         raise DataError(f"{path} has no list of objects")
-    return found.data
+    return value.data
 
 
 def is_object(path: Path) -> bool:
@@ -157,17 +159,17 @@ def _dtype(file: BinaryIO) -> np.dtype[Any]:
 def items_of(value: Any) -> list[Any] | None:
     """The elements of a list, or of an array with one axis; None for anything else."""
     if isinstance(value, _Array):
-        value = value.made()
+        value = value.build()
         value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
     if not isinstance(value, list):
         return None
-    return [x.made().item() if isinstance(x, _Array) and x.shape == () and x.data else x for x in value]
+    return [x.build().item() if isinstance(x, _Array) and x.shape == () and x.data else x for x in value]
 
 
 def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """A float32 array of the shape, from an array, or a list of arrays or numbers; None for anything else."""
     if isinstance(value, _Array):
-        value = value.made()
+        value = value.build()
     if isinstance(value, list):
         if not shape or len(value) != shape[0]:
             return None
@@ -185,7 +187,7 @@ def numbers_of(value: Any) -> np.ndarray | None:
     """An array of numbers or truth values, from an array, or a list of arrays of one shape or of numbers; None for
     anything else."""
     if isinstance(value, _Array):
-        value = value.made()
+        value = value.build()
     if isinstance(value, list):
         if value and all(isinstance(x, bool | int | float) for x in value):
             return np.array(value)
@@ -201,7 +203,7 @@ def numbers_of(value: Any) -> np.ndarray | None:
 def texts_of(value: Any) -> np.ndarray | None:
     """An array of texts, from an array, or nested lists of texts of one shape; None for anything else."""
     if isinstance(value, _Array):
-        value = value.made()
+        value = value.build()
     if isinstance(value, list):
         if value and all(isinstance(x, str) for x in value):
             return np.array(value)

@@ -71,8 +71,8 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     pa, parquet = arrow()
     path = Path(path)
     if not path.is_file():
-        here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+        neighbours = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
     try:
         table = parquet.read_table(path)
     except Exception as error:
@@ -84,12 +84,12 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     for name, theirs in renamed({x: x for x in table.column_names}, names).items():
         if name.partition(".")[0] not in (*FIELDS, "episode", "step"):
             continue
-        where = f"{path}: {theirs}"
-        array = _whole(pa, table.column(theirs), where)
+        source = f"{path}: {theirs}"
+        array = _combined(pa, table.column(theirs), source)
         if name in SPOKEN and pa.types.is_string(array.type):
             columns[name], strings[name] = _numbers(array, meta.get("strings", {}).get(name))
         else:
-            columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), where)
+            columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), source)
     if names is not None:
         columns = completed(columns, str(path))
     loaded = from_columns(columns, str(path), strings, table.column_names)
@@ -110,11 +110,11 @@ def column_names(path: Path) -> list[str]:
         return []
 
 
-def _strings(pa: Any, column: np.ndarray, known: Sequence[str]) -> Any:
+def _strings(pa: Any, column: np.ndarray, categories: Sequence[str]) -> Any:
     """Indices of strings as an Arrow array of strings."""
     if column.ndim != 1:
         raise DataError(f"a column of strings has the shape {list(column.shape)}; one string a step is needed")
-    return pa.DictionaryArray.from_arrays(pa.array(column), pa.array(list(known), pa.string())).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(column), pa.array(list(categories), pa.string())).cast(pa.string())
 
 
 def _lists(pa: Any, column: np.ndarray) -> Any:
@@ -125,52 +125,52 @@ def _lists(pa: Any, column: np.ndarray) -> Any:
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
 
 
-def _numbers(array: Any, known: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Strings as int32 indices, and the indexed strings: `known`, or the strings in sorted order."""
+def _numbers(array: Any, categories: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Strings as int32 indices, and the indexed strings: `categories`, or the strings in sorted order."""
     encoded = array.dictionary_encode()
-    own = encoded.dictionary.to_pylist()
-    every = tuple(sorted(own) if known is None else known)
-    place = {text: i for i, text in enumerate(every)}
-    if unknown := sorted(set(own) - place.keys()):
+    values = encoded.dictionary.to_pylist()
+    all_values = tuple(sorted(values) if categories is None else categories)
+    index_of = {text: i for i, text in enumerate(all_values)}
+    if unknown := sorted(set(values) - index_of.keys()):
         raise DataError(f"a column of strings holds {unknown[0]!r}, which the file's own list of strings lacks")
-    return np.array([place[text] for text in own], np.int32)[encoded.indices.to_numpy()], every
+    return np.array([index_of[text] for text in values], np.int32)[encoded.indices.to_numpy()], all_values
 
 
-def _whole(pa: Any, chunked: Any, where: str) -> Any:
+def _combined(pa: Any, chunked: Any, source: str) -> Any:
     """A column as one Arrow array; dictionary-encoded strings are decoded."""
     if chunked.null_count:
-        raise DataError(f"{where} has {chunked.null_count} missing values of {len(chunked)}; every step needs one")
+        raise DataError(f"{source} has {chunked.null_count} missing values of {len(chunked)}; every step needs one")
     array = pa.concat_arrays(chunked.chunks) if chunked.num_chunks else pa.array([], chunked.type)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
 
 
-def _array(pa: Any, array: Any, shape: list[int] | None, where: str) -> np.ndarray:
+def _array(pa: Any, array: Any, shape: list[int] | None, source: str) -> np.ndarray:
     """Numbers, or lists of them, as an array `[rows, ...]`."""
     rows, widths = len(array), []
     while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        widths.append(_width(pa, array, where))
+        widths.append(_width(pa, array, source))
         array = array.flatten()
         if array.null_count:
-            raise DataError(f"{where} has lists with missing values; every entry needs one")
+            raise DataError(f"{source} has lists with missing values; every entry needs one")
     return array.to_numpy(zero_copy_only=False).reshape(rows, *(widths if shape is None else shape))
 
 
-def _width(pa: Any, array: Any, where: str) -> int:
+def _width(pa: Any, array: Any, source: str) -> int:
     """The common length of the lists of a column."""
     if pa.types.is_fixed_size_list(array.type):
         return array.type.list_size
     lengths = np.diff(array.offsets.to_numpy())
-    odd = np.flatnonzero(lengths != lengths[:1])
-    if len(odd):
+    ragged = np.flatnonzero(lengths != lengths[:1])
+    if len(ragged):
         raise DataError(
-            f"{where} has lists of {lengths[0]} and, in row {odd[0]}, of {lengths[odd[0]]}: one width is needed"
+            f"{source} has lists of {lengths[0]} and, in row {ragged[0]}, of {lengths[ragged[0]]}: one width is needed"
         )
     return int(lengths[0]) if len(lengths) else 0
 
 
-def _check_episodes(columns: Columns, where: str) -> None:
+def _check_episodes(columns: Columns, source: str) -> None:
     """Check that the rows of an episode are contiguous and ordered, and that only the last one ends it."""
     lengths = episode_lengths(columns["terminated"], columns["truncated"])
     starts = np.cumsum(lengths) - lengths
@@ -180,6 +180,6 @@ def _check_episodes(columns: Columns, where: str) -> None:
     if len(wrong) or not np.array_equal(bounds, starts):
         row = int(wrong[0]) if len(wrong) else int(np.setxor1d(bounds, starts)[0])
         raise DataError(
-            f"{where}: row {row} is step {columns['step'][row]} of episode {columns['episode'][row]}, but by the ends "
+            f"{source}: row {row} is step {columns['step'][row]} of episode {columns['episode'][row]}, but by the ends "
             f"of episodes it is step {step[row]}: an episode is not whole, or its rows are not in their order"
         )

@@ -82,8 +82,8 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
 
 def _refuse_folder(path: Path) -> None:
     """**Raises** `DataError` for a data set of a library whose folders are not read."""
-    here = {file.name for file in path.iterdir()}
-    if "dataset_info.json" in here or any(".tfrecord" in name for name in here):
+    names = {file.name for file in path.iterdir()}
+    if "dataset_info.json" in names or any(".tfrecord" in name for name in names):
         raise DataError(f"{path} is a data set of TFDS or RLDS: read it with tensorflow_datasets elsewhere, and {SAVE}")
     if (path / "meta" / "info.json").is_file():
         raise DataError(
@@ -91,9 +91,9 @@ def _refuse_folder(path: Path) -> None:
             "obs=observation.state,reward=next.reward,terminated=next.done,episode=episode_index (pictures are in "
             "videos, which are not read)"
         )
-    if here & {".zgroup", ".zarray", "zarr.json"}:
+    if names & {".zgroup", ".zarray", "zarr.json"}:
         raise DataError(f"{path} is a Zarr store: read it with zarr elsewhere, and {SAVE}")
-    if "metadata.json" in here and (path / "data").is_dir() or (path / "data" / "metadata.json").is_file():
+    if "metadata.json" in names and (path / "data").is_dir() or (path / "data" / "metadata.json").is_file():
         raise DataError(
             f"{path} is a Minari data set without main_data.hdf5: load it with minari elsewhere, and {SAVE}"
         )
@@ -142,8 +142,8 @@ def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loa
     if path.is_dir():
         columns = {file.stem: _single(file) for file in sorted(path.glob("*.npy"))}
     elif not path.exists():
-        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
     else:
         columns = _archive(path)
     strings = {name: columns.pop(STRINGS + name) for name in SPOKEN if STRINGS + name in columns}
@@ -219,8 +219,8 @@ def read_hdf5(path: Path, names: Mapping[str, str]) -> Loaded:
     """
     h5py = require("an hdf5 file", "data", "h5py")
     if not path.is_file():
-        here = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, here)}")
+        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
     try:
         with h5py.File(path, "r") as file:
             if _is_masked(h5py, file):
@@ -237,8 +237,8 @@ def _is_masked(h5py: Any, file: Any) -> bool:
     if isinstance(masks, h5py.Dataset):
         return masks.ndim > 1
     obs, reward = file.get("observations"), file.get("rewards")
-    both = isinstance(obs, h5py.Dataset) and isinstance(reward, h5py.Dataset)
-    return both and obs.ndim == 3 and reward.shape[:2] == obs.shape[:2]
+    are_arrays = isinstance(obs, h5py.Dataset) and isinstance(reward, h5py.Dataset)
+    return are_arrays and obs.ndim == 3 and reward.shape[:2] == obs.shape[:2]
 
 
 Layout = Callable[[Any, Any, Mapping[str, str], str], Columns]
@@ -252,122 +252,128 @@ def _layout(h5py: Any, file: Any) -> Layout:
     return _d3rlpy if "num_episodes" in file and "columns" in file else _columns
 
 
-def _columns(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
-    found: Columns = {}
+def _columns(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Columns:
+    columns: Columns = {}
     heads = {name.partition(".")[0] for name in (*FIELDS, EPISODE, *names.values())}
     for name in file:
         if name in heads or name in ("episode_terminals", "length"):
-            found |= _parts(h5py, file[name], name, where)
-    ends = found.pop("episode_terminals", None)
-    found = renamed(found, names)
-    if not found:
-        raise DataError(f"{where} has none of the columns of recorded steps; it has {_listed(file)}: {CONVERT}")
-    if ends is not None and "truncated" not in found and "terminated" in found:
-        ends, terminated = np.asarray(ends), found["terminated"]
+            columns |= _parts(h5py, file[name], name, source)
+    ends = columns.pop("episode_terminals", None)
+    columns = renamed(columns, names)
+    if not columns:
+        raise DataError(f"{source} has none of the columns of recorded steps; it has {_listed(file)}: {CONVERT}")
+    if ends is not None and "truncated" not in columns and "terminated" in columns:
+        ends, terminated = np.asarray(ends), columns["terminated"]
         if ends.shape == terminated.shape:
-            found["truncated"] = (ends != 0) & (terminated == 0)
-    return found
+            columns["truncated"] = (ends != 0) & (terminated == 0)
+    return columns
 
 
-def _minari(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
-    def episode(group: Any, here: str) -> Columns:
-        _needs(group, ("observations", "actions", "rewards", "terminations", "truncations"), here)
-        obs = _parts(h5py, group["observations"], "obs", here)
-        steps = _steps(h5py, group, here, terminated="terminations", truncated="truncations")
+def _minari(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Columns:
+    def episode(group: Any, location: str) -> Columns:
+        _needs(group, ("observations", "actions", "rewards", "terminations", "truncations"), location)
+        obs = _parts(h5py, group["observations"], "obs", location)
+        steps = _steps(h5py, group, location, terminated="terminations", truncated="truncations")
         count = len(steps["reward"])
         if wrong := next((name for name, x in obs.items() if len(x) != count + 1), None):
             raise DataError(
-                f"{here}: {wrong} has {len(obs[wrong])} rows, and there are {count} steps; one more is needed"
+                f"{location}: {wrong} has {len(obs[wrong])} rows, and there are {count} steps; one more is needed"
             )
         after = {"next_" + name: x[1:] for name, x in obs.items()}
         return {**{name: x[:-1] for name, x in obs.items()}, **after, **steps}
 
-    return _joined(((name, file[name]) for name in _sorted(file, MINARI_EPISODE)), episode, where)
+    return _joined(((name, file[name]) for name in _sorted(file, MINARI_EPISODE)), episode, source)
 
 
-def _robomimic(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
-    def episode(group: Any, here: str) -> Columns:
+def _robomimic(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Columns:
+    def episode(group: Any, location: str) -> Columns:
         if "obs" not in group or "rewards" not in group or "dones" not in group:
             raise DataError(
-                f"{here} has {_listed(group)}; obs, actions, rewards and dones are needed: extract them with "
+                f"{location} has {_listed(group)}; obs, actions, rewards and dones are needed: extract them with "
                 "robomimic's dataset_states_to_obs.py"
             )
-        made = _parts(h5py, group["obs"], "obs", here) | _steps(h5py, group, here, terminated="dones")
-        return made | (_parts(h5py, group["next_obs"], "next_obs", here) if "next_obs" in group else {})
+        columns = _parts(h5py, group["obs"], "obs", location) | _steps(h5py, group, location, terminated="dones")
+        return columns | (_parts(h5py, group["next_obs"], "next_obs", location) if "next_obs" in group else {})
 
     data = file["data"]
-    return _joined(((f"data/{name}", data[name]) for name in _sorted(data, ROBOMIMIC_EPISODE)), episode, where)
+    return _joined(((f"data/{name}", data[name]) for name in _sorted(data, ROBOMIMIC_EPISODE)), episode, source)
 
 
-def _d3rlpy(h5py: Any, file: Any, names: Mapping[str, str], where: str) -> Columns:
-    def episode(number: int, here: str) -> Columns:
+def _d3rlpy(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Columns:
+    def episode(number: int, location: str) -> Columns:
         keys = [f"{name}_{number}" for name in ("observations", "actions", "rewards", "terminated")]
         obs = {"obs": file[keys[0]][...]} if keys[0] in file else {}
         while (key := f"{keys[0]}_{len(obs)}") in file and "obs" not in obs:  # the parts of a tuple
             obs[f"obs.{len(obs)}"] = file[key][...]
         if not obs:
-            raise DataError(f"{here} has no {keys[0]}: the file is damaged")
-        _needs(file, keys[1:], here)
+            raise DataError(f"{location} has no {keys[0]}: the file is damaged")
+        _needs(file, keys[1:], location)
         action, reward = (file[key][...] for key in keys[1:3])
         ends = np.arange(len(reward)) == len(reward) - 1
-        over = bool(file[keys[3]][()])
-        return {**obs, "action": action, "reward": reward, "terminated": ends & over, "truncated": ends & (not over)}
+        is_over = bool(file[keys[3]][()])
+        return {
+            **obs,
+            "action": action,
+            "reward": reward,
+            "terminated": ends & is_over,
+            "truncated": ends & (not is_over),
+        }
 
     episodes = ((f"episode {i}", i) for i in range(int(file["num_episodes"][()])))
-    return _joined(episodes, episode, where)
+    return _joined(episodes, episode, source)
 
 
-def _joined(episodes: Iterable[tuple[str, Any]], read: Callable[[Any, str], Columns], where: str) -> Columns:
+def _joined(episodes: Iterable[tuple[str, Any]], read: Callable[[Any, str], Columns], source: str) -> Columns:
     """The steps of all episodes; the last one of an episode without an end was cut off."""
-    made: list[Columns] = []
+    parts: list[Columns] = []
     for name, group in episodes:
-        here = f"{where}: {name}"
-        columns = {key: np.asarray(x) for key, x in read(group, here).items()}
+        location = f"{source}: {name}"
+        columns = {key: np.asarray(x) for key, x in read(group, location).items()}
         for key in ("terminated", "truncated", "reward"):
             columns[key] = columns.get(key, np.zeros(len(columns["reward"]), bool)).reshape(-1)
         count = len(columns["reward"])
         if wrong := next((key for key, x in columns.items() if len(x) != count), None):
-            raise DataError(f"{here}: {wrong} has {len(columns[wrong])} rows, and there are {count} rewards")
+            raise DataError(f"{location}: {wrong} has {len(columns[wrong])} rows, and there are {count} rewards")
         if not count:
             continue
         columns["truncated"] = columns["truncated"].astype(bool)
         columns["truncated"][-1] |= columns["terminated"][-1] == 0
-        if made and (odd := sorted(made[0].keys() ^ columns.keys())):
-            raise DataError(f"{here}: {odd[0]} is in some episodes only")
-        if odd := [key for key, x in columns.items() if made and x.shape[1:] != made[0][key].shape[1:]]:
-            shapes = [list(x[odd[0]].shape[1:]) for x in (columns, made[0])]
-            raise DataError(f"{here}: {odd[0]} has the shape {shapes[0]}, and {shapes[1]} before")
-        made.append(columns)
-    if not made:
-        raise DataError(f"{where} has no step; at least 1 is needed")
-    return {key: np.concatenate([columns[key] for columns in made]) for key in made[0]}
+        if parts and (differing := sorted(parts[0].keys() ^ columns.keys())):
+            raise DataError(f"{location}: {differing[0]} is in some episodes only")
+        if differing := [key for key, x in columns.items() if parts and x.shape[1:] != parts[0][key].shape[1:]]:
+            shapes = [list(x[differing[0]].shape[1:]) for x in (columns, parts[0])]
+            raise DataError(f"{location}: {differing[0]} has the shape {shapes[0]}, and {shapes[1]} before")
+        parts.append(columns)
+    if not parts:
+        raise DataError(f"{source} has no step; at least 1 is needed")
+    return {key: np.concatenate([columns[key] for columns in parts]) for key in parts[0]}
 
 
-def _steps(h5py: Any, group: Any, here: str, **flags: str) -> Columns:
+def _steps(h5py: Any, group: Any, location: str, **flags: str) -> Columns:
     """Actions, rewards and, by their names in the file, flags. **Raises:** `DataError` for those with parts."""
     keys = {"action": "actions", "reward": "rewards", **flags}
     if grouped := [key for key in keys.values() if isinstance(group[key], h5py.Group)]:
         parts = _listed(group[grouped[0]])
-        raise DataError(f"{here}: {grouped[0]} have the parts {parts}; one array is needed: {CONVERT}")
-    return {name: _parts(h5py, group[key], name, here)[name] for name, key in keys.items()}
+        raise DataError(f"{location}: {grouped[0]} have the parts {parts}; one array is needed: {CONVERT}")
+    return {name: _parts(h5py, group[key], name, location)[name] for name, key in keys.items()}
 
 
-def _parts(h5py: Any, node: Any, name: str, where: str) -> Columns:
+def _parts(h5py: Any, node: Any, name: str, source: str) -> Columns:
     """A dataset, or the datasets of a group by dotted names."""
     if isinstance(node, h5py.Group):
-        return {key: x for part in node for key, x in _parts(h5py, node[part], f"{name}.{part}", where).items()}
+        return {key: x for part in node for key, x in _parts(h5py, node[part], f"{name}.{part}", source).items()}
     if h5py.check_string_dtype(node.dtype) is not None:
         if name.partition(".")[0] in ("text", "goal"):
             return {name: np.asarray(node.asstr()[...], str)}
-        raise DataError(f"{where}: {name} holds texts; numbers are needed: leave it out, or number the texts")
+        raise DataError(f"{source}: {name} holds texts; numbers are needed: leave it out, or number the texts")
     if node.dtype.kind not in "biuf":
-        raise DataError(f"{where}: {name} is {node.dtype}; numbers are needed")
+        raise DataError(f"{source}: {name} is {node.dtype}; numbers are needed")
     return {name: node[...]}
 
 
-def _needs(group: Any, names: Iterable[str], here: str) -> None:
+def _needs(group: Any, names: Iterable[str], location: str) -> None:
     if missing := [name for name in names if name not in group]:
-        raise DataError(f"{here} has no {', '.join(missing)}; it has {_listed(group)}")
+        raise DataError(f"{location} has no {', '.join(missing)}; it has {_listed(group)}")
 
 
 def _sorted(group: Any, pattern: re.Pattern[str]) -> list[str]:

@@ -106,9 +106,9 @@ def to_trajectories(transitions: Transitions, length: int | None = None) -> Traj
             f"episode {int(lengths.argmax())} has {longest} steps, more than the length of {room}: raise the length"
         )
     starts = np.cumsum(lengths) - lengths
-    place = np.arange(room)
-    inside = place < lengths[:, None]
-    index = jnp.asarray(np.where(inside, starts[:, None] + place, 0), jnp.int32)
+    step = np.arange(room)
+    inside = step < lengths[:, None]
+    index = jnp.asarray(np.where(inside, starts[:, None] + step, 0), jnp.int32)
     mask = jnp.asarray(inside)
 
     def spread(x):
@@ -141,8 +141,8 @@ def check_episodes(trajectories: Trajectories) -> None:
         raise DataError(f"episode {i} has a length of {length[i]}; from 1 to {room}, the room for its steps, is needed")
     first = np.where(ends.any(axis=1), ends.argmax(axis=1), -1)
     for i in np.flatnonzero(first != length - 1):
-        where = f"ends at step {first[i]}" if first[i] >= 0 else "has no step that terminates or truncates it"
-        raise DataError(f"episode {i} of {length[i]} steps {where}; its last step, {length[i] - 1}, must be its end")
+        ending = f"ends at step {first[i]}" if first[i] >= 0 else "has no step that terminates or truncates it"
+        raise DataError(f"episode {i} of {length[i]} steps {ending}; its last step, {length[i] - 1}, must be its end")
 
 
 def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:

@@ -160,16 +160,18 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     record = folder / "chat.jsonl"
     if record.exists():  # a resumed run counts what it spent before
         budget.recall(record)
-    asked: ChatModel
+    chat_model: ChatModel
     close = _nothing
     if remote:
-        asked = server = OpenAIChat(config.server)
+        chat_model = server = OpenAIChat(config.server)
         close = server.close
     elif config.model == SCRIPTED:
         return Chat(Recorder(Budgeted(adviser, budget), record), budget)  # a cache would save nothing
     else:
         from llmrl_jax.serve import LocalLlama
 
-        asked = LocalLlama.load(config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template)
-    recorded = Recorder(Budgeted(asked, budget), record)
+        chat_model = LocalLlama.load(
+            config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template
+        )
+    recorded = Recorder(Budgeted(chat_model, budget), record)
     return Chat(Cached(recorded, cache, config.cache_mode), budget, close)

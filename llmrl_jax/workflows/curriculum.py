@@ -161,9 +161,9 @@ def association(tokens: Sequence[int], rng: np.random.Generator, alone: bool = F
     """
     ids = [int(i) for i in rng.permutation(tokens)[: NAMES + VALUES]]
     if not alone and rng.random() < REPEATED:
-        size, between = int(rng.integers(4, 20)), int(rng.integers(12))
-        row = [*ids[:size], *ids[NAMES : NAMES + between], *ids[:size]]
-        return Example(row, [i > size + between for i in range(len(row))])
+        size, gap = int(rng.integers(4, 20)), int(rng.integers(12))
+        row = [*ids[:size], *ids[NAMES : NAMES + gap], *ids[:size]]
+        return Example(row, [i > size + gap for i in range(len(row))])
     firsts, seconds = ids[: rng.integers(2, 6)], ids[6 : 6 + rng.integers(2, 4)]
     goal, comma, end, values = ids[9], ids[10], ids[11], ids[NAMES:]
     names = [(first, second) for first in firsts for second in seconds]
@@ -180,9 +180,9 @@ def association(tokens: Sequence[int], rng: np.random.Generator, alone: bool = F
     parts += [((comma, *name, *value), False) for name, value in value_of.items()]
     parts += [((end,), False), (value_of[first], True)]
     for i in () if alone else rng.permutation(len(chosen)):
-        others = [int(v) for v in rng.choice(values, rng.integers(4))]
+        distractors = [int(v) for v in rng.choice(values, rng.integers(4))]
         bare = rng.random() < BARE
-        parts += [(chosen[i] if bare else (goal, *chosen[i], *others, end), False), (value_of[chosen[i]], True)]
+        parts += [(chosen[i] if bare else (goal, *chosen[i], *distractors, end), False), (value_of[chosen[i]], True)]
     return Example([t for part, _ in parts for t in part], [learn for part, learn in parts for _ in part])
 
 
@@ -205,9 +205,9 @@ def association_rows(tokenizer: WordTokenizer, count: int, seed: int, alone: flo
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-THING = r"\w+ (?:ball|box|key|door)"
-NAMED = re.compile(rf"(?:a|the) ({THING})")
-SEEN = re.compile(rf"You see an? (?:open |closed |locked )?({THING}) ([^,]+),")
+OBJECT = r"\w+ (?:ball|box|key|door)"
+NAMED = re.compile(rf"(?:a|the) ({OBJECT})")
+SIGHTING = re.compile(rf"You see an? (?:open |closed |locked )?({OBJECT}) ([^,]+),")
 
 
 def question(text: str, rng: np.random.Generator, questions: int = 0) -> tuple[list[str], list[bool]] | None:
@@ -219,8 +219,8 @@ def question(text: str, rng: np.random.Generator, questions: int = 0) -> tuple[l
     one is a goal of its own, the text's with other objects ("Goal of the agent: go to the blue key Action 0:").
     """
     positions: dict[str, str] = {}
-    for name, where in sorted(SEEN.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
-        positions.setdefault(name, where)
+    for name, position in sorted(SIGHTING.findall(text), key=lambda pair: sum(map(int, re.findall(r"\d+", pair[1])))):
+        positions.setdefault(name, position)
     goal = [name for name in _goal_objects(text) if name in positions]
     names = list(positions)
     if not names:
@@ -249,20 +249,20 @@ def _question(text: str, names: list[str], rng: np.random.Generator, as_goal: bo
         name = names[rng.integers(len(names))]
         return f" {name}", [name]
     objects = [names[i] for i in rng.choice(len(names), len(slots), replace=False)]
-    other = dict(zip(slots, objects, strict=True))
-    goal = NAMED.sub(lambda match: match[0].replace(match[1], other[match[1]]), text.partition(" Observation")[0])
+    replaced = dict(zip(slots, objects, strict=True))
+    goal = NAMED.sub(lambda match: match[0].replace(match[1], replaced[match[1]]), text.partition(" Observation")[0])
     return f" {goal} {' '.join(text.split()[-2:])}", objects
 
 
 def invented_names(text: str, ids: list[int], tokenizer: WordTokenizer, rng: np.random.Generator) -> list[int]:
     """`ids` with about half of the colours and object types in `text` replaced by spare tokens."""
-    words = sorted({word for name, _ in SEEN.findall(text) for word in name.split()})
+    words = sorted({word for name, _ in SIGHTING.findall(text) for word in name.split()})
     renamed = [word for word, it in zip(words, rng.random(len(words)) < 0.5, strict=True) if it]
-    other: dict[int | None, int] = {}
+    new_ids: dict[int | None, int] = {}
     for word, spare in zip(renamed, rng.choice(tokenizer.spare_ids, len(renamed), replace=False), strict=True):
         forms = (word, *(f"{word}{mark}" for mark in tokenizer.MARKS))
-        other |= dict.fromkeys(map(tokenizer.backend.token_to_id, forms), int(spare))
-    return [other.get(i, i) for i in ids]
+        new_ids |= dict.fromkeys(map(tokenizer.backend.token_to_id, forms), int(spare))
+    return [new_ids.get(i, i) for i in ids]
 
 
 def reading_rows(program: Program, config: ReadingConfig, seed: int) -> list[Example]:
@@ -498,8 +498,8 @@ def imitate(
         print(f"1/3  a small Llama imitates a noisy expert in {env}: the stand-in for pre-training", flush=True)
         base = results[-1].state.params if results else None
         learner = make_prior(config, program, base)
-        shown = ("loss", "agreement")
-        results.append(train_lesson("imitation", learner, config, config.updates, run, folder, shown))
+        columns = ("loss", "agreement")
+        results.append(train_lesson("imitation", learner, config, config.updates, run, folder, columns))
         if not results[-1].stopped:
             with replacing(folder / "prior") as draft:
                 save_prior(draft, program, results[-1].state.params["params"])
@@ -508,13 +508,13 @@ def imitate(
 
 def check_words(env: str, program: Program, reading_env: str, reading: Program) -> None:
     """**Raises** `ValueError` if the words of the reading lesson have other numbers than those of training."""
-    training, lesson = (one.tokenizer.backend.get_vocab() for one in (program, reading))
+    training, lesson = (x.tokenizer.backend.get_vocab() for x in (program, reading))
     if training != lesson:
-        odd = sorted(set(training) ^ set(lesson))
+        differing = sorted(set(training) ^ set(lesson))
         raise ValueError(
             f"the reading lesson's environment {reading_env} has other words than {env}"
-            f"{f' ({odd[0]!r} is in one of them only)' if odd else ''}, so that numbers of tokens would mean others: "
-            "give the lesson an environment of the same language and description"
+            f"{f' ({differing[0]!r} is in one of them only)' if differing else ''}, so that numbers of tokens would "
+            "mean others: give the lesson an environment of the same language and description"
         )
 
 
@@ -523,7 +523,9 @@ def note_lessons(folder: Path, reading: ReadingConfig, imitation: PriorConfig) -
     was begun with others."""
     path = folder / "lessons.json"
     lessons = {"reading": configs.identity(reading), "imitation": configs.identity(imitation)}
-    values = configs.to_json({f"{name}.{option}": x for name, one in lessons.items() for option, x in one.items()})
+    values = configs.to_json(
+        {f"{name}.{option}": x for name, options in lessons.items() for option, x in options.items()}
+    )
     if path.exists() and (changed := configs.differences(configs.read_json(path), values)):
         raise ValueError(
             f"the run {folder} was begun with other lessons: {'; '.join(changed)} (saved -> now); put these back, or "

@@ -59,8 +59,8 @@ def evaluate(
         files = {"file": written} | ({"gif": video} if video else {})
         print(json_text({"run": folder, "episodes": episodes, "update": update, **x.about, **results, **files}))
         return results
-    where = f", {x.about['env']}" if x.about.get("env") else ""
-    print(f"{folder}, checkpoint of update {update}{where}, {episodes} episodes each")
+    in_env = f", {x.about['env']}" if x.about.get("env") else ""
+    print(f"{folder}, checkpoint of update {update}{in_env}, {episodes} episodes each")
     print(x.report(results, episodes))
     print(f"The results are in {written}" + (f", and the episode in {video}" if video else ""))
     return results

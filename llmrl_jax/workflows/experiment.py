@@ -158,14 +158,14 @@ def several_seeds(x: Experiment, mesh: str = "", *, one_by_one: bool = False) ->
         raise ValueError(f"seeds is {seeds} and mesh is {mesh}: several seeds run on one device, leave --mesh out")
     check_seed(f"the last of --seeds {seeds} from --run.seed {seed}", seed + seeds - 1)
 
-    def each(function: Any, *, values: bool) -> Any:
-        def results(state: Any, *rest: Any) -> Results:
-            return over_runs([function(select_run(state, i), *rest) for i in range(seeds)], values=values)
+    def over_seeds(function: Any, *, values: bool) -> Any:
+        def results(state: Any, *args: Any) -> Results:
+            return over_runs([function(select_run(state, i), *args) for i in range(seeds)], values=values)
 
         return function and results
 
     def of_first(function: Any) -> Any:
-        return function and (lambda state, *rest: function(select_run(state, 0), *rest))
+        return function and (lambda state, *args: function(select_run(state, 0), *args))
 
     def report(results: Results, episodes: int) -> str:
         return f"means of {seeds} seeds, with intervals over them (of random actions over episodes)\n" + x.report(
@@ -175,9 +175,9 @@ def several_seeds(x: Experiment, mesh: str = "", *, one_by_one: bool = False) ->
     return replace(
         x,
         learner=vmap_learners(x.learner, seeds, one_by_one=one_by_one),
-        evaluate=each(x.evaluate, values=True),
+        evaluate=over_seeds(x.evaluate, values=True),
         baseline=of_first(x.baseline),
-        during=each(x.during, values=True),
+        during=over_seeds(x.during, values=True),
         report=report,
         variables=lambda _, state: x.variables(x, select_run(state, 0)),
         film=of_first(x.film),
@@ -208,9 +208,9 @@ def check_saved(folder: Path, checkpoint: int = -1) -> None:
     at_least("checkpoint", checkpoint, -1)
     saved = saved_updates(folder)
     if not saved or checkpoint >= 0 and checkpoint not in saved:
-        which = f"of update {checkpoint} " if checkpoint >= 0 else ""
-        has = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
-        raise FileNotFoundError(f"there is no checkpoint {which}in {folder / 'checkpoints'}; {has}")
+        of_update = f"of update {checkpoint} " if checkpoint >= 0 else ""
+        listed = f"it has {', '.join(map(str, saved))}: choose one with --checkpoint" if saved else "the run saved none"
+        raise FileNotFoundError(f"there is no checkpoint {of_update}in {folder / 'checkpoints'}; {listed}")
 
 
 def experiment_of(folder: Path, config: Any) -> Experiment:

@@ -32,9 +32,11 @@ def make_parts(config: Any) -> tuple[Any, Any, Any, Any]:
     that cannot be learned from, or that are not of the world; what `read_data` raises.
     """
     network = [f"network.{f.name}" for f in fields(config.network)]
-    who = f"the offline algorithm {config.algo}"
-    refuse_unread(config, ["mesh"], who)
-    refuse_unread(config, network, who, remedy=f"its own are --{config.algo.replace('_', '-')}.hidden and .activation")
+    reader = f"the offline algorithm {config.algo}"
+    refuse_unread(config, ["mesh"], reader)
+    refuse_unread(
+        config, network, reader, remedy=f"its own are --{config.algo.replace('_', '-')}.hidden and .activation"
+    )
     if not config.data:
         raise ValueError(f"{config.algo} learns from recorded steps: name them with --data FILE")
     if config.run.eval_every and not config.env:
@@ -69,20 +71,20 @@ def read_steps(path: str, names: Mapping[str, str]) -> Transitions:
 def check_world(data: Transitions, space: spaces.Space, env: str) -> None:
     """**Raises** `DataError` unless the observations have the parts, shapes and bounds of a world's; the size of
     numbers may differ, as float16 for float32."""
-    wanted, found = _parts(space), _named(data.obs)
-    for name in sorted(wanted.keys() | found.keys()):
-        one, two = wanted.get(name), found.get(name)
-        has = "missing" if two is None else f"{two.dtype}{list(two.shape[1:])}"
-        if one is None or two is None or two.shape[1:] != one.shape or _kind(two.dtype) != _kind(one.dtype):
-            needs = "missing" if one is None else f"{np.dtype(one.dtype)}{list(one.shape)}"
-            raise DataError(f"{name} of the data is {has}, but {needs} in {env}: the data are of another world")
-        low, high = (0, one.n - 1) if isinstance(one, spaces.Discrete) else (one.low, one.high)
+    expected, recorded = _parts(space), _named(data.obs)
+    for name in sorted(expected.keys() | recorded.keys()):
+        a, b = expected.get(name), recorded.get(name)
+        actual = "missing" if b is None else f"{b.dtype}{list(b.shape[1:])}"
+        if a is None or b is None or b.shape[1:] != a.shape or _kind(b.dtype) != _kind(a.dtype):
+            needs = "missing" if a is None else f"{np.dtype(a.dtype)}{list(a.shape)}"
+            raise DataError(f"{name} of the data is {actual}, but {needs} in {env}: the data are of another world")
+        low, high = (0, a.n - 1) if isinstance(a, spaces.Discrete) else (a.low, a.high)
         slack = 1e-4 * (1 + jnp.maximum(jnp.abs(jnp.float32(low)), jnp.abs(jnp.float32(high))))
-        wrong = (two < low - slack) | (two > high + slack)
+        wrong = (b < low - slack) | (b > high + slack)
         if bool(jnp.any(wrong)):
-            place = np.argwhere(np.asarray(wrong))[0]
+            row = np.argwhere(np.asarray(wrong))[0]
             raise DataError(
-                f"{name} of step {place[0]} of the data is {np.asarray(two)[tuple(place)]:g}, beyond what {env} has: "
+                f"{name} of step {row[0]} of the data is {np.asarray(b)[tuple(row)]:g}, beyond what {env} has: "
                 "the data are of another world"
             )
 

@@ -117,20 +117,20 @@ def make(config: RLRun) -> Experiment:
     **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for a world that the algorithm cannot play, or
     options that do not fit together; what `llmrl_jax.workflows.offline_training.make_parts` raises.
     """
-    where = config.env or Path(getattr(config, "data", "")).stem
-    about: dict[str, Any] = {"title": f"{config.algo} {where}", "about": {"env": config.env}}
+    source = config.env or Path(getattr(config, "data", "")).stem
+    labels: dict[str, Any] = {"title": f"{config.algo} {source}", "about": {"env": config.env}}
     if isinstance(config, OfflineRun):
         from llmrl_jax.workflows.offline_training import make_parts
 
         env, env_params, policy, learner = make_parts(config)
-        x = Experiment(config, learner, policy, env, env_params, unit="gradient steps", **about)
+        x = Experiment(config, learner, policy, env, env_params, unit="gradient steps", **labels)
         return several_seeds(x if env is None else evaluated(x))
     env, env_params = envs_jax.make(config.env)
     env, entry = EpisodeStatistics(env), algorithm(config.algo)
     policy = entry.policy(env, env_params, config.network, config.hyper)
     mesh = make_mesh(config.mesh) if config.mesh else None
     learner = entry.make(config.hyper, env, env_params, policy, mesh)
-    return several_seeds(evaluated(Experiment(config, learner, policy, env, env_params, **about)), config.mesh)
+    return several_seeds(evaluated(Experiment(config, learner, policy, env, env_params, **labels)), config.mesh)
 
 
 def evaluated(x: Experiment) -> Experiment:
@@ -180,15 +180,15 @@ def _succeeds(x: Experiment) -> bool:
     return "success" in step_info(x.env, x.env_params)  # type: ignore[arg-type]
 
 
-def _summary(way: str, episodes: Episodes, succeeds: bool) -> dict[str, float]:
-    known = {
+def _summary(prefix: str, episodes: Episodes, succeeds: bool) -> dict[str, float]:
+    intervals = {
         "episode_return": mean_interval(episodes.episode_return),
         "episode_length": mean_interval(episodes.episode_length),
     }
     if succeeds:
-        known["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
+        intervals["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
     ends = (("", "mean"), ("_low", "low"), ("_high", "high"))
-    return {f"{way}/{name}{end}": float(getattr(x, part)) for name, x in known.items() for end, part in ends}
+    return {f"{prefix}/{name}{end}": float(getattr(x, part)) for name, x in intervals.items() for end, part in ends}
 
 
 def train(config: RLRun) -> RunResult:
@@ -203,14 +203,14 @@ def train(config: RLRun) -> RunResult:
         return experiments.train(x, folder)
 
 
-def table(found: dict[str, float], episodes: int) -> str:
+def table(results: dict[str, float], episodes: int) -> str:
     """The results of `evaluation` and `random_evaluation` as a table, with a line for each way of acting."""
     lines = [f"{episodes} held-out episodes each, with 95% intervals:"]
-    for way in ("sampled", "greedy", *([RANDOM] if f"{RANDOM}/episode_return" in found else [])):
-        cells = [f"{way:<8}"]
+    for prefix in ("sampled", "greedy", *([RANDOM] if f"{RANDOM}/episode_return" in results else [])):
+        cells = [f"{prefix:<8}"]
         for name, label in (("episode_return", "return"), ("episode_length", "length"), ("success", "success")):
-            if f"{way}/{name}" in found:
-                mean, low, high = (found[f"{way}/{name}{end}"] for end in ("", "_low", "_high"))
+            if f"{prefix}/{name}" in results:
+                mean, low, high = (results[f"{prefix}/{name}{end}"] for end in ("", "_low", "_high"))
                 interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""  # none of a single episode
                 cells.append(f"{label} {mean:.2f}{interval}")
         lines.append("  ".join(cells))

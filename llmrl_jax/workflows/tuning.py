@@ -154,13 +154,13 @@ def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Me
     **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`).
     """
     mesh = make_mesh(config.mesh) if config.mesh else None
-    how = dtype_options(config.dtype)
+    dtypes = dtype_options(config.dtype)
     adapters = config.lora if config.tune == "lora" else None
     kind = None if config.quantize == "none" else config.quantize
     # updates of 1e-5 would be rounded away in bfloat16
-    kept = jnp.dtype(jnp.float32) if config.tune == "full" else how["dtype"]
-    model, variables = lm.load(folder, mesh=mesh, dtype=kept, lora=adapters, quantize=kind)
-    return model.clone(remat=config.remat, attention=config.attention, **how), variables, mesh
+    param_dtype = jnp.dtype(jnp.float32) if config.tune == "full" else dtypes["dtype"]
+    model, variables = lm.load(folder, mesh=mesh, dtype=param_dtype, lora=adapters, quantize=kind)
+    return model.clone(remat=config.remat, attention=config.attention, **dtypes), variables, mesh
 
 
 def with_template(config: C, folder: Path) -> tuple[C, ChatTemplate | None]:
@@ -277,8 +277,8 @@ def sft(config: TuneConfig) -> RunResult:
     evaluate = None
     if held_out is not None:
         evaluate = make_evaluation(model, held_out, config.sft.batch_size, config.sft.head_chunk)
-    shown = {"loss": "loss", "learning_rate": "lr"}
-    x = Experiment(config, learner, updates=updates, during=evaluate, shown=shown, unit="tokens", at_ends=True)
+    columns = {"loss": "loss", "learning_rate": "lr"}
+    x = Experiment(config, learner, updates=updates, during=evaluate, shown=columns, unit="tokens", at_ends=True)
     return train(x, "sft", lambda result: {"rows": len(data.tokens)}, model, tokenizer, template)
 
 
@@ -318,8 +318,8 @@ def _check(
         )
     if config.reward in REWARDS:
         for file, read in ((config.data, rows), (config.eval_data, held_out[0] if held_out else [])):
-            for place, row in enumerate(read, 1):
-                check_response(config.reward, row, f"row {place} of {file}")
+            for row_number, row in enumerate(read, 1):
+                check_response(config.reward, row, f"row {row_number} of {file}")
 
 
 def grpo(config: GrpoRun) -> RunResult:
@@ -340,17 +340,17 @@ def grpo(config: GrpoRun) -> RunResult:
     try_reward(reward, rows[0])
     model, variables, mesh = load_base(config, folder)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
-    how = with_end_tokens(config.grpo, folder, tokenizer)
+    settings = with_end_tokens(config.grpo, folder, tokenizer)
     judge = text_reward(reward, tokenizer, rows, stops)
-    learner = make_grpo(how, model, variables, prompts, judge, stops=stops, mesh=mesh, take=True)
+    learner = make_grpo(settings, model, variables, prompts, judge, stops=stops, mesh=mesh, take=True)
     evaluate = judged = None
     if held_out is not None:
         judged = text_reward(reward, tokenizer, held_out[0], stops)
-        evaluate = make_reward_evaluation(how, model, held_out[1], judged, stops=stops)
+        evaluate = make_reward_evaluation(settings, model, held_out[1], judged, stops=stops)
     print(f"{config.data.name}: {len(rows)} prompts of up to {prompts.tokens.shape[1]} tokens", flush=True)
-    shown = {"reward": "reward", "length": "length", "entropy": "entropy"}
+    columns = {"reward": "reward", "length": "length", "entropy": "entropy"}
     x = Experiment(
-        config, learner, updates=config.updates, during=evaluate, shown=shown, unit="completions", at_ends=True
+        config, learner, updates=config.updates, during=evaluate, shown=columns, unit="completions", at_ends=True
     )
     with rewards_named(judge, judged):
         return train(x, "grpo", lambda result: {"prompts": len(rows)}, model, tokenizer, template)

@@ -97,16 +97,16 @@ class FitConfig(Checked):
 
     def _check_parts(self) -> None:
         """**Raises:** `ValueError` for a step that `microbatches` or `head_chunk` does not divide."""
-        rows, what = self.batch_size, f"batch_size {self.batch_size}"
+        rows, product = self.batch_size, f"batch_size {self.batch_size}"
         if self.workload == "grpo":
             group = max(2, self.samples)
-            rows, what = rows * group, f"{what} x {group} samples = {rows * group}"
+            rows, product = rows * group, f"{product} x {group} samples = {rows * group}"
         if self.workload in ("sft", "grpo") and rows % self.microbatches:
-            raise ValueError(f"microbatches is {self.microbatches}; it must divide {what}")
+            raise ValueError(f"microbatches is {self.microbatches}; it must divide {product}")
         if self.workload in ("sft", "grpo") and self.head_chunk:
-            what, size = ("length", self.length) if self.workload == "sft" else ("new_tokens", self.new_tokens)
+            product, size = ("length", self.length) if self.workload == "sft" else ("new_tokens", self.new_tokens)
             if size % self.head_chunk:
-                raise ValueError(f"head_chunk is {self.head_chunk}; it must divide {what}, {size}")
+                raise ValueError(f"head_chunk is {self.head_chunk}; it must divide {product}, {size}")
 
     def described(self) -> str:
         """The sizes of the workload in words."""

@@ -61,7 +61,7 @@ class Fit:
 
     def facts(self) -> dict[str, Any]:
         """The numbers of the table, in bytes, as JSON values."""
-        parts = {name: {"per_device": part, "one_copy": whole} for name, (part, whole) in self.parts.items()}
+        parts = {name: {"per_device": part, "one_copy": total} for name, (part, total) in self.parts.items()}
         names = ("parameters", "trained", "devices", "total", "memory", "fits", "seconds", "prediction")
         settings = {f.name: getattr(self.config, f.name) for f in fields(self.config) if f.name not in NO_SETTINGS}
         return {name: getattr(self, name) for name in names} | {"parts": parts, "settings": settings}
@@ -70,8 +70,8 @@ class Fit:
         """The parts, their sum, and the verdict."""
         width = max(map(len, (*self.parts, "device memory")))
         lines = [_title(self), "", f"{'':<{width}}  {'per device':>10}  {'one copy':>10}"]
-        for name, (part, whole) in self.parts.items():
-            lines.append(f"{name:<{width}}  {size(part):>10}  {size(whole) if whole is not None else '':>10}".rstrip())
+        for name, (part, copy_) in self.parts.items():
+            lines.append(f"{name:<{width}}  {size(part):>10}  {size(copy_) if copy_ is not None else '':>10}".rstrip())
         lines.append(f"{'total':<{width}}  {size(self.total):>10}")
         if self.memory is None:
             lines += ["", "The device does not say how much memory it has: give --memory, as in --memory 16GiB."]
@@ -117,8 +117,10 @@ def _fetch(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json"))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileNotFoundError(f"{model!r} is no local folder, and its config.json could not be had: {said}") from None
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"{model!r} is no local folder, and its config.json could not be had: {message}"
+        ) from None
 
 
 def find_devices(config: FitConfig) -> list[jax.Device]:
@@ -200,17 +202,17 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
     started = time.monotonic()
     target = Target.parse(config.target) if config.target else None
     used = list(devices)[: MeshSpec.parse(config.mesh).size if config.mesh else 1]
-    place = f"{len(used)} x {used[0].device_kind} ({used[0].platform})"
+    device_names = f"{len(used)} x {used[0].device_kind} ({used[0].platform})"
     prediction = program = None
     with target.context() if target else contextlib.nullcontext():
         built = build()
         try:
             with doing(f"compiling {config.workload}"):
-                program, kept = built.compile()
+                program, arguments_by_part = built.compile()
         except jax.errors.JaxRuntimeError as error:
             parts = refused_parts(error)
         else:
-            parts = _parts(config, kept, program.memory_analysis())
+            parts = _parts(config, arguments_by_part, program.memory_analysis())
             if target:
                 prediction = Prediction.of(program.as_text(), target.facts, once=int(config.repeats))
     memory = target.facts.memory if target else device_memory(used)
@@ -219,7 +221,7 @@ def measured(config: FitConfig, devices: Sequence[jax.Device], build: Callable[[
         parts=parts,
         parameters=built.parameters,
         trained=built.trained,
-        devices=f"{place}, {MeshSpec.parse(config.mesh)}" if config.mesh else place,
+        devices=f"{device_names}, {MeshSpec.parse(config.mesh)}" if config.mesh else device_names,
         memory=parse_bytes(config.memory) if config.memory else memory,
         seconds=time.monotonic() - started,
         prediction=prediction,
@@ -237,18 +239,18 @@ def refused_parts(error: Exception) -> dict[str, tuple[int, int | None]]:
     return {"needed, as the compiler says": (parse_bytes(f"{needs[1]}{needs[2]}iB"), None)}
 
 
-def _parts(config: FitConfig, kept: Mapping[str, Any], stats: Any) -> dict[str, tuple[int, int | None]]:
+def _parts(config: FitConfig, arguments: Mapping[str, Any], stats: Any) -> dict[str, tuple[int, int | None]]:
     """`Fit.parts`, from the arrays kept between steps and the compiler's statistics of the program's memory."""
     parts: dict[str, tuple[int, int | None]] = {}
-    if jax.tree.leaves(kept["base"]):
-        parts["frozen parameters" if config.trains else "parameters"] = held(kept["base"])
-    if "trained" in kept:
-        parts["adapters" if config.adapts else "parameters"] = held(kept["trained"])
-        parts["optimiser"] = held(kept["optimiser"])
-    parts["data and counters"] = held(kept["data"])
+    if jax.tree.leaves(arguments["base"]):
+        parts["frozen parameters" if config.trains else "parameters"] = held(arguments["base"])
+    if "trained" in arguments:
+        parts["adapters" if config.adapts else "parameters"] = held(arguments["trained"])
+        parts["optimiser"] = held(arguments["optimiser"])
+    parts["data and counters"] = held(arguments["data"])
     temporary = stats.temp_size_in_bytes
-    if "cache" in kept:  # it is one of the program's temporaries
-        parts["cache"] = held(kept["cache"])
+    if "cache" in arguments:  # it is one of the program's temporaries
+        parts["cache"] = held(arguments["cache"])
         temporary -= parts["cache"][0]
     parts["activations and gradients" if config.trains else "activations"] = (max(0, temporary), None)
     results = max(0, stats.output_size_in_bytes - stats.alias_size_in_bytes)
@@ -271,11 +273,15 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
         if chunk:
             yield f"--head-chunk {chunk}", replace(config, head_chunk=chunk)
     rows = config.batch_size * (max(2, config.samples) if config.workload == "grpo" else 1)
-    part, ways = rows // config.microbatches, spec.data * spec.fsdp
-    if config.workload in ("sft", "grpo") and part // ways > 1 and rows % ways == 0:
-        parts = rows // ways  # leaves one row per device
+    part, shards = rows // config.microbatches, spec.data * spec.fsdp
+    if config.workload in ("sft", "grpo") and part // shards > 1 and rows % shards == 0:
+        parts = rows // shards  # leaves one row per device
         yield f"--microbatches {parts}", replace(config, microbatches=parts)
-    elif config.batch_size // ways > 1 and config.batch_size % (2 * ways) == 0 and rows // 2 % config.microbatches == 0:
+    elif (
+        config.batch_size // shards > 1
+        and config.batch_size % (2 * shards) == 0
+        and rows // 2 % config.microbatches == 0
+    ):
         yield f"--batch-size {config.batch_size // 2}", replace(config, batch_size=config.batch_size // 2)
     if spec.data > 1:
         mesh = f"fsdp={spec.data * spec.fsdp}" + (f",tensor={spec.tensor}" if spec.tensor > 1 else "")
@@ -288,11 +294,11 @@ def knobs(config: FitConfig) -> Iterator[tuple[str, FitConfig]]:
         yield "--quantize int8", replace(config, quantize="int8")
 
 
-def advice(found: Fit) -> list[str]:
+def advice(fit_: Fit) -> list[str]:
     """Lines of advice if a program does not fit: every option of `knobs` alone; then, if none suffices, those that save
     memory combined, one after another until it fits."""
-    shape = read_shape(found.config.model)
-    devices = find_devices(found.config)
+    shape = read_shape(fit_.config.model)
+    devices = find_devices(fit_.config)
 
     def changed(config: FitConfig) -> Fit | None:
         try:
@@ -301,22 +307,22 @@ def advice(found: Fit) -> list[str]:
             return None
 
     lines, helpful, enough = [], [], False
-    for flag, config in knobs(found.config):
-        other = changed(config)
-        if other is not None and other.total < found.total:
+    for flag, config in knobs(fit_.config):
+        candidate = changed(config)
+        if candidate is not None and candidate.total < fit_.total:
             helpful.append(flag.split()[0])
-            enough |= bool(other.fits)
-            lines.append(f"  {flag:<24} {size(other.total):>10}{'  fits' if other.fits else ''}")
+            enough |= bool(candidate.fits)
+            lines.append(f"  {flag:<24} {size(candidate.total):>10}{'  fits' if candidate.fits else ''}")
     if enough or len(helpful) < 2:
         return lines
-    best, used = found, []
+    best, used = fit_, []
     for name in helpful:
         # its value may depend on the options before it
         flag, config = next(((f, c) for f, c in knobs(best.config) if f.split()[0] == name), ("", best.config))
-        other = changed(config) if flag else None
-        if other is None or other.total >= best.total:
+        candidate = changed(config) if flag else None
+        if candidate is None or candidate.total >= best.total:
             continue
-        best = other
+        best = candidate
         used.append(flag)
         if best.fits:
             break

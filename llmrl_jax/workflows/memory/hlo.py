@@ -97,31 +97,33 @@ class _Counting:
 
     def contents(self) -> Contents:
         """Everything that the program runs."""
-        found = Contents([], [], {}, Counter(), Counter(), 0)
+        contents_ = Contents([], [], {}, Counter(), Counter(), 0)
         channels: dict[str, int] = {}
         unknown = 0
-        for computation, i, times, loop, known in self._scheduled(self.module.entry, 1, "", True):
-            unknown += not known and i.op in ("while", "conditional")
-            for at, part in [(computation, i), *self.module.parts(i)]:
-                found.wide.update(kind for kind, _, _ in arrays(part.type) if kind in WIDE)
+        for computation, i, times, loop, is_counted in self._scheduled(self.module.entry, 1, "", True):
+            unknown += not is_counted and i.op in ("while", "conditional")
+            for parent, part in [(computation, i), *self.module.parts(i)]:
+                contents_.wide.update(kind for kind, _, _ in arrays(part.type) if kind in WIDE)
                 if part.op in ("infeed", "outfeed", "send", "recv"):
-                    found.callbacks[part.op] += 1
+                    contents_.callbacks[part.op] += 1
                 elif part.op == "custom-call" and HOST.search(part.target):
-                    found.callbacks[part.target] += 1
+                    contents_.callbacks[part.target] += 1
                 if part.op.removesuffix("-start") in COLLECTIVES:
-                    self._exchange(found.collectives, channels, at, part, times, loop)
+                    self._exchange(contents_.collectives, channels, parent, part, times, loop)
             if i.op in NO_WORK:
                 continue
             work = (self._flops_of(i, computation), self._bytes_of(i, computation))
-            found.kernels.append(Kernel(i.name, i.op, loop, times, *work, i.cycles, i.type, i.source))
+            contents_.kernels.append(Kernel(i.name, i.op, loop, times, *work, i.cycles, i.type, i.source))
             for kind, shape, layout in arrays(i.type):
                 if in_main_memory(layout):
                     size = math.prod(shape) * ITEMSIZE[kind]
-                    found.arrays.setdefault(f"{kind}[{','.join(map(str, shape))}]", (size, i.source))
-        return Contents(found.kernels, found.collectives, found.arrays, found.callbacks, found.wide, unknown)
+                    contents_.arrays.setdefault(f"{kind}[{','.join(map(str, shape))}]", (size, i.source))
+        return Contents(
+            contents_.kernels, contents_.collectives, contents_.arrays, contents_.callbacks, contents_.wide, unknown
+        )
 
     def _scheduled(
-        self, computation: str, times: float, loop: str, known: bool
+        self, computation: str, times: float, loop: str, is_counted: bool
     ) -> Iterator[tuple[str, Instruction, float, str, bool]]:
         """Every instruction that is run by itself, with its computation, how often it runs, and its loops."""
         for i in self.computations.get(computation, {}).values():
@@ -152,32 +154,32 @@ class _Counting:
         times: float,
         loop: str,
     ) -> None:
-        known = self.computations[computation]
-        size = max(nbytes(i.type), sum(nbytes(known[a].type) for a in i.operands if a in known))
+        instructions = self.computations[computation]
+        size = max(nbytes(i.type), sum(nbytes(instructions[a].type) for a in i.operands if a in instructions))
         op = i.op.removesuffix("-start")
         if op != i.op and op != "all-reduce":
             size /= 2  # the type of a start has the operand and the result
-        made = Collective(op, loop, times, size, i.type, i.source)
+        collective = Collective(op, loop, times, size, i.type, i.source)
         channel = re.search(r"channel_id=(\d+)", i.attributes)
         if channel and channel[1] in channels:
             # the steps of an asynchronous exchange repeat it, with its channel: it happens once
-            at = channels[channel[1]]
-            collectives[at] = min(collectives[at], made, key=lambda c: c.times)
+            index = channels[channel[1]]
+            collectives[index] = min(collectives[index], collective, key=lambda c: c.times)
             return
         if channel:
             channels[channel[1]] = len(collectives)
-        collectives.append(made)
+        collectives.append(collective)
 
     # --- operations
 
     def _flops_of(self, i: Instruction, computation: str) -> float:
-        known = self.computations[computation]
+        instructions = self.computations[computation]
         if i.op == "dot":
-            return _dot(i, known, r"lhs_contracting_dims=\{([\d,]*)\}")
+            return _dot(i, instructions, r"lhs_contracting_dims=\{([\d,]*)\}")
         if i.op == "convolution":
-            return _convolution(i, known)
+            return _convolution(i, instructions)
         if i.op == "custom-call" and "gemm" in i.target:
-            return _dot(i, known, r'"lhs_contracting_dimensions":\[([\d",]*)\]')
+            return _dot(i, instructions, r'"lhs_contracting_dimensions":\[([\d",]*)\]')
         total = 0.0
         for part in i.calls if i.op in ("fusion", "async-start") else ():
             if part not in self._flops:
@@ -189,22 +191,22 @@ class _Counting:
     # --- bytes
 
     def _bytes_of(self, i: Instruction, computation: str) -> float:
-        known = self.computations[computation]
+        instructions = self.computations[computation]
         if i.op == "copy-start":
-            return nbytes(known[i.operands[0]].type, False) * (1 if "S(1)" in i.type else 2)
+            return nbytes(instructions[i.operands[0]].type, False) * (1 if "S(1)" in i.type else 2)
         if i.op in ("dynamic-slice", "slice"):
             return 2 * nbytes(i.type, False)
         if i.op == "dynamic-update-slice":
-            return 2 * nbytes(known[i.operands[1]].type, False)
+            return 2 * nbytes(instructions[i.operands[1]].type, False)
         if i.op == "custom-call" and i.target in NO_TRAFFIC:
             return 0.0
         total = self._written(i)
         for index, name in enumerate(i.operands):
-            if name not in known:
+            if name not in instructions:
                 continue
-            whole = nbytes(known[name].type, False)
+            full = nbytes(instructions[name].type, False)
             part = self._read_of(i.calls[0], index) if i.op == "fusion" else None
-            total += whole if part is None else min(whole, part)
+            total += full if part is None else min(full, part)
         return total
 
     def _read_of(self, computation: str, index: int) -> float | None:
@@ -246,56 +248,56 @@ class _Counting:
 
     def _update(self, computation: str, i: Instruction | None) -> float | None:
         """Bytes of the updates that a result is made of in place; None if it is not."""
-        known = self.computations.get(computation, {})
+        instructions = self.computations.get(computation, {})
         if i is None:
             return None
         if i.op == "dynamic-update-slice":
-            return nbytes(known[i.operands[1]].type)
+            return nbytes(instructions[i.operands[1]].type)
         if i.op == "bitcast":
-            return self._update(computation, known.get(i.operands[0]))
+            return self._update(computation, instructions.get(i.operands[0]))
         if i.op == "fusion":
             return self._update(i.calls[0], self.module.root(i.calls[0]))
         if i.op == "tuple":
-            parts = [(self._update(computation, known.get(name)), known.get(name)) for name in i.operands]
+            parts = [(self._update(computation, instructions.get(name)), instructions.get(name)) for name in i.operands]
             if all(part is None for part, _ in parts):
                 return None
             return sum(nbytes(x.type, False) if part is None else part for part, x in parts if x is not None)
         return None
 
 
-def _dot(i: Instruction, known: dict[str, Instruction], pattern: str) -> float:
+def _dot(i: Instruction, instructions: dict[str, Instruction], pattern: str) -> float:
     contracted = re.search(pattern, i.attributes)
-    if contracted is None or i.operands[0] not in known:
+    if contracted is None or i.operands[0] not in instructions:
         return 0.0
-    left = arrays(known[i.operands[0]].type)[0][1]
+    left = arrays(instructions[i.operands[0]].type)[0][1]
     inner = math.prod(left[int(n)] for n in re.findall(r"\d+", contracted[1]))
     return 2.0 * math.prod(arrays(i.type)[0][1]) * inner
 
 
-def _convolution(i: Instruction, known: dict[str, Instruction]) -> float:
+def _convolution(i: Instruction, instructions: dict[str, Instruction]) -> float:
     """Operations of a convolution, as which a TPU's compiler writes every product: padding and holes do not count."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
-    if labels is None or any(name not in known for name in i.operands[:2]):
+    if labels is None or any(name not in instructions for name in i.operands[:2]):
         return 0.0
-    left, right = (arrays(known[name].type)[0][1] for name in i.operands[:2])
-    out = arrays(i.type)[0][1]
+    left, right = (arrays(instructions[name].type)[0][1] for name in i.operands[:2])
+    output = arrays(i.type)[0][1]
     window = re.search(r"window=\{([^}]*)\}", i.attributes)
-    given = dict(part.split("=", 1) for part in window[1].split()) if window else {}
+    options = dict(part.split("=", 1) for part in window[1].split()) if window else {}
     spatial = sorted(c for c in labels[3] if c.isdigit())
 
     def numbers(key: str, default: str) -> list[str]:
-        return given[key].split("x") if key in given else [default] * len(spatial)
+        return options[key].split("x") if key in options else [default] * len(spatial)
 
-    total = 2.0 * out[labels[3].index("b")] * out[labels[3].index("f")] * right[labels[2].index("i")]
+    total = 2.0 * output[labels[3].index("b")] * output[labels[3].index("f")] * right[labels[2].index("i")]
     keys = (("size", "1"), ("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))
     for d, size, stride, pad, dilate, holes in zip(spatial, *(numbers(*key) for key in keys)):
-        count, length = out[labels[3].index(d)], left[labels[1].index(d)]
+        count, length = output[labels[3].index(d)], left[labels[1].index(d)]
         if count * int(size) > 3e7:
             total *= count
             continue
         taps = np.arange(int(size)) * int(holes)
-        at = np.arange(count)[:, None] * int(stride) - int(pad.split("_")[0]) + taps
-        inside = (at >= 0) & (at <= (length - 1) * int(dilate)) & (at % int(dilate) == 0)
+        positions = np.arange(count)[:, None] * int(stride) - int(pad.split("_")[0]) + taps
+        inside = (positions >= 0) & (positions <= (length - 1) * int(dilate)) & (positions % int(dilate) == 0)
         total *= int(inside.sum())
     return total
 
@@ -392,16 +394,16 @@ def _instruction(line: str) -> Instruction | None:
     match = re.match(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$", line)
     if not match:
         return None
-    rest = match[3]
-    end = _end(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    type, rest = rest[:end], rest[end:].lstrip()
-    start = rest.find("(")
+    remaining = match[3]
+    end = _end(remaining, 0) + 1 if remaining.startswith("(") else remaining.find(" ")
+    type, remaining = remaining[:end], remaining[end:].lstrip()
+    start = remaining.find("(")
     if start < 0:
         return None
-    end = _end(rest, start)
-    inside = rest[start + 1 : end]
+    end = _end(remaining, start)
+    inside = remaining[start + 1 : end]
     operands = re.findall(r"%([\w.\-]+)", inside)
-    return Instruction(match[2], type, rest[:start], inside, rest[end + 1 :], bool(match[1]), operands)
+    return Instruction(match[2], type, remaining[:start], inside, remaining[end + 1 :], bool(match[1]), operands)
 
 
 class Module:
@@ -419,8 +421,8 @@ class Module:
                 name = head[2]
                 self.computations[name] = {}
                 self.entry = name if head[1] else self.entry
-            elif name and (made := _instruction(line)):
-                self.computations[name][made.name] = made
+            elif name and (parsed := _instruction(line)):
+                self.computations[name][parsed.name] = parsed
 
     def root(self, computation: str) -> Instruction | None:
         """The instruction whose value is that of a computation."""
@@ -444,11 +446,11 @@ class Module:
         return self._compared(condition, i, computation, condition, None)
 
     def _compared(
-        self, at: str, loop: Instruction, outside: str, condition: str, call: Instruction | None
+        self, computation: str, loop: Instruction, outside: str, condition: str, call: Instruction | None
     ) -> int | None:
         """The trip count of a loop, by a comparison in its condition or in a fusion of it."""
-        here = self.computations.get(at, {})
-        for i in here.values():
+        instructions = self.computations.get(computation, {})
+        for i in instructions.values():
             if i.op == "fusion":
                 for inner in i.calls:
                     trips = self._compared(inner, loop, outside, condition, i)
@@ -456,17 +458,17 @@ class Module:
                         return trips
             if i.op != "compare" or "direction=LT" not in i.attributes:
                 continue
-            counter, limit = (self._outer(here, call, condition, a) for a in i.operands)
+            counter, limit = (self._outer(instructions, call, condition, a) for a in i.operands)
             bound = self._constant(limit, loop, outside)
             if bound is not None:
                 return -(-bound // self._step(loop, counter))
         return None
 
     def _outer(
-        self, here: dict[str, Instruction], call: Instruction | None, condition: str, name: str
+        self, instructions: dict[str, Instruction], call: Instruction | None, condition: str, name: str
     ) -> Instruction | None:
         """An operand; for a parameter of a fusion, what the condition hands it."""
-        i = here.get(name)
+        i = instructions.get(name)
         if i is not None and i.op == "parameter" and call is not None:
             return self.computations[condition].get(call.operands[int(i.inside)])
         return i
@@ -477,17 +479,17 @@ class Module:
             return None
         if i.op != "get-tuple-element":
             return i.integer
-        known = self.computations[outside]
-        start = known.get(loop.operands[0])
-        element = known.get(start.operands[_index(i)]) if start is not None and start.op == "tuple" else None
+        instructions = self.computations[outside]
+        start = instructions.get(loop.operands[0])
+        element = instructions.get(start.operands[_index(i)]) if start is not None and start.op == "tuple" else None
         while element is not None and element.op in ("copy", "bitcast", "convert"):
-            element = known.get(element.operands[0])
+            element = instructions.get(element.operands[0])
         return None if element is None else element.integer
 
     def _step(self, loop: Instruction, counter: Instruction | None) -> int:
         """By how much the counter of a loop grows in a run: 1 unless an addition is plain to see."""
         body = loop.named("body")[0]
-        known, root = self.computations[body], self.root(body)
+        instructions, root = self.computations[body], self.root(body)
         if counter is None or counter.op != "get-tuple-element" or root is None or root.op != "tuple":
             return 1
 
@@ -497,17 +499,17 @@ class Module:
             if i.op == "get-tuple-element":
                 return 0 if _index(i) == _index(counter) else None
             if i.op == "copy":
-                return added(known.get(i.operands[0]), depth + 1)
+                return added(instructions.get(i.operands[0]), depth + 1)
             if i.op != "add":
                 return None
-            a, b = (known.get(name) for name in i.operands)
+            a, b = (instructions.get(name) for name in i.operands)
             for x, y in ((a, b), (b, a)):
-                more, inner = None if y is None else y.integer, added(x, depth + 1)
-                if more is not None and inner is not None:
-                    return inner + more
+                increment, inner = None if y is None else y.integer, added(x, depth + 1)
+                if increment is not None and inner is not None:
+                    return inner + increment
             return None
 
-        return added(known.get(root.operands[_index(counter)]), 0) or 1
+        return added(instructions.get(root.operands[_index(counter)]), 0) or 1
 
 
 def _index(i: Instruction) -> int:

@@ -39,20 +39,20 @@ def _names(path: Any) -> tuple[Any, ...]:
 def place_like(tree: Any, params: Any, places: Any, elsewhere: Sharding) -> Any:
     """The sharding of every leaf of a tree (an optimiser's state): that of the parameter with the same shape whose path
     is a suffix of the leaf's path, as `zeros_like` places it; else `elsewhere`."""
-    known = {
+    by_name = {
         _names(path): (tuple(leaf.shape), place)
         for (path, leaf), place in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(places))
     }
 
-    def place(path: Any, leaf: Any) -> Sharding:
+    def place_leaf(path: Any, leaf: Any) -> Sharding:
         names = _names(path)
         for start in range(len(names)):
-            shape, sharding = known.get(names[start:], ((), None))
+            shape, sharding = by_name.get(names[start:], ((), None))
             if sharding is not None and shape == tuple(leaf.shape):
                 return sharding
         return elsewhere
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(place_leaf, tree)
 
 
 def placed(shapes: Any, places: Any) -> Any:
@@ -93,8 +93,8 @@ class Setting:
 
     def rows(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """An argument whose rows are split over data and fsdp."""
-        place = self.whole if self.mesh is None else batch_sharding(self.mesh, size=shape[0])
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        row_sharding = self.whole if self.mesh is None else batch_sharding(self.mesh, size=shape[0])
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=row_sharding)
 
 
 def setting(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device]) -> Setting:
@@ -109,8 +109,8 @@ def setting(config: FitConfig, shape: lm.LlamaConfig, devices: list[jax.Device])
 
 
 def _check_length(config: FitConfig, shape: lm.LlamaConfig) -> None:
-    more = {"grpo": config.new_tokens, "generate": config.new_tokens, "score": config.candidate_tokens}
-    needed = config.length + more.get(config.workload, 0)
+    generated = {"grpo": config.new_tokens, "generate": config.new_tokens, "score": config.candidate_tokens}
+    needed = config.length + generated.get(config.workload, 0)
     if needed > shape.max_position_embeddings:
         raise ValueError(
             f"{config.workload} with these lengths needs {needed} positions; the model has "
@@ -120,11 +120,13 @@ def _check_length(config: FitConfig, shape: lm.LlamaConfig) -> None:
 
 def _model(config: FitConfig, shape: lm.LlamaConfig) -> lm.Llama:
     dtype = jnp.dtype(config.dtype)
-    kept = jnp.dtype(jnp.float32) if config.trains and config.tune == "full" else dtype
+    stored = jnp.dtype(jnp.float32) if config.trains and config.tune == "full" else dtype
     if config.param_dtype != "same":
-        kept = jnp.dtype(config.param_dtype)
+        stored = jnp.dtype(config.param_dtype)
     adapted = config.lora if config.tune == "lora" and config.trains else None
-    return lm.Llama(shape, lora=adapted, dtype=dtype, param_dtype=kept, remat=config.remat, attention=config.attention)
+    return lm.Llama(
+        shape, lora=adapted, dtype=dtype, param_dtype=stored, remat=config.remat, attention=config.attention
+    )
 
 
 def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sharding) -> Any:
@@ -135,8 +137,8 @@ def _variables(config: FitConfig, model: lm.Llama, mesh: Mesh | None, whole: Sha
         shapes = {**shapes, "params": jax.eval_shape(partial(quantize, kind=config.quantize), shapes["params"])}
     if mesh is None:
         return placed(shapes, jax.tree.map(lambda _: whole, shapes))
-    place = {name: quantized_shardings if quantised and name == "params" else shardings for name in shapes}
-    return placed(shapes, {name: place[name](shapes[name], axes[name], mesh) for name in shapes})
+    sharding_of = {name: quantized_shardings if quantised and name == "params" else shardings for name in shapes}
+    return placed(shapes, {name: sharding_of[name](shapes[name], axes[name], mesh) for name in shapes})
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------
@@ -151,29 +153,29 @@ def _learner_state(s: Setting, make: Callable[[Any, Any], Any], data: Any) -> An
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), s.variables)
     state = jax.eval_shape(lambda v, d, k: make(v, d).init(k), bare, data, key)
     params = jax.tree.map(lambda x: x.sharding, s.variables[s.trained])
-    whole = jax.tree.map(lambda _: s.whole, state)
-    frozen = whole.frozen
+    replicated = jax.tree.map(lambda _: s.whole, state)
+    frozen = replicated.frozen
     if "params" in state.frozen["base"]:
         base = jax.tree.map(lambda x: x.sharding, s.variables["params"])
         frozen = {**frozen, "base": {"params": base}}
     opt_state = place_like(state.opt_state, s.variables[s.trained], params, s.whole)
-    return placed(state, whole.replace(params=params, frozen=frozen, opt_state=opt_state))
+    return placed(state, replicated.replace(params=params, frozen=frozen, opt_state=opt_state))
 
 
 def _compile_learner(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
     """The compiled chunk of updates of a run, and the arrays kept between chunks."""
-    rest, frozen = state.replace(frozen=()), state.frozen
+    trained, frozen = state.replace(frozen=()), state.frozen
     compiled = (
-        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), 1).lower(rest, frozen, np.int32(1)).compile()
+        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, trained), 1).lower(trained, frozen, np.int32(1)).compile()
     )
     data = {name: value for name, value in frozen.items() if name != "base"}
-    kept = {
+    parts = {
         "base": frozen["base"],
         "trained": state.params,
         "optimiser": state.opt_state,
         "data": (data, state.replace(params=(), opt_state=(), frozen=())),
     }
-    return compiled, kept
+    return compiled, parts
 
 
 def _sft(s: Setting) -> tuple[Any, dict[str, Any]]:
@@ -203,8 +205,8 @@ def _grpo(s: Setting) -> tuple[Any, dict[str, Any]]:
 
     state = _learner_state(s, lambda v, d: make_grpo(options, s.model, v, d, reward), data)
     learner = make_grpo(options, s.model, s.variables, data, reward, mesh=s.mesh)
-    compiled, kept = _compile_learner(learner, state)
-    return compiled, kept | {"cache": _cache(s, options.group)}
+    compiled, parts = _compile_learner(learner, state)
+    return compiled, parts | {"cache": _cache(s, options.group)}
 
 
 def _score(s: Setting) -> tuple[Any, dict[str, Any]]:
@@ -240,10 +242,10 @@ def _score(s: Setting) -> tuple[Any, dict[str, Any]]:
 
 def _generate(s: Setting) -> tuple[Any, dict[str, Any]]:
     c = s.config
-    how = lm.SamplingConfig(c.new_tokens, samples=c.samples)
+    sampling = lm.SamplingConfig(c.new_tokens, samples=c.samples)
     key = jax.eval_shape(lambda: jax.random.key(0))
     prompts = [s.rows((c.batch_size, c.length)), s.rows((c.batch_size,))]
-    jitted = jax.jit(lambda v, tokens, lengths, key: lm.generate(s.model, v, tokens, lengths, key, how))
+    jitted = jax.jit(lambda v, tokens, lengths, key: lm.generate(s.model, v, tokens, lengths, key, sampling))
     arguments = [*prompts, placed(key, s.whole)]
     compiled = jitted.lower(s.variables, *arguments).compile()
     return compiled, {"base": s.variables, "data": arguments, "cache": _cache(s, c.samples)}

@@ -15,7 +15,7 @@ from llmrl_jax.workflows.memory import hlo
 from llmrl_jax.workflows.memory.config import size
 
 
-SHOWN = 5
+TOP = 5
 """Rows of each list of what is largest."""
 
 
@@ -89,15 +89,15 @@ class Prediction:
             kernels=int(sum(loop["kernels"] for loop in loops.values())),
             share=flops / kind.flops / total if total else 0.0,
             collectives=dict(collectives),
-            loops=dict(sorted(loops.items(), key=lambda item: -item[1]["seconds"])[: 2 * SHOWN]),
+            loops=dict(sorted(loops.items(), key=lambda item: -item[1]["seconds"])[: 2 * TOP]),
             slowest=[
                 {"seconds": time, "times": k.times, "result": k.result[:120], "source": k.source}
-                for time, k in slowest[:SHOWN]
+                for time, k in slowest[:TOP]
             ],
-            largest=[{"bytes": int(n), "array": name, "source": source} for name, (n, source) in arrays[:SHOWN]],
+            largest=[{"bytes": int(n), "array": name, "source": source} for name, (n, source) in arrays[:TOP]],
             exchanged=[
                 {"op": c.op, "count": c.times, "bytes": c.bytes * c.times, "result": c.result[:120], "source": c.source}
-                for c in exchanges[:SHOWN]
+                for c in exchanges[:TOP]
             ],
             callbacks=dict(contents.callbacks),
             float64=sum(contents.wide.values()),
@@ -110,8 +110,8 @@ class Prediction:
             f"predicted time  {milliseconds(self.seconds)}, {self.share:.0%} of the peak; without exchanges",
             f"per device      {self.flops:.3g} operations, {self.bytes / 1e9:.3g} GB moved, {self.kernels:,} kernels",
         ]
-        for op, known in self.collectives.items():
-            lines.append(f"{op:<15} {known['count']:,.0f} times, {size(int(known['bytes']))}")
+        for op, numbers in self.collectives.items():
+            lines.append(f"{op:<15} {numbers['count']:,.0f} times, {size(int(numbers['bytes']))}")
         lines += ["", "slowest kernels"]
         lines += [f"  {milliseconds(k['seconds']):>10}  {_short(k['source'] or k['result'])}" for k in self.slowest]
         lines.append("largest arrays")
@@ -158,21 +158,23 @@ def compare(paths: tuple[str, str]) -> dict[str, tuple[Any, Any]]:
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`compare` of two reports that have been read."""
-    one, other = ({"commit": report.get("commit"), **report.get("settings", {})} for report in (a, b))
-    rows = {n: (one.get(n), other.get(n)) for n in [*one, *(set(other) - set(one))] if one.get(n) != other.get(n)}
+    first, second = ({"commit": report.get("commit"), **report.get("settings", {})} for report in (a, b))
+    rows = {
+        n: (first.get(n), second.get(n)) for n in [*first, *(set(second) - set(first))] if first.get(n) != second.get(n)
+    }
     left, right = _numbers(a), _numbers(b)
     return rows | {name: (left.get(name), right.get(name)) for name in [*left, *(n for n in right if n not in left)]}
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"fits": report["fits"], "memory": report["total"]}
-    found |= {f"memory: {name}": part["per_device"] for name, part in report["parts"].items()}
+    numbers = {"fits": report["fits"], "memory": report["total"]}
+    numbers |= {f"memory: {name}": part["per_device"] for name, part in report["parts"].items()}
     prediction = report.get("prediction")
     if prediction:
-        found |= {name: prediction[name] for name in ("seconds", "share", "flops", "bytes", "kernels")}
-        for op, known in prediction["collectives"].items():
-            found |= {f"{op}: count": known["count"], f"{op}: bytes": known["bytes"]}
-    return found | {"compile seconds": report["seconds"]}
+        numbers |= {name: prediction[name] for name in ("seconds", "share", "flops", "bytes", "kernels")}
+        for op, collective in prediction["collectives"].items():
+            numbers |= {f"{op}: count": collective["count"], f"{op}: bytes": collective["bytes"]}
+    return numbers | {"compile seconds": report["seconds"]}
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def table(rows: Mapping[str, tuple[Any, Any]], names: tuple[str, str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    shown: Callable[[Any], str] = str
+    format_: Callable[[Any], str] = str
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -210,11 +212,11 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value or "-"
     if name == "seconds":
-        shown = milliseconds
+        format_ = milliseconds
     elif name == "share":
-        shown = "{:.1%}".format
+        format_ = "{:.1%}".format
     elif name.startswith("memory") or name.endswith("bytes"):
         return size(int(value))
     elif isinstance(value, float):
-        shown = "{:.4g}".format
-    return shown(value)
+        format_ = "{:.4g}".format
+    return format_(value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Cache, Llama, LlamaConfig, LoRAConfig, ValueHead, merge
+from llmrl_jax.lm.lora import TARGETS
 from tests.lm_random import random_variables
 
 
@@ -158,8 +159,8 @@ def test_value_head_by_hand():
 
 def test_the_gradient_of_adapters_multiplies_little_more_than_twice_the_forward_pass():
     """4N for a step where nothing of the base is trained: the gradients of its matrices are not computed."""
-    config = lm.LlamaConfig(16, 128, 256, 6, 4, 4, max_position_embeddings=64)
-    model = lm.Llama(config, lora=lm.LoRAConfig(rank=2, alpha=2.0, targets=lm.lora.TARGETS), unroll=6)
+    config = LlamaConfig(16, 128, 256, 6, 4, 4, max_position_embeddings=64)
+    model = Llama(config, lora=LoRAConfig(rank=2, alpha=2.0, targets=TARGETS), unroll=6)
     shapes = model.abstract()
     tokens = jax.ShapeDtypeStruct((8, 32), jnp.int32)
 
