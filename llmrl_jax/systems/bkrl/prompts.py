@@ -129,13 +129,13 @@ def program_parts(world: World, env: Environment) -> tuple[str, ...]:
 
 
 def _crafter(env: Any) -> str:
-    from envs_jax.crafter.constants import MATERIALS, SEEN
+    from envs_jax.crafter.constants import MATERIALS, SPRITES
 
     space: Any = env.observation_space(env.default_params)
     view = ""
     if "view" in space.spaces:
         materials = ", ".join(f"{i} {name}" for i, name in enumerate(("outside of the world", *MATERIALS)))
-        objects = ", ".join(f"{i} {name}" for i, name in enumerate(("nothing", *SEEN)))
+        objects = ", ".join(f"{i} {name}" for i, name in enumerate(("nothing", *SPRITES)))
         view = CRAFTER_VIEW.format(shape=space.spaces["view"].shape, materials=materials, things=objects)
     actions = ", ".join(f"{i} {name}" for i, name in enumerate(env.action_names))
     return CRAFTER_ARRAYS.format(view=view, actions=actions)
