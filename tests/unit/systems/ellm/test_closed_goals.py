@@ -106,7 +106,7 @@ def test_the_file_of_a_run_is_read_instead_of_asking(tmp_path):
 
     first = closed_goals.answers_of_run(tmp_path, Unsure(), spec(), {}, 2, 0.5)
     again = closed_goals.answers_of_run(tmp_path, Silent(), spec(), {}, 2, 0.5)
-    for name in ("yes", "share", "known"):
+    for name in ("yes", "share", "answered"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     assert again.unreadable == first.unreadable >= 510 and not again.answered[~spec().occurring].any()
     numbers = closed_goals.pair_counts(again, spec())
