@@ -41,7 +41,7 @@ SPOTS = ENV.tables.spots
 
 
 def spot(receptacle, number=0):
-    return int(SPOTS.of(KEYS.index(receptacle))[number])
+    return int(SPOTS.of_receptacle(KEYS.index(receptacle))[number])
 
 
 def begin(y, x, heading, *objects, pitch=LOW):
