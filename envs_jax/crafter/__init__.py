@@ -1,4 +1,4 @@
-"""Crafter with the rules of the package crafter 1.8.3, its pictures and text; the variants of ELLM and SmartPlay.
+"""Crafter with the rules of the package crafter 1.8.3, its images and text; the variants of ELLM and SmartPlay.
 
 See the ellm reference, sections 2 and 7, and the bkrl reference, 9.2.
 """

@@ -17,7 +17,7 @@ from envs_jax.crafter import constants as c
 
 NOTHING = len(c.ACTIONS)
 """The command of an action without any effect, such as ELLM's "eat furnace"; `noop` is a command that succeeds."""
-ANY = 0xFFFFFFFF
+FULL_MASK = 0xFFFFFFFF
 """A mask that contains everything."""
 
 
@@ -44,8 +44,8 @@ def _action_set(rows: list[tuple[str, int, int, int, str]]) -> ActionSet:
     """A set from rows of a name, a command, the masks of materials and kinds, and a noun as in "stone_pickaxe"."""
     names, command, materials, kinds, nouns = zip(*rows)
 
-    def numbers(known: tuple[str, ...], first: int) -> np.ndarray:
-        return np.array([known.index(noun) + first if noun in known else -1 for noun in nouns], np.int32)
+    def numbers(vocabulary: tuple[str, ...], first: int) -> np.ndarray:
+        return np.array([vocabulary.index(noun) + first if noun in vocabulary else -1 for noun in nouns], np.int32)
 
     return ActionSet(
         names,
@@ -59,75 +59,77 @@ def _action_set(rows: list[tuple[str, int, int, int, str]]) -> ActionSet:
 
 
 def _package() -> ActionSet:
-    return _action_set([(name, i, ANY, ANY, "") for i, name in enumerate(c.ACTIONS)])
+    return _action_set([(name, i, FULL_MASK, FULL_MASK, "") for i, name in enumerate(c.ACTIONS)])
 
 
 _SMARTPLAY = {
     "do nothing": "noop",
-    **{f"move {way}": f"move_{way}" for way in ("left", "right", "up", "down")},
+    **{f"move {direction}": f"move_{direction}" for direction in ("left", "right", "up", "down")},
     **dict.fromkeys(("eat", "drink", "attack", "collect"), "do"),
     "sleep": "sleep",
     "place stone": "place_stone",
     "place crafting table": "place_table",
     "place furnace": "place_furnace",
     "place plant": "place_plant",
-    **{f"make {of} {tool}": f"make_{of}_{tool}" for tool in ("pickaxe", "sword") for of in ("wood", "stone", "iron")},
+    **{f"make {x} {tool}": f"make_{x}_{tool}" for tool in ("pickaxe", "sword") for x in ("wood", "stone", "iron")},
 }
 """SmartPlay's 20 actions and their commands; its four verbs all do the same (bkrl reference, 9.2)."""
 
 
 def _smartplay() -> ActionSet:
-    return _action_set([(name, c.ACTIONS.index(command), ANY, ANY, "") for name, command in _SMARTPLAY.items()])
+    return _action_set(
+        [(name, c.ACTIONS.index(command), FULL_MASK, FULL_MASK, "") for name, command in _SMARTPLAY.items()]
+    )
 
 
 VERBS = ("mine", "eat", "attack", "chop", "drink", "place", "make")
 NOUNS = (
     *("zombie", "skeleton", "cow", "tree", "stone", "coal", "iron", "diamond", "water", "grass"),
     *("crafting table", "furnace", "plant"),
-    *(f"{of} {tool}" for tool in ("pickaxe", "sword") for of in ("wood", "stone", "iron")),
+    *(f"{x} {tool}" for tool in ("pickaxe", "sword") for x in ("wood", "stone", "iron")),
 )
 """ELLM's verbs and nouns; its actions are all pairs, after six without a noun (ellm reference, 2.2)."""
-_DONE_TO = {
+_OBJECTS_OF = {
     "eat": ("plant", "cow"),
     "attack": ("zombie", "skeleton", "cow"),
     "chop": ("tree", "grass"),
     "mine": ("stone", "coal", "iron", "diamond"),
     "drink": ("water",),
 }
-"""What ELLM's verbs can be done to."""
-_ALONE = ("do nothing", "move left", "move right", "move up", "move down", "sleep")
+"""The objects of ELLM's verbs."""
+_NO_NOUN = ("do nothing", "move left", "move right", "move up", "move down", "sleep")
 
 
 def _pair(verb: str, noun: str) -> tuple[str, int, int, int, str]:
     """One of ELLM's actions; most have no effect."""
     name, item = f"{verb} {noun}", noun.replace(" ", "_")
-    if noun in _DONE_TO.get(verb, ()):
+    if noun in _OBJECTS_OF.get(verb, ()):
         materials = 1 << c.MATERIALS.index(noun) + 1 if noun in c.MATERIALS else 0
         kinds = 1 << c.KINDS.index(noun) + 1 if noun in c.KINDS else 0
         return name, c.DO, materials, kinds, item
-    wanted = "place_table" if noun == "crafting table" and verb in ("place", "make") else f"{verb}_{item}"
-    command = c.ACTIONS.index(wanted) if wanted in c.ACTIONS else NOTHING
+    action = "place_table" if noun == "crafting table" and verb in ("place", "make") else f"{verb}_{item}"
+    command = c.ACTIONS.index(action) if action in c.ACTIONS else NOTHING
     return name, command, 0, 0, item
 
 
 def _ellm() -> ActionSet:
-    alone = [(name, c.ACTIONS.index(_SMARTPLAY[name]), 0, 0, "") for name in _ALONE]
-    return _action_set([*alone, *(_pair(verb, noun) for verb in VERBS for noun in NOUNS)])
+    no_noun = [(name, c.ACTIONS.index(_SMARTPLAY[name]), 0, 0, "") for name in _NO_NOUN]
+    return _action_set([*no_noun, *(_pair(verb, noun) for verb in VERBS for noun in NOUNS)])
 
 
 def valid(actions: ActionSet) -> np.ndarray:
-    """Which actions can ever have an effect, bool `[A]`: 29 of ELLM's 139."""
+    """The actions that can ever have an effect, bool `[A]`: 29 of ELLM's 139."""
     return actions.command != NOTHING
 
 
 def _ellm_27() -> ActionSet:
     """ELLM's easier set: its actions that can have an effect, without the synonyms "eat cow", "make crafting table"."""
-    every = _ellm()
-    kept = [i for i in np.flatnonzero(valid(every)) if every.names[i] not in ("eat cow", "make crafting table")]
+    actions = _ellm()
+    indices = [i for i in np.flatnonzero(valid(actions)) if actions.names[i] not in ("eat cow", "make crafting table")]
     return ActionSet(
-        tuple(every.names[i] for i in kept),
-        *(getattr(every, name)[kept] for name in ("command", "materials", "kinds")),
-        *(getattr(every, name)[kept] for name in ("noun_material", "noun_kind", "noun_item")),
+        tuple(actions.names[i] for i in indices),
+        *(getattr(actions, name)[indices] for name in ("command", "materials", "kinds")),
+        *(getattr(actions, name)[indices] for name in ("noun_material", "noun_kind", "noun_item")),
     )
 
 

@@ -11,7 +11,7 @@ from envs_jax.crafter import constants as c
 from envs_jax.crafter.state import xy
 
 
-def at(cell: Int[Array, "2"]) -> Int[Array, ""]:
+def cell_index(cell: Int[Array, "2"]) -> Int[Array, ""]:
     """The number of a cell (x, y) inside the world."""
     return cell[0] * c.AREA + cell[1]
 
@@ -22,11 +22,11 @@ def chunk_of(cell: Int[Array, "*n"]) -> Int[Array, "*n"]:
     return (x * 43 >> 9) * c.CHUNKS + (y * 43 >> 9)  # x // 12 for x < 64, without a division
 
 
-def chunk_bits(chunk: Int[Array, "*n"], where: Bool[Array, "*n"]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
-    """A chunk as bits of the two words of `State.touched`; no bit where `where` is false."""
+def chunk_bits(chunk: Int[Array, "*n"], selected: Bool[Array, "*n"]) -> tuple[UInt32[Array, "*n"], UInt32[Array, "*n"]]:
+    """A chunk as bits of the two words of `State.touched`; no bit where `selected` is false."""
     bit = jnp.uint32(1) << (chunk % 32).astype(jnp.uint32)
-    low = where & (chunk < 32)
-    return jnp.where(low, bit, 0).astype(jnp.uint32), jnp.where(where & ~low, bit, 0).astype(jnp.uint32)
+    low = selected & (chunk < 32)
+    return jnp.where(low, bit, 0).astype(jnp.uint32), jnp.where(selected & ~low, bit, 0).astype(jnp.uint32)
 
 
 def recounted(

@@ -16,13 +16,13 @@ CHUNK = 12
 """Cells per side of a chunk, the square in which creatures are balanced; the last ones of each row are cut off at 4."""
 CHUNKS = 6
 """Chunks per side."""
-NEAR = 18
+ACTIVE_DISTANCE = 18
 """Objects at an L1 distance of the player below this move; others wait."""
 BALANCE_EVERY = 10
 """Steps between two balances of the creatures of all chunks."""
 DAY = 300
 """Steps of a day."""
-MOST = 9
+MAX_COUNT = 9
 """The largest count of an item."""
 RIPE = 300
 """A plant is ripe if it is older than this, in steps."""
@@ -45,7 +45,7 @@ MATERIALS = (
 OUTSIDE = 0
 WATER, GRASS, STONE, PATH, SAND, TREE, LAVA, COAL, IRON, DIAMOND, TABLE, FURNACE = range(1, 13)
 WALKABLE = (GRASS, PATH, SAND)
-"""What every object may enter; the player may enter lava too, arrows lava and water."""
+"""Materials that every object may enter; the player may enter lava too, arrows lava and water."""
 
 ITEMS = (
     "health",
@@ -126,7 +126,7 @@ ZOMBIE, SKELETON, COW, ARROW, PLANT = range(1, 6)
 HEALTH_OF = {ZOMBIE: 5, SKELETON: 3, COW: 3, ARROW: 0, PLANT: 1}
 """Hit points of a new object."""
 
-SEEN = (
+SPRITES = (
     "zombie",
     "skeleton",
     "cow",
@@ -142,9 +142,9 @@ SEEN = (
     "player-down",
     "player-sleep",
 )
-"""What an observation shows on top of a cell: code `i + 1` is `SEEN[i]`, 0 is nothing. The names are those of the
-package's textures."""
-SEEN_ZOMBIE, SEEN_SKELETON, SEEN_COW, SEEN_ARROW, SEEN_PLANT, SEEN_RIPE, SEEN_PLAYER, SEEN_ASLEEP = (
+"""Objects that an observation shows on top of a cell: code `i + 1` is `SPRITES[i]`, 0 is nothing. The names are those
+of the package's textures."""
+SPRITE_ZOMBIE, SPRITE_SKELETON, SPRITE_COW, SPRITE_ARROW, SPRITE_PLANT, SPRITE_RIPE, SPRITE_PLAYER, SPRITE_ASLEEP = (
     1,
     2,
     3,

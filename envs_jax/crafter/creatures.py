@@ -28,13 +28,13 @@ from envs_jax.crafter.wishes import NEAR_SLOTS, NOWHERE, compacted, unpacked, wi
 ARROWS = 8
 """Arrows that can be shot in one step."""
 OPEN = sum(1 << m for m in c.WALKABLE)
-"""What every object may enter, as bits."""
+"""Materials that every object may enter, as bits."""
 OPENED = 4
 """Tables and furnaces that arrows can destroy in one step."""
 
 
 class Creatures(NamedTuple):
-    """What came of the creatures' turns, for `B` rows."""
+    """The result of the creatures' turns, for `B` rows."""
 
     slots: UInt32[Array, "B S"]
     used: Int[Array, " B"]
@@ -48,7 +48,7 @@ class Creatures(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """What the loop over the near objects carries."""
+    """The carry of the loop over the near objects."""
 
     cells: jax.Array
     """int16 `[K, B]`, where every near object is by now; -1: nowhere."""
@@ -58,7 +58,7 @@ class _Loop(NamedTuple):
     """bool `[K, B]`, skeletons that shot."""
     new: jax.Array
     """int16 `[ARROWS, B]`, the cells of arrows shot in this step; -1 for none."""
-    ways: jax.Array
+    directions: jax.Array
     """int8 `[ARROWS, B]`, their directions."""
     arrows: jax.Array
     """int32 `[B]`, their number."""
@@ -81,8 +81,8 @@ def _enterable(material: jax.Array, flies: Any) -> jax.Array:
     return (jnp.where(flies, *masks) >> material.astype(jnp.uint32)) & 1 > 0
 
 
-class _Near(NamedTuple):
-    """What the loop reads: the near objects before the step, and their wishes; `[K, B]`."""
+class _NearObjects(NamedTuple):
+    """The inputs of the loop: the near objects before the step, and their wishes; `[K, B]`."""
 
     kind: jax.Array
     """int8."""
@@ -92,7 +92,7 @@ class _Near(NamedTuple):
     """bool, whether the object acts; others stand in the way."""
     wishes: jax.Array
     """uint32, packed."""
-    there: jax.Array
+    materials: jax.Array
     """uint8 `[2, K, B]`, the materials of the two cells of each wish."""
     player: jax.Array
     """int16 `[B]`, the player's cell."""
@@ -110,95 +110,97 @@ class _Near(NamedTuple):
         return (self.kind == c.PLANT) & self.acts
 
 
-def _turn(k: jax.Array, near: _Near, loop: _Loop) -> _Loop:
+def _turn(k: jax.Array, objects: _NearObjects, loop: _Loop) -> _Loop:
     """Mob, arrow or plant number `k` of every row acts."""
-    here, acting, wish = loop.cells[k], near.acts[k], unpacked(near.wishes[k])
+    current, acting, wish = loop.cells[k], objects.acts[k], unpacked(objects.wishes[k])
     first, second = wish.first, wish.second
     # a dead mob is removed from its cell and then does what it wanted, except for moving
-    dead = acting & near.mob[k] & (near.health[k] <= loop.hits[k])
-    cells = loop.cells.at[k].set(jnp.where(dead, jnp.int16(NOWHERE), here))
+    dead = acting & objects.mob[k] & (objects.health[k] <= loop.hits[k])
+    cells = loop.cells.at[k].set(jnp.where(dead, jnp.int16(NOWHERE), current))
 
-    def taken(cell):
-        return _any_equal(cells, cell) | _any_equal(loop.new, cell) | (cell == near.player)
+    def is_occupied(cell):
+        return _any_equal(cells, cell) | _any_equal(loop.new, cell) | (cell == objects.player)
 
-    taken_first = taken(first)
-    first_open = _enterable(near.there[0, k], near.flies[k]) | _any_equal(loop.opened, first)
-    first_free = first_open & ~taken_first & (first >= 0) & acting
-    second_open = _enterable(near.there[1, k], wish.shoots) | _any_equal(loop.opened, second)
-    second_free = second_open & ~taken(second) & (second >= 0) & acting & ~first_free
+    first_occupied = is_occupied(first)
+    first_open = _enterable(objects.materials[0, k], objects.flies[k]) | _any_equal(loop.opened, first)
+    first_free = first_open & ~first_occupied & (first >= 0) & acting
+    second_open = _enterable(objects.materials[1, k], wish.shoots) | _any_equal(loop.opened, second)
+    second_free = second_open & ~is_occupied(second) & (second >= 0) & acting & ~first_free
     goes_second, shot = second_free & ~wish.shoots, second_free & wish.shoots
-    now = jnp.where(dead, NOWHERE, jnp.where(first_free, first, jnp.where(goes_second, second, here)))
+    now = jnp.where(dead, NOWHERE, jnp.where(first_free, first, jnp.where(goes_second, second, current)))
     loop = loop._replace(cells=cells.at[k].set(now.astype(jnp.int16)), shot=loop.shot.at[k].set(shot))
-    blocked, hit = ~first_open | (first < 0), taken_first & (first >= 0)
-    loop = _only_if(jnp.any(near.flies[k]), lambda x: _fly(k, near, x, first, blocked, hit), loop, _FLY)
-    loop = _only_if(jnp.any(near.grows[k]), lambda x: _grow(k, near, x), loop, _GROW)
-    return _only_if(jnp.any(shot), lambda x: _shoot(x, second, wish.way, shot), loop, _SHOOT)
+    blocked, hit = ~first_open | (first < 0), first_occupied & (first >= 0)
+    loop = _only_if(jnp.any(objects.flies[k]), lambda x: _fly(k, objects, x, first, blocked, hit), loop, _FLY)
+    loop = _only_if(jnp.any(objects.grows[k]), lambda x: _grow(k, objects, x), loop, _GROW)
+    return _only_if(jnp.any(shot), lambda x: _shoot(x, second, wish.direction, shot), loop, _SHOOT)
 
 
-def _fly(k: jax.Array, near: _Near, loop: _Loop, first: jax.Array, blocked: jax.Array, hit: jax.Array) -> _Loop:
+def _fly(
+    k: jax.Array, objects: _NearObjects, loop: _Loop, first: jax.Array, blocked: jax.Array, hit: jax.Array
+) -> _Loop:
     """Arrows hurt what is in their way, break tables and furnaces, and stop at everything else that is solid.
 
     **Arguments:** `first`, the next cell of the arrows; `blocked`, whether they cannot fly there; `hit`, whether
     something is there."""
-    hurts = near.flies[k] & hit
-    stops = near.flies[k] & ~hit & blocked
-    breaks = stops & (first >= 0) & ((near.there[0, k] == c.TABLE) | (near.there[0, k] == c.FURNACE))
-    place = jnp.sum(loop.opened >= 0, axis=0, dtype=jnp.int32)
+    hurts = objects.flies[k] & hit
+    stops = objects.flies[k] & ~hit & blocked
+    breaks = stops & (first >= 0) & ((objects.materials[0, k] == c.TABLE) | (objects.materials[0, k] == c.FURNACE))
+    index = jnp.sum(loop.opened >= 0, axis=0, dtype=jnp.int32)
     return loop._replace(
         cells=loop.cells.at[k].set(jnp.where(hurts | stops, jnp.int16(NOWHERE), loop.cells[k])),
         hits=loop.hits + 2 * ((loop.cells == first) & hurts).astype(jnp.int8),
-        struck=loop.struck + 2 * (hurts & (first == near.player)),
-        opened=jnp.where((np.arange(OPENED)[:, None] == place) & breaks, first, loop.opened),
-        lost=loop.lost + (breaks & (place >= OPENED)),
+        struck=loop.struck + 2 * (hurts & (first == objects.player)),
+        opened=jnp.where((np.arange(OPENED)[:, None] == index) & breaks, first, loop.opened),
+        lost=loop.lost + (breaks & (index >= OPENED)),
     )
 
 
-def _grow(k: jax.Array, near: _Near, loop: _Loop) -> _Loop:
+def _grow(k: jax.Array, objects: _NearObjects, loop: _Loop) -> _Loop:
     """Plants lose a hit point if a mob is beside them, and are removed without any left."""
-    here = loop.cells[k]
-    x, y = xy(here)
-    beside = [jnp.where(x > 0, here - c.AREA, -2), jnp.where(x < c.AREA - 1, here + c.AREA, -2)]
-    beside += [jnp.where(y > 0, here - 1, -2), jnp.where(y < c.AREA - 1, here + 1, -2)]
-    mobs = jnp.where(near.mob, loop.cells, NOWHERE)
-    eaten = functools.reduce(jnp.bitwise_or, [_any_equal(mobs, cell.astype(jnp.int16)) for cell in beside])
-    hits = loop.hits[k] + (eaten & near.grows[k])
-    dies = near.grows[k] & (near.health[k] <= hits)
-    cells = loop.cells.at[k].set(jnp.where(dies, jnp.int16(NOWHERE), here))
+    cell = loop.cells[k]
+    x, y = xy(cell)
+    neighbours = [jnp.where(x > 0, cell - c.AREA, -2), jnp.where(x < c.AREA - 1, cell + c.AREA, -2)]
+    neighbours += [jnp.where(y > 0, cell - 1, -2), jnp.where(y < c.AREA - 1, cell + 1, -2)]
+    mobs = jnp.where(objects.mob, loop.cells, NOWHERE)
+    eaten = functools.reduce(jnp.bitwise_or, [_any_equal(mobs, x.astype(jnp.int16)) for x in neighbours])
+    hits = loop.hits[k] + (eaten & objects.grows[k])
+    dies = objects.grows[k] & (objects.health[k] <= hits)
+    cells = loop.cells.at[k].set(jnp.where(dies, jnp.int16(NOWHERE), cell))
     return loop._replace(cells=cells, hits=loop.hits.at[k].set(hits.astype(jnp.int8)))
 
 
-def _shoot(loop: _Loop, cell: jax.Array, way: jax.Array, shot: jax.Array) -> _Loop:
+def _shoot(loop: _Loop, cell: jax.Array, direction: jax.Array, shot: jax.Array) -> _Loop:
     """New arrows in the cells where skeletons shot."""
     fits = shot & (loop.arrows < ARROWS)
     new = (np.arange(ARROWS)[:, None] == loop.arrows) & fits
     return loop._replace(
         new=jnp.where(new, cell, loop.new),
-        ways=jnp.where(new, way, loop.ways),
+        directions=jnp.where(new, direction, loop.directions),
         arrows=loop.arrows + fits,
         lost=loop.lost + (shot & ~fits),
     )
 
 
 def _resolve(
-    near: jax.Array, acts: jax.Array, wishes: jax.Array, material: jax.Array, player: jax.Array, longest: jax.Array
+    objects: jax.Array, acts: jax.Array, wishes: jax.Array, material: jax.Array, player: jax.Array, longest: jax.Array
 ) -> _Loop:
     """Let near objects act one after another: index by index, all rows at once.
 
-    **Arguments:** `near`, words `[K, B]`; `acts`, bool `[K, B]`; `wishes`, packed; `material` `[B, 4096]`; `player`,
+    **Arguments:** `objects`, words `[K, B]`; `acts`, bool `[K, B]`; `wishes`, packed; `material` `[B, 4096]`; `player`,
     int32 `[B]`; `longest`, the most near objects of a row."""
-    rows = near.shape[1]
-    wanted = unpacked(wishes)
-    cells = jnp.maximum(jnp.stack([wanted.first, wanted.second]), 0).astype(jnp.int32)
-    there = material[jnp.arange(rows), cells]
-    kind, health = kind_of(near).astype(jnp.int8), health_of(near).astype(jnp.int8)
-    before = _Near(kind, health, acts, wishes, there, player.astype(jnp.int16))
+    rows = objects.shape[1]
+    wish = unpacked(wishes)
+    cells = jnp.maximum(jnp.stack([wish.first, wish.second]), 0).astype(jnp.int32)
+    materials = material[jnp.arange(rows), cells]
+    kind, health = kind_of(objects).astype(jnp.int8), health_of(objects).astype(jnp.int8)
+    before = _NearObjects(kind, health, acts, wishes, materials, player.astype(jnp.int16))
     zeros = jnp.zeros(rows, jnp.int32)
     loop = _Loop(
-        cells=jnp.where(kind > 0, cell_of(near), NOWHERE).astype(jnp.int16),
+        cells=jnp.where(kind > 0, cell_of(objects), NOWHERE).astype(jnp.int16),
         hits=jnp.zeros((NEAR_SLOTS, rows), jnp.int8),
         shot=jnp.zeros((NEAR_SLOTS, rows), bool),
         new=jnp.full((ARROWS, rows), NOWHERE, jnp.int16),
-        ways=jnp.zeros((ARROWS, rows), jnp.int8),
+        directions=jnp.zeros((ARROWS, rows), jnp.int8),
         arrows=zeros,
         struck=zeros,
         opened=jnp.full((OPENED, rows), -2, jnp.int16),
@@ -210,9 +212,9 @@ def _resolve(
 _FLY, _GROW, _SHOOT = (
     ("cells", "hits", "struck", "opened", "lost"),
     ("cells", "hits"),
-    ("new", "ways", "arrows", "lost"),
+    ("new", "directions", "arrows", "lost"),
 )
-"""What each kind of turn changes: a branch copies what it returns."""
+"""The fields that each kind of turn changes: a branch copies what it returns."""
 
 
 def _only_if(happens: jax.Array, function: Callable[[_Loop], _Loop], loop: _Loop, changed: Sequence[str]) -> _Loop:
@@ -226,7 +228,7 @@ def _only_if(happens: jax.Array, function: Callable[[_Loop], _Loop], loop: _Loop
 
 
 class _After(NamedTuple):
-    """What follows from where everything is after the loop."""
+    """The results that follow from the positions after the loop."""
 
     words: jax.Array
     """uint32 `[K, B]`, the near objects after the step."""
@@ -237,27 +239,27 @@ class _After(NamedTuple):
     high: jax.Array
 
 
-def _after(near: jax.Array, acts: jax.Array, loop: _Loop, player: jax.Array, longest: jax.Array) -> _After:
+def _after(objects: jax.Array, acts: jax.Array, loop: _Loop, player: jax.Array, longest: jax.Array) -> _After:
     """Attacks, counters, and the objects as words."""
 
-    def one(k, after: _After) -> _After:
-        kind, counter, now = kind_of(near[k]), counter_of(near[k]), loop.cells[k].astype(jnp.int32)
-        at = jnp.where(now < 0, cell_of(near[k]), now)  # a dying zombie still attacks
-        meets = acts[k] & (kind == c.ZOMBIE) & (distance(at, player) <= 1)
+    def update_object(k, after: _After) -> _After:
+        kind, counter, now = kind_of(objects[k]), counter_of(objects[k]), loop.cells[k].astype(jnp.int32)
+        cell = jnp.where(now < 0, cell_of(objects[k]), now)  # a dying zombie still attacks
+        meets = acts[k] & (kind == c.ZOMBIE) & (distance(cell, player) <= 1)
         attacks = meets & (counter == 0)
         counter = jnp.where(meets, jnp.where(attacks, 5, counter - 1), counter)
         reloaded = jnp.where(loop.shot[k], 4, jnp.maximum(counter - 1, 0))
         counter = jnp.where(acts[k] & (kind == c.SKELETON), reloaded, counter)
         counter = jnp.where(acts[k] & (kind == c.PLANT), jnp.minimum(counter + 1, (1 << 14) - 1), counter)
-        health = jnp.maximum(health_of(near[k]) - loop.hits[k], 0)
-        changed = jnp.where(now < 0, 0, word(at, kind, health, counter)).astype(jnp.uint32)
+        health = jnp.maximum(health_of(objects[k]) - loop.hits[k], 0)
+        changed = jnp.where(now < 0, 0, word(cell, kind, health, counter)).astype(jnp.uint32)
         low, high = chunk_bits(chunk_of(jnp.maximum(now, 0)), now >= 0)
         return _After(after.words.at[k].set(changed), after.attacks + attacks, after.low | low, after.high | high)
 
-    rows = near.shape[1]
+    rows = objects.shape[1]
     bits = jnp.zeros(rows, jnp.uint32)
-    empty = _After(jnp.zeros(near.shape, jnp.uint32), jnp.zeros(rows, jnp.int32), bits, bits)
-    return tracing.fori_loop(0, longest, one, empty)
+    empty = _After(jnp.zeros(objects.shape, jnp.uint32), jnp.zeros(rows, jnp.int32), bits, bits)
+    return tracing.fori_loop(0, longest, update_object, empty)
 
 
 def take_turns(
@@ -278,15 +280,15 @@ def take_turns(
     rows = slots.shape[0]
     words = slots.T
     # those at the distance itself do not act, but may stand in the way
-    wanted = (kind_of(words) > 0) & (distance(cell_of(words), player) <= c.NEAR)
-    near, ranks = compacted(words, wanted)
-    count = jnp.sum(wanted, axis=0, dtype=jnp.int32)
+    selected = (kind_of(words) > 0) & (distance(cell_of(words), player) <= c.ACTIVE_DISTANCE)
+    objects, ranks = compacted(words, selected)
+    count = jnp.sum(selected, axis=0, dtype=jnp.int32)
     last = jnp.arange(NEAR_SLOTS)[:, None] == count - 1
-    acts = (kind_of(near) > 0) & (distance(cell_of(near), player) < c.NEAR) & ~(planted & last)
+    acts = (kind_of(objects) > 0) & (distance(cell_of(objects), player) < c.ACTIVE_DISTANCE) & ~(planted & last)
     longest = jnp.minimum(jnp.max(count), NEAR_SLOTS)
-    wishes = wishes_of(near, bits.transpose(1, 2, 0), player, longest)
-    loop = _resolve(near, acts, wishes, material, player, longest)
-    after = _after(near, acts, loop, player, longest)
+    wishes = wishes_of(objects, bits.transpose(1, 2, 0), player, longest)
+    loop = _resolve(objects, acts, wishes, material, player, longest)
+    after = _after(objects, acts, loop, player, longest)
 
     back = after.words[jnp.minimum(ranks, NEAR_SLOTS - 1), jnp.arange(rows)]
     words = jnp.where(ranks < NEAR_SLOTS, back, words)
@@ -303,19 +305,19 @@ def take_turns(
 
 def _with_arrows(after: Creatures, loop: _Loop) -> Creatures:
     """New arrows as objects, in the order in which they were shot."""
-    rows, most = after.slots.shape
+    rows, capacity = after.slots.shape
     number = jnp.arange(ARROWS)[:, None]
     new = number < loop.arrows
     cell = jnp.maximum(loop.new, 0).astype(jnp.int32)
-    place = jnp.where(new, after.used + number, most)
-    arrows = word(cell, c.ARROW, c.HEALTH_OF[c.ARROW], loop.ways)
-    slots = after.slots.at[jnp.arange(rows), place].set(arrows, mode="drop")
+    slot = jnp.where(new, after.used + number, capacity)
+    arrows = word(cell, c.ARROW, c.HEALTH_OF[c.ARROW], loop.directions)
+    slots = after.slots.at[jnp.arange(rows), slot].set(arrows, mode="drop")
     chunks = chunk_bits(chunk_of(cell), new)
     touched = [functools.reduce(jnp.bitwise_or, list(bits)) for bits in chunks]
     used = after.used + loop.arrows
     return after._replace(
         slots=slots,
-        used=jnp.minimum(used, most),
+        used=jnp.minimum(used, capacity),
         touched=after.touched | jnp.stack(touched, axis=1),
-        lost=after.lost + jnp.maximum(used - most, 0),
+        lost=after.lost + jnp.maximum(used - capacity, 0),
     )

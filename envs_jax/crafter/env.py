@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.batching import of_one_row
+from envs_jax.batching import batched_as_single
 from envs_jax.checks import at_least, nearest
 from envs_jax.crafter import constants as c, creatures, player, render, tasks
 from envs_jax.crafter.actions import action_set
-from envs_jax.crafter.balance import MOST_SLOTS, balance, daylight_at
-from envs_jax.crafter.chunks import at, recounted
+from envs_jax.crafter.balance import MAX_SLOTS, balance, daylight_at
+from envs_jax.crafter.chunks import cell_index, recounted
 from envs_jax.crafter.letters import KEYS, letters
 from envs_jax.crafter.state import Params, State
 from envs_jax.crafter.text import ellm, smartplay
@@ -33,16 +33,16 @@ TEXTS = ("none", "ellm", "smartplay", "instances")
 MARGIN = creatures.ARROWS + 1
 """Objects that one step can create before the next balance closes gaps: arrows, and a plant."""
 NIGHT = 0x9167
-"""Folded into a step's key for the noise of a picture at night."""
+"""Folded into a step's key for the noise of an image at night."""
 
 
-_take_turns = of_one_row(creatures.take_turns)
-_balance_row = of_one_row(functools.partial(balance, margin=MARGIN))
+_take_turns = batched_as_single(creatures.take_turns)
+_balance_row = batched_as_single(functools.partial(balance, margin=MARGIN))
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}{nearest(value, list(known))}; it is one of {', '.join(known)}")
+def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ValueError(f"{name} is {value!r}{nearest(value, list(options))}; it is one of {', '.join(options)}")
 
 
 class Crafter(Environment[State, Params]):
@@ -78,8 +78,8 @@ class Crafter(Environment[State, Params]):
         variant: Mapping[str, Any] | None = None,
     ):
         """**Arguments:** `actions`, 17 (the package's), 20 (SmartPlay's), 139 or 27 (ELLM's); `view`, `image`, `text`,
-        parts of the observation, see above; `frames`, gray pictures that are stacked, the newest last; `pixels` per
-        side of a gray picture: 84, resized from 64 as ELLM's, or a multiple of 9, drawn at that size; `textures`, `own`
+        parts of the observation, see above; `frames`, gray images that are stacked, the newest last; `pixels` per
+        side of a gray image: 84, resized from 64 as ELLM's, or a multiple of 9, drawn at that size; `textures`, `own`
         or `crafter` (the installed package's); `slots`, of objects: 96 are enough for episodes of 400 steps, 128 for
         10,000; `task`, the only thing that is rewarded (`TASKS`), empty for all achievements; the episode ends with it;
         `length`, steps of an episode, 0 for the variant's; `variant`, values of `Params` that the package has not.
@@ -91,8 +91,8 @@ class Crafter(Environment[State, Params]):
         at_least("frames", frames, 1)
         at_least("length", length, 0)
         at_least("slots", slots, 64, remedy="a new world has up to 76 objects")
-        if slots > MOST_SLOTS:
-            raise ValueError(f"slots is {slots}; at most {MOST_SLOTS} are possible")
+        if slots > MAX_SLOTS:
+            raise ValueError(f"slots is {slots}; at most {MAX_SLOTS} are possible")
         if frames > 1 and image != "gray":
             raise ValueError(f"frames is {frames}, but only pictures of image='gray' are stacked, not {image!r}")
         if pixels != render.GRAY and image != "gray":
@@ -127,9 +127,9 @@ class Crafter(Environment[State, Params]):
         return spaces.Discrete(len(self.actions.names))
 
     def observation_space(self, params: Params) -> spaces.Space:
-        parts: dict[str, spaces.Space] = {"inventory": spaces.Box(0, c.MOST, (len(c.ITEMS),), np.int32)}
+        parts: dict[str, spaces.Space] = {"inventory": spaces.Box(0, c.MAX_COUNT, (len(c.ITEMS),), np.int32)}
         if self._view:
-            parts["view"] = spaces.Box(0, len(c.SEEN), (*c.VIEW, 2), np.uint8)
+            parts["view"] = spaces.Box(0, len(c.SPRITES), (*c.VIEW, 2), np.uint8)
             parts["daylight"] = spaces.Box(0.0, 1.0, (), np.float32)
         if self._image != "none":
             shape = (64, 64, 3) if self._image == "rgb" else (self._pixels, self._pixels, self._frames)
@@ -160,30 +160,30 @@ class Crafter(Environment[State, Params]):
             used=world.used,
             position=jnp.array(START, jnp.int32),
             facing=jnp.int32(c.DOWN - c.LEFT),
-            inventory=jnp.array([c.MOST] * c.VITALS + [0] * (len(c.ITEMS) - c.VITALS), jnp.int32),
+            inventory=jnp.array([c.MAX_COUNT] * c.VITALS + [0] * (len(c.ITEMS) - c.VITALS), jnp.int32),
             achievements=jnp.zeros(len(c.ACHIEVEMENTS), jnp.int32),
             **dict.fromkeys(("hunger", "thirst", "fatigue", "recover", "step", "progress"), zero),
             sleeping=jnp.bool(False),
-            last_health=jnp.int32(c.MOST),
+            last_health=jnp.int32(c.MAX_COUNT),
             touched=world.touched,
             room=world.room,
             lost=world.lost,
         )
-        return self.begun(state, params, begin_key)
+        return self.resume_from(state, params, begin_key)
 
-    def begun(self, state: State, params: Params, key: jax.Array | None = None) -> tuple[Any, State]:
-        """The observation and the state of an episode that begins, or goes on, at `state`; `key`, of a picture's noise
+    def resume_from(self, state: State, params: Params, key: jax.Array | None = None) -> tuple[Any, State]:
+        """The observation and the state of an episode that begins, or goes on, at `state`; `key`, of an image's noise
         at night."""
         if self._image == "gray":
             state = state.replace(frames=jnp.zeros((self._pixels, self._pixels, self._frames), jnp.uint8))
         obs, state = self._observe(state, jax.random.key(0) if key is None else key)
-        if self._image == "gray":  # the first picture fills the stack
+        if self._image == "gray":  # the first image fills the stack
             image = jnp.broadcast_to(obs["image"][..., -1:], obs["image"].shape)
             obs, state = {**obs, "image": image}, state.replace(frames=image)
         return obs, state
 
     def _observe(self, state: State, key: jax.Array) -> tuple[dict[str, jax.Array], State]:
-        """The observation of a state, and the state with its pictures."""
+        """The observation of a state, and the state with its images."""
         obs: dict[str, jax.Array] = {"inventory": state.inventory}
         view, daylight = look(state), daylight_at(state.step)
         if self._view:
@@ -196,8 +196,8 @@ class Crafter(Environment[State, Params]):
                 state = state.replace(frames=image)
             obs["image"] = image
         if self._text == "ellm":
-            seen = ellm.facts(view, state.inventory, state.facing)
-            obs |= {"text": ellm.caption(seen), "key": ellm.prompt_key(seen)}
+            facts = ellm.facts(view, state.inventory, state.facing)
+            obs |= {"text": ellm.caption(facts), "key": ellm.prompt_key(facts)}
         elif self._text != "none":
             caption = smartplay.caption if self._text == "smartplay" else self._instances.caption
             obs["text"] = caption(view, state.inventory, state.facing, state.sleeping)
@@ -254,13 +254,13 @@ class Crafter(Environment[State, Params]):
             jax.random.uniform(turn_key, dtype=jnp.float32),
             params,
         )
-        own = turn.state
-        own = self._creatures(creature_key, own, own.used > before.used)
-        own = self._balanced(balance_key, own)
+        new_state = turn.state
+        new_state = self._creatures(creature_key, new_state, new_state.used > before.used)
+        new_state = self._balanced(balance_key, new_state)
 
-        fresh = (own.achievements > 0) & (before.achievements == 0)
+        fresh = (new_state.achievements > 0) & (before.achievements == 0)
         events_reward = jnp.any(fresh) * params.unlock_reward
-        health = own.inventory[c.HEALTH] - before.inventory[c.HEALTH]
+        health = new_state.inventory[c.HEALTH] - before.inventory[c.HEALTH]
         reward = events_reward + health * params.health_reward
         done = jnp.bool(False)
         if self.task:
@@ -274,36 +274,36 @@ class Crafter(Environment[State, Params]):
                 turn.state.slots,
             )
             progress, done, task_reward = tasks.advance(params.task, before.progress, events)
-            own = own.replace(progress=progress)
+            new_state = new_state.replace(progress=progress)
             reward = jnp.where(params.task >= 0, task_reward, reward)
         else:  # which no one follows here: a loss without a value stops a run, a reward of nothing would not
             reward = jnp.where(params.task >= 0, jnp.nan, reward)
-        terminated = (own.inventory[c.HEALTH] <= 0) & params.dying | (done & params.end_on_success)
-        truncated = own.step >= params.length
+        terminated = (new_state.inventory[c.HEALTH] <= 0) & params.dying | (done & params.end_on_success)
+        truncated = new_state.step >= params.length
         asleep = turn.command == c.SLEEP
         sleep = np.flatnonzero(table.command == c.SLEEP)[0]
         info = {
-            "achievements": own.achievements,
+            "achievements": new_state.achievements,
             "unlocked": fresh,
             "eval_success": turn.success,
             "action_success": turn.success | self._lenient(action, turn, before),
             "effective_action": jnp.where(asleep, sleep, action).astype(jnp.int32),
             "task_done": done,
-            "lost": own.lost,
+            "lost": new_state.lost,
         }
         if self.task:
             info["success"] = done
-        obs, own = self._observe(own, jax.random.fold_in(turn_key, NIGHT))
-        return obs, own, jnp.float32(reward), terminated, truncated, info
+        obs, new_state = self._observe(new_state, jax.random.fold_in(turn_key, NIGHT))
+        return obs, new_state, jnp.float32(reward), terminated, truncated, info
 
     def _lenient(self, action: jax.Array, turn: player.Turn, before: State) -> jax.Array:
         """ELLM's lenient test: the action names the material or the object it aimed at, or an item that is held."""
         table = self.actions
         item = jnp.asarray(table.noun_item)[action]
-        held = (item >= 0) & (before.inventory[item] > 0)
+        in_inventory = (item >= 0) & (before.inventory[item] > 0)
         material = jnp.asarray(table.noun_material)[action] == turn.target_material
         kind = jnp.asarray(table.noun_kind)[action] == turn.target_kind
-        return (held | material | kind) & (turn.command != c.SLEEP)
+        return (in_inventory | material | kind) & (turn.command != c.SLEEP)
 
     def _creatures(self, key: jax.Array, state: State, planted: jax.Array) -> State:
         bits = jax.random.bits(key, (WORDS, NEAR_SLOTS), jnp.uint32)
@@ -313,7 +313,7 @@ class Crafter(Environment[State, Params]):
             state.slots,
             state.used,
             planted,
-            at(state.position),
+            cell_index(state.position),
             state.sleeping,
             state.touched,
         )
@@ -340,7 +340,7 @@ class Crafter(Environment[State, Params]):
             state.used,
             state.touched,
             state.room,
-            at(state.position),
+            cell_index(state.position),
             daylight_at(state.step),
         )
         return state.replace(slots=after.slots, used=after.used, lost=state.lost + after.lost)

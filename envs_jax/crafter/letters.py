@@ -10,8 +10,8 @@ from envs_jax.crafter import constants as c
 _GROUND = " ~.#:_T!o*$+&"
 """A character for each material, by number: outside, water, grass, stone, path, sand, tree, lava, coal, iron, diamond,
 table, furnace."""
-_SEEN = " ZKC<>^vpP@@@@z"
-"""A character for each code of `constants.SEEN`; the player is `@`, asleep `z`."""
+_SPRITES = " ZKC<>^vpP@@@@z"
+"""A character for each code of `constants.SPRITES`; the player is `@`, asleep `z`."""
 LEGEND = (
     "~ water  . grass  # stone  : path  _ sand  T tree  ! lava  o coal  * iron  $ diamond  + table  & furnace",
     "Z zombie  K skeleton  C cow  <>^v arrow  p plant  P ripe plant  @ you, z asleep",
@@ -28,8 +28,8 @@ KEYS = {
     "t": "place_table",
     "f": "place_furnace",
     "p": "place_plant",
-    **{str(i): f"make_{of}_pickaxe" for i, of in enumerate(("wood", "stone", "iron"), 1)},
-    **{str(i): f"make_{of}_sword" for i, of in enumerate(("wood", "stone", "iron"), 4)},
+    **{str(i): f"make_{x}_pickaxe" for i, x in enumerate(("wood", "stone", "iron"), 1)},
+    **{str(i): f"make_{x}_sword" for i, x in enumerate(("wood", "stone", "iron"), 4)},
 }
 """Keys for the package's actions."""
 
@@ -39,8 +39,8 @@ def letters(view: np.ndarray, inventory: np.ndarray) -> str:
 
     **Arguments:** `view`, uint8 `[9, 7, 2]`; `inventory`, int `[16]`."""
     ground = np.array(list(_GROUND))[view[..., 0]]
-    cells = np.where(view[..., 1] > 0, np.array(list(_SEEN))[view[..., 1]], ground)
-    facing = int(view[4, 3, 1]) - c.SEEN_PLAYER
+    cells = np.where(view[..., 1] > 0, np.array(list(_SPRITES))[view[..., 1]], ground)
+    facing = int(view[4, 3, 1]) - c.SPRITE_PLAYER
     lines = [" ".join(row) for row in cells.T]
     if 0 <= facing < len(c.DIRECTIONS):
         lines[-1] += f"   facing {('left', 'right', 'up', 'down')[facing]}"

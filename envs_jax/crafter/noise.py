@@ -31,20 +31,20 @@ TILE = 8
 
 
 class Layer(NamedTuple):
-    """A value per cell: the noise at `(x * times[0] / over[0] / size, y * times[1] / over[1] / size, z)`."""
+    """A value per cell: the noise at `(x, y) * multiplier / divisor / size` and `z`."""
 
     size: int
     z: int
-    times: tuple[int, int] = (1, 1)
-    over: tuple[int, int] = (1, 1)
+    multiplier: tuple[int, int] = (1, 1)
+    divisor: tuple[int, int] = (1, 1)
 
 
 class Tables(NamedTuple):
-    """What the noise of some layers is computed from; `T` tiles of all layers, each with `P` lattice points."""
+    """The constants of the noise of some layers; `T` tiles of all layers, each with `P` lattice points."""
 
     points: np.ndarray
     """uint8 `[N, 3]`, the distinct lattice points modulo 256."""
-    near: np.ndarray
+    lattice: np.ndarray
     """int32 `[T, P]`, the points of each tile; padded with 0."""
     origin: np.ndarray
     """float32 `[3, T, P]`, the middle of the tile minus the lattice point."""
@@ -65,13 +65,13 @@ def gradients() -> np.ndarray:
 
 @functools.cache
 def _generator() -> tuple[np.ndarray, np.ndarray]:
-    """What leads from a seed to the numbers of a shuffle: `factor * seed + term` modulo 2^64 for each of the 256
-    elements, uint64 `[256]`. It is Knuth's MMIX generator, run three times, then once per element from the last on."""
-    factor, term, made = 1, 0, []
+    """The coefficients of the numbers of a shuffle, `factor * seed + term` modulo 2^64 for each of the 256 elements:
+    uint64 `[256]`. It is Knuth's MMIX generator, run three times, then once per element from the last on."""
+    factor, term, coefficients = 1, 0, []
     for _ in range(3 + 256):
         factor, term = ((x * 6364136223846793005 + y) % 2**64 for x, y in ((factor, 0), (term, 1442695040888963407)))
-        made.append((factor, term))
-    factors, terms = np.array(made[:2:-1], np.uint64).T
+        coefficients.append((factor, term))
+    factors, terms = np.array(coefficients[:2:-1], np.uint64).T
     return factors, terms
 
 
@@ -103,15 +103,15 @@ def permutation(seed: Int[Array, ""]) -> Int[Array, "256"]:
     high += term_high + (low < term)
     count = np.arange(1, 257, dtype=np.int32)
     carried = (high.astype(jnp.int32) % count) * (2**32 % count.astype(np.int64)).astype(np.int32)
-    rest = carried + (low % count.astype(np.uint32)).astype(jnp.int32)
-    r = (rest + 31) % count
+    remainder = carried + (low % count.astype(np.uint32)).astype(jnp.int32)
+    r = (remainder + 31) % count
 
     number = np.arange(256, dtype=np.int32)
     later = number[None, :] > number[:, None]
 
-    def next_to(place):
+    def next_to(target):
         """The step before that of each element (a larger number) that moved something to a place; 256 for none."""
-        return jnp.min(jnp.where(later & (r[None, :] == place[:, None]), number[None, :], 256), 1)
+        return jnp.min(jnp.where(later & (r[None, :] == target[:, None]), number[None, :], 256), 1)
 
     moved = next_to(number)
     origin = jnp.where(moved < 256, moved, number)
@@ -130,16 +130,17 @@ def _tetrahedra(inside: np.ndarray, total: np.ndarray) -> np.ndarray:
     their mirror images, and two points outside. **Returns:** int `[n, 6, 3]`."""
     mirrored = total >= 2
     x, y, z = np.where(mirrored, -1, 1) * inside.T
-    rest = np.where(mirrored, total - 3, 1 - total)
+    corner_score = np.where(mirrored, total - 3, 1 - total)
     # the two neighbours of the corner that are closest
     a, a_score = np.where((x < y) & (z > x), 2, 0), np.where((x < y) & (z > x), z, x)
     b, b_score = np.where((x >= y) & (z > y), 2, 1), np.where((x >= y) & (z > y), z, y)
     closest = np.where(b_score > a_score, b, a)
     unit = np.eye(3, dtype=int)
-    one, two = (unit[closest] - unit[(closest + i) % 3] for i in (1, 2))
-    both = unit[a] + unit[b]
-    corner_is_close = ((rest > a_score) | (rest > b_score))[:, None, None]
-    outside = np.where(corner_is_close, np.stack([one, two], 1), np.stack([both, both - unit[3 - a - b]], 1))
+    outside_a, outside_b = (unit[closest] - unit[(closest + i) % 3] for i in (1, 2))
+    diagonal = unit[a] + unit[b]
+    corner_is_close = ((corner_score > a_score) | (corner_score > b_score))[:, None, None]
+    beyond = np.stack([diagonal, diagonal - unit[3 - a - b]], 1)
+    outside = np.where(corner_is_close, np.stack([outside_a, outside_b], 1), beyond)
     corner = np.broadcast_to(_BITS[[0, 1, 2, 4]], (len(inside), 4, 3))
     chosen = np.concatenate([corner, outside], 1)
     return np.where(mirrored[:, None, None], 1 - chosen, chosen)
@@ -150,19 +151,19 @@ def _octahedra(inside: np.ndarray) -> np.ndarray:
     **Returns:** int `[n, 8, 3]`."""
     x, y, z = inside.T
     sums = np.stack([x + y, x + z, y + z])
-    far = sums > 1  # the side of (1, 1, 1)
-    scores = np.where(far, sums - 1, 1 - sums)
-    corner = np.where(far, [[3], [5], [6]], [[4], [2], [1]])  # the closer one of two opposite corners
+    is_far = sums > 1  # the side of (1, 1, 1)
+    scores = np.where(is_far, sums - 1, 1 - sums)
+    corner = np.where(is_far, [[3], [5], [6]], [[4], [2], [1]])  # the closer one of two opposite corners
     first = (scores[0] <= scores[1]) & (scores[0] < scores[2])
     second = (scores[0] > scores[1]) & (scores[1] < scores[2])
-    (a, b), (a_far, b_far) = ((np.where(first, v[2], v[0]), np.where(second, v[2], v[1])) for v in (corner, far))
-    beside = 1 - 2 * _BITS[7 - np.where(a_far, a, b)]  # (1, 1, 1), but -1 along the axis that a corner lacks
+    (a, b), (a_far, b_far) = ((np.where(first, v[2], v[0]), np.where(second, v[2], v[1])) for v in (corner, is_far))
+    adjacent = 1 - 2 * _BITS[7 - np.where(a_far, a, b)]  # (1, 1, 1), but -1 along the axis that a corner lacks
     beyond = 2 * _BITS[np.where(a_far, b, a)]  # 2 along the axis of a corner
-    both, neither = (a_far & b_far)[:, None], ~(a_far | b_far)[:, None]
-    one = np.where(both, 1, np.where(neither, 0, beside))
-    two = np.where(both, 2 * _BITS[a & b], np.where(neither, 1 - 2 * _BITS[7 - (a | b)], beyond))
+    both_far, neither = (a_far & b_far)[:, None], ~(a_far | b_far)[:, None]
+    outside_a = np.where(both_far, 1, np.where(neither, 0, adjacent))
+    outside_b = np.where(both_far, 2 * _BITS[a & b], np.where(neither, 1 - 2 * _BITS[7 - (a | b)], beyond))
     around = np.broadcast_to(_BITS[1:7], (len(inside), 6, 3))
-    return np.concatenate([around, one[:, None], two[:, None]], 1)
+    return np.concatenate([around, outside_a[:, None], outside_b[:, None]], 1)
 
 
 def corners(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,7 +197,7 @@ def position(lattice: np.ndarray) -> np.ndarray:
 def coordinates(layer: Layer) -> np.ndarray:
     """The points of a layer, float64 `[4096, 3]`, in the order of cells; rounded as by the package crafter."""
     cell = np.stack(np.divmod(np.arange(CELLS), AREA), 1).astype(np.float64)
-    plane = cell * layer.times / layer.over / layer.size
+    plane = cell * layer.multiplier / layer.divisor / layer.size
     return np.column_stack([plane, np.full(CELLS, float(layer.z))])
 
 
@@ -215,21 +216,21 @@ def untiled(cells: Any) -> Any:
 def _visible(offset: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Weights for single precision. On a lattice point the noise is 0 but for the rounding of others, of weight 1e-64,
     and its sign decides where the package plants trees and puts coal: those weights are scaled to 1e-8."""
-    own = np.max(np.abs(offset), -1) < 1e-9
-    others = np.where(own, 0, weight)
-    largest = np.max(others, -1, keepdims=True)
-    scaled = others * 1e-8 / np.where(largest > 0, largest, 1)
-    return np.where(np.any(own, -1, keepdims=True) & (largest < 1e-12), scaled, weight)
+    on_point = np.max(np.abs(offset), -1) < 1e-9
+    other_weights = np.where(on_point, 0, weight)
+    largest = np.max(other_weights, -1, keepdims=True)
+    scaled = other_weights * 1e-8 / np.where(largest > 0, largest, 1)
+    return np.where(np.any(on_point, -1, keepdims=True) & (largest < 1e-12), scaled, weight)
 
 
-def _tile(points: np.ndarray, near: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, ...]:
+def _tile(points: np.ndarray, lattice: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, ...]:
     """The lattice points of one tile, and its parts of `Tables`: `origin`, `weight` and `inside`, cells last."""
     used = weight > 0
-    own, place = np.unique(near[used], axis=0, return_inverse=True)
-    dense = np.zeros((len(own), len(points)))
-    dense[place.reshape(-1), np.nonzero(used)[0]] = weight[used]
+    used_points, inverse = np.unique(lattice[used], axis=0, return_inverse=True)
+    dense = np.zeros((len(used_points), len(points)))
+    dense[inverse.reshape(-1), np.nonzero(used)[0]] = weight[used]
     middle = points.mean(0)
-    return own, middle - position(own), dense, points[:, :2] - middle[:2]
+    return used_points, middle - position(used_points), dense, points[:, :2] - middle[:2]
 
 
 @functools.cache
@@ -238,20 +239,20 @@ def tables(layers: tuple[Layer, ...]) -> Tables:
     tiles = []
     for layer in layers:
         points = coordinates(layer)
-        near, offset, weight = corners(points)
+        lattice, offset, weight = corners(points)
         weight = _visible(offset, weight)
         for cells in tiled(np.arange(CELLS)).reshape(-1, TILE * TILE):
-            tiles.append(_tile(points[cells], near[cells], weight[cells]))
-    most = max(len(own) for own, *_ in tiles)
+            tiles.append(_tile(points[cells], lattice[cells], weight[cells]))
+    max_points = max(len(tile[0]) for tile in tiles)
 
     def padded(part):
         """One part of all tiles, `[T, P, ...]`."""
-        return np.stack([np.pad(tile[part], ((0, most - len(tile[part])), (0, 0))) for tile in tiles])
+        return np.stack([np.pad(tile[part], ((0, max_points - len(tile[part])), (0, 0))) for tile in tiles])
 
-    points, near = np.unique(padded(0).reshape(-1, 3) & 255, axis=0, return_inverse=True)
+    points, lattice = np.unique(padded(0).reshape(-1, 3) & 255, axis=0, return_inverse=True)
     return Tables(
         points=points.astype(np.uint8),
-        near=near.reshape(len(tiles), most).astype(np.int32),
+        lattice=lattice.reshape(len(tiles), max_points).astype(np.int32),
         origin=np.moveaxis(padded(1), 2, 0).astype(np.float32),
         weight=padded(2).astype(np.float32),
         inside=np.moveaxis(np.stack([tile[3] for tile in tiles]), 2, 0).astype(np.float32),
@@ -271,7 +272,7 @@ def sample(layers: tuple[Layer, ...], permutation: Int[Array, "256"]) -> Float[A
     permutation = permutation.astype(jnp.int32)
     x, y, z = table.points.T.astype(np.int32)
     number = permutation[permutation[permutation[x] + y & 255] + z & 255] % 24
-    gradient = [jnp.asarray(axis, jnp.float32)[number[table.near]] for axis in gradients().T]
+    gradient = [jnp.asarray(axis, jnp.float32)[number[table.lattice]] for axis in gradients().T]
 
     def summed(values):
         # in this order, worlds of a batch come before cells in memory: twice as fast as the other one

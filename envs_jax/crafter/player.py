@@ -10,16 +10,16 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from envs_jax.crafter import constants as c, recipes
 from envs_jax.crafter.actions import NOTHING
-from envs_jax.crafter.chunks import at, chunk_bits, chunk_of, recounted
+from envs_jax.crafter.chunks import cell_index, chunk_bits, chunk_of, recounted
 from envs_jax.crafter.state import Params, State, cell_of, counter_of, health_of, kind_of, word
 
 
 _ENTERABLE = sum(1 << m for m in (*c.WALKABLE, c.LAVA))
-"""What the player may enter, as bits; lava is the last thing that it enters."""
+"""Materials that the player may enter, as bits; lava is the last thing that it enters."""
 
 
 class Turn(NamedTuple):
-    """What came of the player's turn."""
+    """The result of the player's turn."""
 
     state: State
     command: Int[Array, ""]
@@ -45,7 +45,7 @@ class _Aim(NamedTuple):
     material: Int[Array, ""]
     slot: Int[Array, ""]
     """The slot of the object there; -1 for none."""
-    here: UInt32[Array, ""]
+    word: UInt32[Array, ""]
     """The word of the object there."""
     kind: Int[Array, ""]
 
@@ -53,17 +53,17 @@ class _Aim(NamedTuple):
 def _aim(state: State, facing: Int[Array, ""]) -> _Aim:
     target = state.position + jnp.asarray(c.DIRECTIONS, jnp.int32)[facing]
     inside = jnp.all((target >= 0) & (target < c.AREA))
-    cell = at(jnp.clip(target, 0, c.AREA - 1))
+    cell = cell_index(jnp.clip(target, 0, c.AREA - 1))
     material = jnp.where(inside, state.material[cell].astype(jnp.int32), c.OUTSIDE)
-    there = (cell_of(state.slots) == cell) & (kind_of(state.slots) > 0) & inside
+    matches = (cell_of(state.slots) == cell) & (kind_of(state.slots) > 0) & inside
     number = jnp.arange(1, state.slots.shape[0] + 1, dtype=jnp.int32)
-    slot = jnp.sum(jnp.where(there, number, 0), dtype=jnp.int32) - 1  # at most one object is in a cell
-    here = jnp.where(slot >= 0, state.slots[slot], 0)
-    return _Aim(target, cell, material, slot, here, kind_of(here))
+    slot = jnp.sum(jnp.where(matches, number, 0), dtype=jnp.int32) - 1  # at most one object is in a cell
+    object_word = jnp.where(slot >= 0, state.slots[slot], 0)
+    return _Aim(target, cell, material, slot, object_word, kind_of(object_word))
 
 
 class _Strike(NamedTuple):
-    """What a `do` did to an object."""
+    """The effect of a `do` on an object."""
 
     hit: Bool[Array, ""]
     """Whether a mob was hit."""
@@ -74,28 +74,28 @@ class _Strike(NamedTuple):
     """The object afterwards."""
 
 
-def _strike(aim: _Aim, does: Bool[Array, ""], kinds: UInt32[Array, ""], inventory: Any, params: Params) -> _Strike:
-    attacked = does & (aim.kind > 0) & _has(kinds, aim.kind)
-    sword = jnp.max(jnp.where(inventory[recipes.OWN] > 0, recipes.SWORDS, 0))
-    health = jnp.maximum(0, health_of(aim.here) - jnp.maximum(params.damage, sword))
+def _strike(aim: _Aim, interacts: Bool[Array, ""], kinds: UInt32[Array, ""], inventory: Any, params: Params) -> _Strike:
+    attacked = interacts & (aim.kind > 0) & _has_bit(kinds, aim.kind)
+    sword = jnp.max(jnp.where(inventory[recipes.SWORD_ITEMS] > 0, recipes.SWORDS, 0))
+    health = jnp.maximum(0, health_of(aim.word) - jnp.maximum(params.damage, sword))
     hit = attacked & ((aim.kind == c.ZOMBIE) | (aim.kind == c.SKELETON) | (aim.kind == c.COW))
-    eaten = attacked & (aim.kind == c.PLANT) & (counter_of(aim.here) > c.RIPE)
+    eaten = attacked & (aim.kind == c.PLANT) & (counter_of(aim.word) > c.RIPE)
     after = jnp.where(
         eaten,
-        word(aim.cell, aim.kind, health_of(aim.here), 0),
-        word(aim.cell, aim.kind, health, counter_of(aim.here)),
+        word(aim.cell, aim.kind, health_of(aim.word), 0),
+        word(aim.cell, aim.kind, health, counter_of(aim.word)),
     )
     return _Strike(hit, hit & (health == 0), eaten, after)
 
 
 class _Collection(NamedTuple):
-    """What a `do` took from a material."""
+    """The effect of a `do` on a material."""
 
-    taken: Bool[Array, ""]
+    removed: Bool[Array, ""]
     """Whether the material was worked, and leaves another one."""
     counted: Bool[Array, ""]
     """Whether the item counts as collected."""
-    kept: Bool[Array, ""]
+    gained: Bool[Array, ""]
     """Whether there are more of the item now."""
     item: Int[Array, ""]
     """-1 for a material that gives nothing."""
@@ -104,7 +104,7 @@ class _Collection(NamedTuple):
 
 def _collect(
     aim: _Aim,
-    does: Bool[Array, ""],
+    interacts: Bool[Array, ""],
     materials: UInt32[Array, ""],
     kinds: UInt32[Array, ""],
     chance: Float[Array, ""],
@@ -112,20 +112,20 @@ def _collect(
     params: Params,
 ) -> _Collection:
     # what stands on a material hides it from the package's `do`, but not from an action for the material alone
-    worked = does & ((aim.kind == 0) | (kinds == 0)) & _has(materials, aim.material)
+    worked = interacts & ((aim.kind == 0) | (kinds == 0)) & _has_bit(materials, aim.material)
     need, item = jnp.asarray(recipes.NEEDS)[aim.material], jnp.asarray(recipes.RECEIVES)[aim.material]
-    taken = worked & (item >= 0) & ((need < 0) | (inventory[need] > 0))
-    collected = taken & ((aim.material != c.GRASS) | (chance <= recipes.SAPLING_CHANCE))
-    kept = collected & (inventory[item] < c.MOST)
-    counted = jnp.where(params.counts_full, collected, kept)
-    return _Collection(taken, counted, kept, item, worked & (aim.material == c.WATER))
+    removed = worked & (item >= 0) & ((need < 0) | (inventory[need] > 0))
+    collected = removed & ((aim.material != c.GRASS) | (chance <= recipes.SAPLING_CHANCE))
+    gained = collected & (inventory[item] < c.MAX_COUNT)
+    counted = jnp.where(params.counts_full, collected, gained)
+    return _Collection(removed, counted, gained, item, worked & (aim.material == c.WATER))
 
 
 class _Built(NamedTuple):
-    """What was placed or made."""
+    """The effect of placing or making."""
 
     placed: Bool[Array, ""]
-    made: Bool[Array, ""]
+    crafted: Bool[Array, ""]
     plants: Bool[Array, ""]
     """Whether a plant was placed."""
     cost: Int[Array, "16"]
@@ -136,12 +136,12 @@ def _build(state: State, aim: _Aim, command: Int[Array, ""], params: Params) -> 
     cost = jnp.asarray(recipes.COSTS)[command]
     cost = cost + wood * jnp.where(command == recipes.PLACE_TABLE, params.table_wood, 0)
     affordable = jnp.all(state.inventory >= cost)
-    fits = (aim.kind == 0) & _has(jnp.asarray(recipes.WHERE)[command], aim.material)
+    fits = (aim.kind == 0) & _has_bit(jnp.asarray(recipes.PLACEABLE_ON)[command], aim.material)
     placed = (command >= c.PLACE) & (command < c.MAKE) & fits & affordable
     table, furnace = _nearby(state.material, state.position)
-    made = (command >= c.MAKE) & (command < NOTHING) & affordable & table
-    made &= furnace | ~jnp.asarray(recipes.NEEDS_FURNACE)[command]
-    return _Built(placed, made, placed & (command == recipes.PLACE_PLANT), cost)
+    crafted = (command >= c.MAKE) & (command < NOTHING) & affordable & table
+    crafted &= furnace | ~jnp.asarray(recipes.NEEDS_FURNACE)[command]
+    return _Built(placed, crafted, placed & (command == recipes.PLACE_PLANT), cost)
 
 
 def _counted(
@@ -173,35 +173,35 @@ def take_turn(
     bits; `chance`, uniform in [0, 1), whether grass gives a sapling.
     """
     inventory = state.inventory
-    asleep = state.sleeping & (inventory[c.ENERGY] < c.MOST)
+    asleep = state.sleeping & (inventory[c.ENERGY] < c.MAX_COUNT)
     woke = state.sleeping & ~asleep
     chosen, command = command, jnp.where(asleep, c.SLEEP, command)
-    tired = (command == c.SLEEP) & (inventory[c.ENERGY] < c.MOST)
-    moves, does = (command >= c.LEFT) & (command <= c.DOWN), command == c.DO
+    tired = (command == c.SLEEP) & (inventory[c.ENERGY] < c.MAX_COUNT)
+    moves, interacts = (command >= c.LEFT) & (command <= c.DOWN), command == c.DO
     facing = jnp.where(moves, command - c.LEFT, state.facing)
     aim = _aim(state, facing)
-    moved = moves & (aim.kind == 0) & _has(_ENTERABLE, aim.material)
+    moved = moves & (aim.kind == 0) & _has_bit(_ENTERABLE, aim.material)
     position = jnp.where(moved, aim.target, state.position)
-    burnt = moves & (state.material[at(position)] == c.LAVA)
-    strike = _strike(aim, does, kinds, inventory, params)
-    collection = _collect(aim, does, materials, kinds, chance, inventory, params)
+    burnt = moves & (state.material[cell_index(position)] == c.LAVA)
+    strike = _strike(aim, interacts, kinds, inventory, params)
+    collection = _collect(aim, interacts, materials, kinds, chance, inventory, params)
     built = _build(state, aim, command, params)
     killed_cow = strike.killed & (aim.kind == c.COW)
 
-    most = state.slots.shape[0]
+    capacity = state.slots.shape[0]
     sprout = word(aim.cell, c.PLANT, c.HEALTH_OF[c.PLANT], 0)
     struck = strike.hit | strike.eaten
-    places = jnp.stack([jnp.where(struck, aim.slot, most), jnp.where(built.plants, state.used, most)])
+    places = jnp.stack([jnp.where(struck, aim.slot, capacity), jnp.where(built.plants, state.used, capacity)])
     slots = state.slots.at[places].set(jnp.stack([strike.word, sprout]), mode="drop")
     leaves, lays = jnp.asarray(recipes.LEAVES)[aim.material], jnp.asarray(recipes.PLACES)[command]
-    becomes = jnp.where(collection.taken, leaves, lays)
-    changes = (collection.taken | (built.placed & ~built.plants)) & (becomes != aim.material)
+    becomes = jnp.where(collection.removed, leaves, lays)
+    changes = (collection.removed | (built.placed & ~built.plants)) & (becomes != aim.material)
     written = jnp.where(changes, aim.cell, c.CELLS)
-    low, high = chunk_bits(chunk_of(jnp.stack([at(position), aim.cell])), jnp.stack([moved, built.plants]))
+    low, high = chunk_bits(chunk_of(jnp.stack([cell_index(position), aim.cell])), jnp.stack([moved, built.plants]))
 
-    builds = built.placed | built.made
+    builds = built.placed | built.crafted
     item = np.arange(len(c.ITEMS), dtype=np.int32)
-    gained = jnp.where(built.made, jnp.asarray(recipes.GIVES)[command], 0) + (
+    gained = jnp.where(built.crafted, jnp.asarray(recipes.GIVES)[command], 0) + (
         (item == collection.item) & collection.counted
     )
     food = jnp.where(strike.eaten, 4, 0) + jnp.where(killed_cow, 6, 0)
@@ -211,8 +211,8 @@ def take_turn(
     state = state.replace(
         material=state.material.at[written].set(becomes.astype(jnp.uint8), mode="drop"),
         slots=slots,
-        used=state.used + (built.plants & (state.used < most)),
-        lost=state.lost + (built.plants & (state.used >= most)),
+        used=state.used + (built.plants & (state.used < capacity)),
+        lost=state.lost + (built.plants & (state.used >= capacity)),
         position=position,
         facing=facing,
         inventory=jnp.where((item == c.HEALTH) & burnt, 0, inventory),
@@ -223,7 +223,7 @@ def take_turn(
         touched=state.touched | jnp.stack([low[0] | low[1], high[0] | high[1]]),
         room=recounted(state.room, aim.cell[None], aim.material, becomes, changes[None]),
     )
-    success = (command == c.NOOP) | moved | (tired & (chosen == c.SLEEP)) | struck | collection.kept | builds
+    success = (command == c.NOOP) | moved | (tired & (chosen == c.SLEEP)) | struck | collection.gained | builds
     return Turn(_live(state), command, success, aim.cell, aim.material, aim.kind)
 
 
@@ -253,7 +253,7 @@ def _live(state: State) -> State:
     health = inventory[c.HEALTH] + healed
     health = jnp.where(harmed, jnp.maximum(0, health - 1), health)
     inventory = jnp.concatenate([jnp.stack([health, food, drink, energy]), inventory[c.VITALS :]])
-    inventory = jnp.clip(inventory, 0, c.MOST)
+    inventory = jnp.clip(inventory, 0, c.MAX_COUNT)
     hurt = inventory[c.HEALTH] < state.last_health
     return state.replace(
         inventory=inventory,
@@ -266,5 +266,5 @@ def _live(state: State) -> State:
     )
 
 
-def _has(mask, number) -> Bool[Array, ""]:
+def _has_bit(mask, number) -> Bool[Array, ""]:
     return (jnp.uint32(mask) >> number.astype(jnp.uint32)) & 1 > 0

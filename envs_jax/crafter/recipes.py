@@ -1,4 +1,4 @@
-"""What collecting, placing and making take and give (crafter's `data.yaml`), as tables by material and by command."""
+"""Costs and results of collecting, placing and making (crafter's `data.yaml`), as tables by material and by command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def item(name: str) -> int:
 _COLLECTED = {"tree": "wood", "water": "drink", "grass": "sapling"} | {
     x: x for x in ("stone", "coal", "iron", "diamond")
 }
-RECEIVES = _by_material(-1, **{material: item(what) for material, what in _COLLECTED.items()})
+RECEIVES = _by_material(-1, **{material: item(received) for material, received in _COLLECTED.items()})
 """The item that collecting a material gives."""
 NEEDS = _by_material(
     -1,
@@ -35,7 +35,7 @@ NEEDS = _by_material(
 LEAVES = _by_material(0, tree=c.GRASS, water=c.WATER, grass=c.GRASS) + _by_material(
     0, stone=c.PATH, coal=c.PATH, iron=c.PATH, diamond=c.PATH
 )
-"""What collecting a material leaves."""
+"""The material that collecting a material leaves."""
 COLLECTS = _by_material(
     -1, **{material: c.ACHIEVEMENTS.index(f"collect_{item}") for material, item in _COLLECTED.items()}
 )
@@ -67,12 +67,12 @@ CREDITS = np.array([c.ACHIEVEMENTS.index(name) if name in _COSTS else -1 for nam
 PLACES = np.array([0] * c.PLACE + [c.STONE, c.TABLE, c.FURNACE, 0] + [0] * 7, np.int32)
 """int32 `[18]`, the material that a command places."""
 _SOLID = 1 << c.GRASS | 1 << c.SAND | 1 << c.PATH
-WHERE = np.array(
+PLACEABLE_ON = np.array(
     [0] * c.PLACE + [_SOLID | 1 << c.WATER | 1 << c.LAVA, _SOLID, _SOLID, 1 << c.GRASS] + [0] * 7, np.uint32
 )
 """uint32 `[18]`, the materials that a command places something on, as bits."""
 NEEDS_FURNACE = np.array(["make_iron" in name for name in (*c.ACTIONS, "nothing")])
 
-OWN = np.array([item(f"{of}_sword") for of in ("wood", "stone", "iron")], np.int32)
+SWORD_ITEMS = np.array([item(f"{x}_sword") for x in ("wood", "stone", "iron")], np.int32)
 SWORDS = np.array([2, 3, 5], np.int32)
 """Damage with a sword of wood, stone, iron."""

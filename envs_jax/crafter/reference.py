@@ -11,23 +11,23 @@ from envs_jax.crafter import constants as c
 from envs_jax.crafter.state import COUNTER_BIT, HEALTH_BIT, KIND_BIT, Params, State
 
 
-def _word(thing: Any, cell: int) -> int:
-    kind = c.KINDS.index(type(thing).__name__.lower()) + 1
+def _word(obj: Any, cell: int) -> int:
+    kind = c.KINDS.index(type(obj).__name__.lower()) + 1
     counter = {
-        c.ZOMBIE: lambda: thing.cooldown,
-        c.SKELETON: lambda: thing.reload,
+        c.ZOMBIE: lambda: obj.cooldown,
+        c.SKELETON: lambda: obj.reload,
         c.COW: lambda: 0,
-        c.ARROW: lambda: c.DIRECTIONS.index(tuple(int(x) for x in thing.facing)),
-        c.PLANT: lambda: thing.grown,
+        c.ARROW: lambda: c.DIRECTIONS.index(tuple(int(x) for x in obj.facing)),
+        c.PLANT: lambda: obj.grown,
     }[kind]()
-    return cell | kind << KIND_BIT | int(thing.health) << HEALTH_BIT | int(counter) << COUNTER_BIT
+    return cell | kind << KIND_BIT | int(obj.health) << HEALTH_BIT | int(counter) << COUNTER_BIT
 
 
 def room_of(material: np.ndarray) -> np.ndarray:
     """Cells of grass per chunk, then of path: uint8 `[72]`, from a map `[64, 64]`, on the host."""
     edges = np.arange(0, c.AREA, c.CHUNK)
-    both = [np.add.reduceat(np.add.reduceat(material == m, edges, 0), edges, 1) for m in (c.GRASS, c.PATH)]
-    return np.stack(both).reshape(-1).astype(np.uint8)
+    counts = [np.add.reduceat(np.add.reduceat(material == m, edges, 0), edges, 1) for m in (c.GRASS, c.PATH)]
+    return np.stack(counts).reshape(-1).astype(np.uint8)
 
 
 def import_state(crafter_env: Any, env: Any, params: Params) -> tuple[Any, State]:
@@ -41,10 +41,10 @@ def import_state(crafter_env: Any, env: Any, params: Params) -> tuple[Any, State
     if tuple(world.area) != (c.AREA, c.AREA):
         raise ValueError(f"the world is {tuple(world.area)}; {(c.AREA, c.AREA)} is needed")
     base = env.unwrapped
-    things = [thing for thing in world.objects if thing is not player]
-    if len(things) > base.slots:
-        raise ValueError(f"the world holds {len(things)} objects, but there are {base.slots} slots: raise slots")
-    words = [_word(thing, int(thing.pos[0]) * c.AREA + int(thing.pos[1])) for thing in things]
+    objects = [obj for obj in world.objects if obj is not player]
+    if len(objects) > base.slots:
+        raise ValueError(f"the world holds {len(objects)} objects, but there are {base.slots} slots: raise slots")
+    words = [_word(obj, int(obj.pos[0]) * c.AREA + int(obj.pos[1])) for obj in objects]
     touched = [0, 0]
     for left, _, top, _ in world.chunks:
         chunk = left // c.CHUNK * c.CHUNKS + top // c.CHUNK
@@ -70,4 +70,4 @@ def import_state(crafter_env: Any, env: Any, params: Params) -> tuple[Any, State
         progress=jnp.int32(0),
         lost=jnp.int32(0),
     )
-    return base.begun(state, params)
+    return base.resume_from(state, params)

@@ -21,7 +21,7 @@ from envs_jax.crafter.tiles import GRID, Tiles, tiles as tiles_of
 
 
 COLUMNS, ROWS = c.VIEW
-KINDS = len(c.SEEN) + 1
+KINDS = len(c.SPRITES) + 1
 NIGHT = (0, 16, 64)
 """The colour of the night: half of it in the dark."""
 SLEEP = (0, 0, 16)
@@ -55,7 +55,7 @@ def _luma(channels: list[Int[Array, "y x"]]) -> Int[Array, "y x"]:
 
 @functools.cache
 def _vignette(unit: int) -> np.ndarray:
-    """How much of the night's noise each pixel gets: little in the middle, float32 `[7 unit, 9 unit]`."""
+    """The weight of the night's noise in each pixel: little in the middle, float32 `[7 unit, 9 unit]`."""
     x, y = np.linspace(-1, 1, COLUMNS * unit)[None, :], np.linspace(-1, 1, ROWS * unit)[:, None]
     return (1 - np.exp(-0.5 * (x**2 + y**2) / 0.5**2)).astype(np.float32)
 
@@ -63,7 +63,7 @@ def _vignette(unit: int) -> np.ndarray:
 def _noise(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "y x"]:
     """Uniform numbers from 32 to 127, by a hash of the pixel's number and 32 random bits.
 
-    `jax.random.uniform` for each pixel would double the cost of a picture at night."""
+    `jax.random.uniform` for each pixel would double the cost of an image at night."""
     x = jnp.arange(shape[0] * shape[1], dtype=jnp.uint32).reshape(shape) * np.uint32(0x9E3779B9) + jax.random.bits(
         key, dtype=jnp.uint32
     )
@@ -87,14 +87,14 @@ def _lit(
     clear = _split(pixels)
     noisy = [((1 - dark) * channel + dark * noise).astype(jnp.int32) for channel in clear]
     luma = _luma(noisy)
-    shown = []
+    lit = []
     for channel, night, tint in zip(clear, noisy, NIGHT):
         faded = (luma + np.float32(0.4) * (night - luma)).astype(jnp.int32)
         night_channel = np.float32(0.5) * faded + np.float32(0.5 * tint)
-        shown.append((daylight * channel + (1 - daylight) * night_channel).astype(jnp.int32))
-    gray = _luma(shown)
+        lit.append((daylight * channel + (1 - daylight) * night_channel).astype(jnp.int32))
+    gray = _luma(lit)
     asleep = [(gray + tint) >> 1 for tint in SLEEP]
-    return _join([jnp.where(sleeping, a, b) for a, b in zip(asleep, shown)])
+    return _join([jnp.where(sleeping, a, b) for a, b in zip(asleep, lit)])
 
 
 def _pixels(
@@ -105,7 +105,7 @@ def _pixels(
     key: Key[Array, ""],
     tiles: Tiles,
 ) -> UInt32[Array, "size size"]:
-    """The picture, a word per pixel."""
+    """The image, a word per pixel."""
     unit = tiles.unit
     cells = view[..., 0].astype(jnp.int32) * KINDS + view[..., 1]
     world = _rows(tiles.cells, cells.T, unit)
@@ -116,9 +116,9 @@ def _pixels(
         lambda carry: (jnp.zeros_like(carry[0]), _lit(carry[1], daylight, sleeping, key, unit)),
         (dim, world),
     )
-    held = jnp.arange(len(c.ITEMS)) * (c.MOST + 1) + inventory
-    held = jnp.pad(held, (0, 2 * GRID - len(c.ITEMS))).reshape(2, GRID)
-    drawn = jnp.concatenate([world, _rows(tiles.items, held, unit)])
+    item_ids = jnp.arange(len(c.ITEMS)) * (c.MAX_COUNT + 1) + inventory
+    item_ids = jnp.pad(item_ids, (0, 2 * GRID - len(c.ITEMS))).reshape(2, GRID)
+    drawn = jnp.concatenate([world, _rows(tiles.items, item_ids, unit)])
     before = (tiles.size - GRID * unit) // 2
     after = tiles.size - GRID * unit - before
     return jnp.pad(drawn, (before, after))
@@ -128,10 +128,10 @@ def _pixels(
 def _resampling(size: int, side: int) -> tuple[np.ndarray, int]:
     """Weights of a bilinear resize between centres of pixels, as integers float32 `[side, size]`, and the sum of each
     row: 42 for 64 to 84 pixels."""
-    place = (2 * np.arange(side) + 1) * size - side  # in units of 1 / (2 side) from the centre of the first pixel
-    step = 2 * side // np.gcd.reduce(np.append(place, 2 * side))
-    place = place * step // (2 * side)
-    low, part = place // step, place % step
+    offset = (2 * np.arange(side) + 1) * size - side  # in units of 1 / (2 side) from the centre of the first pixel
+    step = 2 * side // np.gcd.reduce(np.append(offset, 2 * side))
+    offset = offset * step // (2 * side)
+    low, part = offset // step, offset % step
     weights = np.zeros((side, size), np.float32)
     for pixel, weight in ((low, step - part), (low + 1, part)):
         np.add.at(weights, (np.arange(side), np.clip(pixel, 0, size - 1)), weight)
@@ -146,12 +146,12 @@ def draw(
     key: Key[Array, ""],
     tiles: Tiles,
 ) -> UInt8[Array, "size size 3"]:
-    """The picture of an observation, inside jit.
+    """The image of an observation, inside jit.
 
     **Arguments:** `view`, uint8 `[9, 7, 2]` indexed `[x, y, plane]`: material and what is on it; `inventory`, counts in
     the order of `constants.ITEMS`; `daylight`, 0 to 1; `sleeping`; `key`, of the noise at night; `tiles`, see
     `envs_jax.crafter.tiles.tiles`.
-    **Returns:** uint8 `[size, size, 3]`, 64 by default. With the package's textures and full daylight, its own picture
+    **Returns:** uint8 `[size, size, 3]`, 64 by default. With the package's textures and full daylight, its own image
     to the byte; at night, one from the same distribution.
     """
     pixels = _pixels(view, inventory, daylight, sleeping, key, tiles)
@@ -168,7 +168,7 @@ def gray(
     side: int = GRAY,
 ) -> UInt8[Array, "side side"]:
     """The gray frame of ELLM's agent (its reference, section 2.8): the mean of the three colours, then a bilinear
-    resize to 84 x 84, then cut off to integers; inside jit. Of tiles whose picture has `side` pixels already, the mean.
+    resize to 84 x 84, then cut off to integers; inside jit. Of tiles whose image has `side` pixels already, the mean.
 
     Pixels count as areas whose centres are aligned, as in OpenCV's `INTER_LINEAR`, which the published code calls. All
     numbers are integers, exact in float32. OpenCV's rounded weights put 0.08% of the bytes one lower, where the exact
@@ -201,7 +201,7 @@ def picture(
     unit: int = 32,
     textures: str = "own",
 ) -> np.ndarray:
-    """A larger picture for people, on the host.
+    """A larger image for people, on the host.
 
     **Arguments:** `view`, `inventory`, `daylight`, `sleeping` and `key` as of `draw` (without a key, the noise of a
     night is always the same); `unit`, pixels per side of a tile; `textures`, `"own"` or `"crafter"`.

@@ -80,7 +80,7 @@ class State:
     lost: Int[Array, ""]
     """Objects that found no slot, or no place among those that move; such a world is not exact any more."""
     frames: Any = ()
-    """The last pictures of an observation that stacks them; else `()`."""
+    """The last images of an observation that stacks them; else `()`."""
 
 
 def cell_of(word: UInt[Array, "*n"]) -> Int[Array, "*n"]:
@@ -95,8 +95,8 @@ def xy(cell: Int[Array, "*n"]) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
 
 def distance(a: Int[Array, "*n"], b: Int[Array, "*m"]) -> Int[Array, "*k"]:
     """The L1 distance of two cells, in cells; Crafter knows no other."""
-    (ax, ay), (bx, by) = xy(a), xy(b)
-    return jnp.abs(ax - bx) + jnp.abs(ay - by)
+    (x0, y0), (x1, y1) = xy(a), xy(b)
+    return jnp.abs(x0 - x1) + jnp.abs(y0 - y1)
 
 
 def kind_of(word: UInt[Array, "*n"]) -> Int[Array, "*n"]:
@@ -124,11 +124,11 @@ def word(cell: Any, kind: Any, health: Any, counter: Any = 0) -> UInt32[Array, "
 def objects(state: State) -> list[dict[str, Any]]:
     """The objects of one world in the order of their creation, on the host: `kind`, `position` (x, y), `health`, and
     `counter`, see `counter_of`."""
-    found = []
+    result = []
     for w in np.asarray(state.slots).tolist():
         kind = w >> KIND_BIT & 7
         if kind:
-            found.append(
+            result.append(
                 {
                     "kind": c.KINDS[kind - 1],
                     "position": divmod(w & c.CELLS - 1, c.AREA),
@@ -136,4 +136,4 @@ def objects(state: State) -> list[dict[str, Any]]:
                     "counter": w >> COUNTER_BIT,
                 }
             )
-    return found
+    return result

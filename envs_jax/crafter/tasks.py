@@ -14,7 +14,7 @@ from envs_jax.crafter.state import cell_of, kind_of, xy
 
 
 EVENTS = (*c.ACHIEVEMENTS, "sleep", "plant_row", "workshop", "sapling_with_pickaxe", "never")
-"""What a task is made of: an achievement counted in this step; falling asleep; a plant placed beside another one; a
+"""Parts of a task: an achievement counted in this step; falling asleep; a plant placed beside another one; a
 table beside another one; a sapling collected by who has a wooden pickaxe."""
 
 
@@ -53,7 +53,7 @@ _PHRASES = {
     "place crafting table": "place_table",
     "make crafting table": "place_table",
     **{f"place {x}": f"place_{x}" for x in ("stone", "furnace", "plant")},
-    **{f"make {of} {tool}": f"make_{of}_{tool}" for of in ("wood", "stone", "iron") for tool in ("pickaxe", "sword")},
+    **{f"make {x} {tool}": f"make_{x}_{tool}" for x in ("wood", "stone", "iron") for tool in ("pickaxe", "sword")},
 }
 """ELLM's goals, and the events that reach them."""
 TASKS = (
@@ -88,28 +88,28 @@ def events_of(
     material: UInt8[Array, "4096"],
     slots: UInt32[Array, " S"],
 ) -> Bool[Array, " E"]:
-    """Which of `EVENTS` happened.
+    """Flags of the `EVENTS` that happened.
 
     **Arguments:** `counted`, the achievements whose count grew; `slept`, whether the player fell asleep or slept on;
     `target`, the cell that the action aimed at; `material`, `slots`, after the player's turn.
     """
     x, y = xy(target)
     # the published test skips only the offsets with equal parts, so two diagonal neighbours count too
-    near = [(dx, dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1) if dx != dy]
-    cells = jnp.stack([(x + dx) * c.AREA + y + dy for dx, dy in near])
-    inside = jnp.stack([(x + dx >= 0) & (x + dx < c.AREA) & (y + dy >= 0) & (y + dy < c.AREA) for dx, dy in near])
+    offsets = [(dx, dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1) if dx != dy]
+    cells = jnp.stack([(x + dx) * c.AREA + y + dy for dx, dy in offsets])
+    inside = jnp.stack([(x + dx >= 0) & (x + dx < c.AREA) & (y + dy >= 0) & (y + dy < c.AREA) for dx, dy in offsets])
     plants = kind_of(slots) == c.PLANT
     beside_plant = jnp.any(jnp.any(cell_of(slots)[:, None] == cells, axis=1, where=inside) & plants)
     beside_table = jnp.any((material[jnp.clip(cells, 0, c.CELLS - 1)] == c.TABLE) & inside)
     placed = {name: counted[c.ACHIEVEMENTS.index(name)] for name in ("place_plant", "place_table", "collect_sapling")}
-    others = (
+    custom = (
         slept,
         placed["place_plant"] & beside_plant,
         placed["place_table"] & beside_table,
         placed["collect_sapling"] & (inventory[c.ITEMS.index("wood_pickaxe")] > 0),
         jnp.bool(False),
     )
-    return jnp.concatenate([counted, jnp.stack(others)])
+    return jnp.concatenate([counted, jnp.stack(custom)])
 
 
 def advance(
@@ -120,8 +120,8 @@ def advance(
     **Arguments:** `task`, an index into `TASKS`, or -1 for none, which makes no progress; `progress`, events that have
     happened; `events`, of this step."""
     length = jnp.where(task >= 0, jnp.asarray(_LENGTHS)[task], 0)
-    wanted = jnp.asarray(_SEQUENCES)[task, jnp.minimum(progress, _LONGEST - 1)]
-    further = progress + (events[wanted] & (progress < length))
+    event = jnp.asarray(_SEQUENCES)[task, jnp.minimum(progress, _LONGEST - 1)]
+    further = progress + (events[event] & (progress < length))
     done = (further == length) & (progress < length)
     step_reward = jnp.where(task >= 0, jnp.asarray(_STEP_REWARDS)[task], 0.0)
     return further, done, done.astype(jnp.float32) + step_reward

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
-from envs_jax.batching import of_one_row
+from envs_jax.batching import batched_as_single
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.noise import Layer, permutation, sample, tiled, untiled
 from envs_jax.crafter.state import word
@@ -48,11 +48,11 @@ PARTS = 8
 """Parts of the world whose cells are computed together."""
 
 DRAWS = ("coal or tree", "iron", "diamond", "cow or skeleton", "zombie")
-"""Uniform numbers per cell, one for each rule; rules of which a cell meets at most one share theirs."""
+"""Uniform numbers per cell, one for each rule; rules of which a cell meets at most one share a number."""
 
 
 class World(NamedTuple):
-    """What a new episode starts from; see `envs_jax.crafter.state.State` for the fields."""
+    """The start of an episode; see `envs_jax.crafter.state.State` for the fields."""
 
     material: UInt8[Array, "4096"]
     slots: UInt32[Array, " S"]
@@ -73,23 +73,23 @@ def generate(key: jax.Array, slots: int) -> World:
 
 @functools.cache
 def _generator(slots: int) -> Callable[[jax.Array], World]:
-    def one(key):
+    def generate_one(key):
         noise_key, draw_key = jax.random.split(key)
         seed = jax.random.randint(noise_key, (), 0, 2**31 - 1, jnp.int32)
         draws = jax.random.uniform(draw_key, (len(DRAWS), c.CELLS), jnp.float32)
         return build(seed, draws, slots)
 
-    def many(keys):
+    def generate_batch(keys):
         count = keys.shape[0]
         steps = -(-count // BLOCK)
         size = -(-count // steps)
         # a block has every `steps`th world, so that rows that are split over devices stay where they are
         blocks = keys[np.arange(size * steps) % count] if size * steps > count else keys
         blocks = blocks.reshape(size, steps).swapaxes(0, 1)
-        worlds = jax.lax.map(jax.vmap(one), blocks)
+        worlds = jax.lax.map(jax.vmap(generate_one), blocks)
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:count], worlds)
 
-    return of_one_row(many)
+    return batched_as_single(generate_batch)
 
 
 def build(seed: Int[Array, ""], draws: Float[Array, "5 4096"], slots: int) -> World:
@@ -105,19 +105,19 @@ def build(seed: Int[Array, ""], draws: Float[Array, "5 4096"], slots: int) -> Wo
     material, kind = (untiled(x.reshape(-1)) for x in jax.lax.map(lambda part: cells(*part), parts))
     words, used, lost = placed(kind, slots)
     start = np.arange(c.CELLS) == START[0] * c.AREA + START[1]
-    held = jnp.pad(per_chunk((kind > 0) | start) > 0, (0, 64 - c.CHUNKS**2)).reshape(2, 32)
+    occupied = jnp.pad(per_chunk((kind > 0) | start) > 0, (0, 64 - c.CHUNKS**2)).reshape(2, 32)
     return World(
         material=material,
         slots=words,
         used=used,
-        touched=jnp.sum(held.astype(jnp.uint32) << np.arange(32, dtype=np.uint32), 1, dtype=jnp.uint32),
+        touched=jnp.sum(occupied.astype(jnp.uint32) << np.arange(32, dtype=np.uint32), 1, dtype=jnp.uint32),
         room=jnp.concatenate([per_chunk(material == c.GRASS), per_chunk(material == c.PATH)]).astype(jnp.uint8),
         lost=lost,
     )
 
 
 def heights(noise: Mapping[str, Array], distance: Array) -> tuple[Array, Array, Array]:
-    """What decides between grass, water and mountains.
+    """The quantities that decide between grass, water and mountains.
 
     **Arguments:** `noise`, by the names of `LAYERS`, and `distance` to the player's first cell, float32 `[N]`.
     **Returns:** the nearness of the start in [0, 1], the amount of water and the height of the mountain, float32 `[N]`.
@@ -141,7 +141,7 @@ def cells(
         ((distance > 3) & grass & (draw["cow or skeleton"] > 0.985), c.COW),
         ((distance > 10) & (grass | path | (material == c.SAND)) & (draw["zombie"] > 0.993), c.ZOMBIE),
         (path & tunnels & (draw["cow or skeleton"] > 0.95), c.SKELETON),
-        otherwise=0,
+        default=0,
     )
     return material, kind
 
@@ -160,24 +160,24 @@ def terrain(
         ((noise["iron"] > 0.4) & (draw["iron"] > 0.75), c.IRON),
         ((mountain > 0.18) & (draw["diamond"] > 0.994), c.DIAMOND),
         (high & (noise["lava"] > 0.35), c.LAVA),
-        otherwise=c.STONE,
+        default=c.STONE,
     )
-    near, rocky = start > 0.5, mountain > 0.15
+    near_start, rocky = start > 0.5, mountain > 0.15
     material = _first(
-        (near, c.GRASS),
+        (near_start, c.GRASS),
         (rocky, rock),
         ((0.25 < water) & (water <= 0.35) & (noise["sand"] > -0.2), c.SAND),
         (0.3 < water, c.WATER),
         ((noise["tree"] > 0) & (draw["coal or tree"] > 0.8), c.TREE),
-        otherwise=c.GRASS,
+        default=c.GRASS,
     )
-    return material, ~near & rocky & tunnel
+    return material, ~near_start & rocky & tunnel
 
 
-def _first(*rules: tuple[Array, Any], otherwise: int) -> UInt8[Array, " N"]:
+def _first(*rules: tuple[Array, Any], default: int) -> UInt8[Array, " N"]:
     """The value of the first rule that holds in a cell. (`jnp.select` searches for it with a reduction, which takes
     longer here than everything else together.)"""
-    result: Any = jnp.uint8(otherwise)
+    result: Any = jnp.uint8(default)
     for holds, value in reversed(rules):
         result = jnp.where(holds, jnp.asarray(value, jnp.uint8), result)
     return result
@@ -193,8 +193,8 @@ def placed(kind: UInt8[Array, "4096"], slots: int) -> tuple[UInt32[Array, " S"],
     health[list(c.HEALTH_OF)] = list(c.HEALTH_OF.values())
     words = word(np.arange(c.CELLS), kind, jnp.asarray(health)[kind])
     count = jnp.cumsum(kind > 0, dtype=jnp.int32)
-    at = jnp.where(kind > 0, count - 1, slots)
-    filled = jnp.zeros(slots, jnp.uint32).at[at].set(words, mode="drop")
+    index = jnp.where(kind > 0, count - 1, slots)
+    filled = jnp.zeros(slots, jnp.uint32).at[index].set(words, mode="drop")
     return filled, jnp.minimum(count[-1], slots), jnp.maximum(count[-1] - slots, 0)
 
 

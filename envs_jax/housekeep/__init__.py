@@ -38,11 +38,11 @@ __getattr__ = attach(
 )
 
 _TASK = "tidy up an apartment of five rooms"
-for _prefix, _entry, _how in (
+for _prefix, _entry, _suffix in (
     ("Housekeep", "envs_jax.housekeep.env:Housekeep", ""),
     ("Housekeep-Macro", "envs_jax.housekeep.macro:MacroHousekeep", ", by walking to a receptacle in one action"),
 ):
-    register(f"{_prefix}-v0", _entry, about=f"{_TASK}{_how}; random episodes")
+    register(f"{_prefix}-v0", _entry, about=f"{_TASK}{_suffix}; random episodes")
     for _number in range(1, 5):
-        _about = f"{_TASK}{_how}; fixed episode {_number}"
-        register(f"{_prefix}-Task{_number}-v0", _entry, about=_about, task=_number)
+        _description = f"{_TASK}{_suffix}; fixed episode {_number}"
+        register(f"{_prefix}-Task{_number}-v0", _entry, about=_description, task=_number)

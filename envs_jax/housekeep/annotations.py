@@ -19,7 +19,7 @@ ALLOWED = {
     ("numpy", "dtype"),
     ("_codecs", "encode"),
 }
-"""What a pickle of arrays, lists and strings needs. Nothing else is imported."""
+"""The globals that a pickle of arrays, lists and strings needs. Nothing else is imported."""
 
 
 class _Reader(pickle.Unpickler):
@@ -45,13 +45,13 @@ def read_pickle(data: bytes, source: str = "data.npy") -> dict[str, Any]:
     if not dtype.hasobject or shape not in ((), (1,)):
         raise ValueError(f"{source} holds {dtype} {list(shape)}; one pickled dict is needed")
     try:
-        found = _Reader(file).load()
+        content = _Reader(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
         raise ValueError(f"{source}: the pickle is damaged ({error})") from None
-    found = np.asarray(found, object).reshape(-1)[0]
-    if not isinstance(found, dict):
-        raise ValueError(f"{source} holds a {type(found).__name__}; a dict with {', '.join(PARTS)} is needed")
-    return found
+    content = np.asarray(content, object).reshape(-1)[0]
+    if not isinstance(content, dict):
+        raise ValueError(f"{source} holds a {type(content).__name__}; a dict with {', '.join(PARTS)} is needed")
+    return content
 
 
 def convert_annotations(source: str | Path, target: str | Path, *, allow_pickle: bool = False) -> Path:
@@ -67,12 +67,12 @@ def convert_annotations(source: str | Path, target: str | Path, *, allow_pickle:
         raise ValueError(f"{source.name} is a pickle: pass allow_pickle=True if you trust its source")
     if target.suffix != ".npz":
         raise ValueError(f"the target is {target.name}; a name that ends in .npz is needed")
-    found = read_pickle(source.read_bytes(), source.name)
-    lacking = [part for part in PARTS if part not in found]
+    data = read_pickle(source.read_bytes(), source.name)
+    lacking = [part for part in PARTS if part not in data]
     if lacking:
-        raise ValueError(f"{source.name} lacks {lacking[0]!r} (it has {', '.join(map(str, found))})")
-    ranks = np.asarray(found["ranks"])
-    objects, places = ([str(name) for name in np.asarray(found[part]).reshape(-1)] for part in PARTS[1:])
+        raise ValueError(f"{source.name} lacks {lacking[0]!r} (it has {', '.join(map(str, data))})")
+    ranks = np.asarray(data["ranks"])
+    objects, places = ([str(name) for name in np.asarray(data[part]).reshape(-1)] for part in PARTS[1:])
     from_ranks(ranks, objects, places, source.name)
     largest = np.abs(ranks.astype(np.int64)).max()
     if largest > np.iinfo(np.int8).max:

@@ -1,4 +1,4 @@
-"""The apartment: five rooms, and the receptacles in them. One plan, made by hand; nothing about it is drawn.
+"""The apartment: five rooms, and the receptacles in them. One plan, made by hand; nothing about it is random.
 
 It has the footprint, the rooms and the number of receptacles of the scene that ELLM uses (ellm reference, section 4.3),
 whose plan is not available. Receptacles have the names of Housekeep's annotations, so that these apply to it.
@@ -60,18 +60,18 @@ class Receptacle:
         return self.kind in DISTRACTORS
 
 
-def _in(room: str, *items: tuple) -> list[Receptacle]:
-    made = []
-    for kind, cells, holds, *more in items:
+def _receptacles(room: str, *items: tuple) -> list[Receptacle]:
+    receptacles = []
+    for kind, cells, holds, *options in items:
         rectangles = cells if isinstance(cells[0], tuple) else (cells,)
-        flat = "flat" in more
-        blocks = next((text for text in more if text != "flat"), "")
-        made.append(Receptacle(room, kind, tuple(rectangles), holds, blocks, flat))
-    return made
+        flat = "flat" in options
+        blocks = next((text for text in options if text != "flat"), "")
+        receptacles.append(Receptacle(room, kind, tuple(rectangles), holds, blocks, flat))
+    return receptacles
 
 
 RECEPTACLES: tuple[Receptacle, ...] = (
-    *_in(
+    *_receptacles(
         "kitchen",
         ("fridge", (1, 1, 2, 2), "lmh"),
         ("bottom_cabinet", ((1, 3, 2, 2), (1, 7, 2, 2), (1, 11, 2, 2)), "l"),
@@ -89,7 +89,7 @@ RECEPTACLES: tuple[Receptacle, ...] = (
         ("window", (0, 5, 1, 2), "h"),
         ("door", (11, 8, 1, 1), "", "lmh"),
     ),
-    *_in(
+    *_receptacles(
         "bathroom",
         ("bathtub", (1, 14, 2, 6), "l"),
         ("toilet", (5, 14, 2, 2), "l"),
@@ -101,7 +101,7 @@ RECEPTACLES: tuple[Receptacle, ...] = (
         ("window", (0, 16, 1, 2), "m", "h"),
         ("door", (11, 19, 1, 1), "", "lmh"),
     ),
-    *_in(
+    *_receptacles(
         "lobby",
         ("bottom_cabinet", (12, 14, 1, 3), "l"),
         ("chair", (12, 20, 1, 2), "l"),
@@ -110,7 +110,7 @@ RECEPTACLES: tuple[Receptacle, ...] = (
         ("carpet", (14, 16, 2, 4), "l", "flat"),
         ("door", (14, 23, 2, 1), "", "lmh"),
     ),
-    *_in(
+    *_receptacles(
         "bedroom",
         ("bed", (22, 17, 4, 6), "l"),
         ("table", (20, 21, 2, 2), "m"),
@@ -123,7 +123,7 @@ RECEPTACLES: tuple[Receptacle, ...] = (
         ("window", (29, 20, 1, 3), "m", "h"),
         ("picture", (20, 23, 2, 1), "", "mh"),
     ),
-    *_in(
+    *_receptacles(
         "living_room",
         ("sofa", (27, 3, 2, 6), "l"),
         ("coffee_table", (22, 4, 2, 4), "l"),
@@ -154,14 +154,14 @@ def cells_of(rectangle: Rectangle) -> list[int]:
 
 
 def content() -> np.ndarray:
-    """What fills each cell at each height: int16 `[3, CELLS]`, the number of a receptacle, `NOTHING` or `SOLID`.
+    """The content of each cell at each height: int16 `[3, CELLS]`, the number of a receptacle, `NOTHING` or `SOLID`.
 
     **Raises:** `ValueError` if two receptacles fill the same place, or one lies outside of its room.
     """
-    found = np.full((len(BANDS), HEIGHT * WIDTH), SOLID, np.int16)
+    contents = np.full((len(BANDS), HEIGHT * WIDTH), SOLID, np.int16)
     inside = {room: cells_of(rectangle) for room, rectangle in ROOMS.items()}
     for cell in [c for cells in inside.values() for c in cells] + [c for o in OPENINGS for c in cells_of(o)]:
-        found[:, cell] = NOTHING
+        contents[:, cell] = NOTHING
     for number, receptacle in sorted(enumerate(RECEPTACLES), key=lambda item: item[1].flat):
         in_wall = receptacle.is_distractor
         for cell in (c for rectangle in receptacle.cells for c in cells_of(rectangle)):
@@ -169,12 +169,12 @@ def content() -> np.ndarray:
                 raise ValueError(f"{receptacle.name} lies at {divmod(cell, WIDTH)}, outside of its room")
             for letter in receptacle.holds + receptacle.blocks:
                 band = "lmh".index(letter)
-                if receptacle.flat and found[band, cell] >= 0:
+                if receptacle.flat and contents[band, cell] >= 0:
                     continue  # a carpet lies below furniture
-                if found[band, cell] != (SOLID if in_wall else NOTHING):
+                if contents[band, cell] != (SOLID if in_wall else NOTHING):
                     raise ValueError(f"{receptacle.name} fills {divmod(cell, WIDTH)} at {BANDS[band]}, as another does")
-                found[band, cell] = number
-    return found
+                contents[band, cell] = number
+    return contents
 
 
 def walkable() -> np.ndarray:
@@ -189,7 +189,7 @@ def walkable() -> np.ndarray:
 
 def rooms() -> np.ndarray:
     """The room of each cell: int8 `[CELLS]`, an index into `ROOMS`; -1 for walls and openings."""
-    found = np.full(HEIGHT * WIDTH, -1, np.int8)
+    room_of = np.full(HEIGHT * WIDTH, -1, np.int8)
     for number, rectangle in enumerate(ROOMS.values()):
-        found[cells_of(rectangle)] = number
-    return found
+        room_of[cells_of(rectangle)] = number
+    return room_of

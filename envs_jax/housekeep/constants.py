@@ -10,7 +10,7 @@ SIGHT = 20
 """Cells that the agent sees: 5 m."""
 
 HEADINGS = ((0, 1), (1, 0), (0, -1), (-1, 0))
-"""Steps (y, x) to the right, down, left and up, as on the picture. A right turn adds 1."""
+"""Steps (y, x) to the right, down, left and up, as on the image. A right turn adds 1."""
 EAST, SOUTH, WEST, NORTH = range(4)
 POSES = CELLS * len(HEADINGS)
 """A pose is `cell * 4 + heading`."""
@@ -24,7 +24,7 @@ FORWARD, LEFT, RIGHT, UP, DOWN, GRAB = range(6)
 
 SLOTS = 10
 """The largest number of objects of an episode; objects are numbered, and slots of absent objects come last."""
-HELD, ABSENT = -1, -2
+IN_HAND, ABSENT = -1, -2
 """In place of a spot: an object in the agent's hand, and a slot without an object."""
 
 DEPTH, BREADTH = 13, 13

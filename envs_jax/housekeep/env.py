@@ -62,13 +62,13 @@ class Housekeep(Environment[State, Params]):
             raise ValueError(f"task {task} has its own objects; leave num_objects, num_misplaced and episode out")
         self.episode = episode
         self.objects_range = (num_objects, num_objects) if num_objects else (7, 10)
-        fewest = min(3, self.objects_range[0])
-        most = min(5, self.objects_range[0])
-        self.misplaced_range = (num_misplaced, num_misplaced) if num_misplaced else (fewest, most)
+        min_misplaced = min(3, self.objects_range[0])
+        max_misplaced = min(5, self.objects_range[0])
+        self.misplaced_range = (num_misplaced, num_misplaced) if num_misplaced else (min_misplaced, max_misplaced)
         self.clip_reward = clip_reward
         loaded = preferences_file.load(preferences) if preferences else preferences_file.shipped()
         distractors = [r.key for r in RECEPTACLES if r.is_distractor]
-        self.preferences = loaded.at(KEYS, distractors)
+        self.preferences = loaded.select(KEYS, distractors)
         self.tables = tables(float(field_of_view))
         self.rules = self.kind_of_rules(self.tables, self.preferences)
         self.books = books(self.preferences.objects)
@@ -144,29 +144,29 @@ class Housekeep(Environment[State, Params]):
         column (left to right) and height. Codes: 0 unseen, 1 free, 2 wall, `3 + r` receptacle, `3 + R + k` an object of
         category `k`, which covers its receptacle."""
         pose, kinds = self.rules.pose(state), FURNITURE + len(NAMES)
-        still = jnp.take(self.tables.image, pose, axis=0, mode="clip").astype(jnp.int16)
-        at = look(self.tables.window.reshape(-1), pose * len(self.tables.spots) + state.spot)
-        at = jnp.where(state.spot >= 0, at, still.shape[0]).astype(jnp.int32)
-        return still.at[at].set(state.category + kinds, mode="drop").reshape(DEPTH, BREADTH, len(BANDS))
+        background = jnp.take(self.tables.image, pose, axis=0, mode="clip").astype(jnp.int16)
+        index = look(self.tables.window.reshape(-1), pose * len(self.tables.spots) + state.spot)
+        index = jnp.where(state.spot >= 0, index, background.shape[0]).astype(jnp.int32)
+        return background.at[index].set(state.category + kinds, mode="drop").reshape(DEPTH, BREADTH, len(BANDS))
 
     def observe(self, state: State) -> dict[str, jax.Array]:
         """The observation of a state."""
         numbers = np.arange(len(NAMES))
         words = jnp.take(state.seen_receptacles, numbers // 32, mode="clip")
-        seen = (words >> (numbers % 32).astype(np.uint32) & 1).astype(bool)
+        is_seen = (words >> (numbers % 32).astype(np.uint32) & 1).astype(bool)
         category = jnp.take(state.category, state.held, mode="clip").astype(jnp.int32)
         return {
             "image": self.image(state),
             "pitch": state.pitch,
             "held": state.held,
             "seen_objects": state.seen_objects,
-            "seen_receptacles": seen,
+            "seen_receptacles": is_seen,
             "categories": jnp.where(state.seen_objects, state.category, -1).astype(jnp.int16),
             "places": jnp.where(self.rules.visible(state), self.rules.receptacle_of(state), -1).astype(jnp.int16),
             **captions(
                 state.category,
                 state.seen_objects,
-                seen,
+                is_seen,
                 jnp.where(state.held >= 0, category, -1),
                 len(self.object_names),
             ),

@@ -25,34 +25,34 @@ NEVER = 1 << 14
 """A number of steps that no route has."""
 
 
-def _costs(env: Housekeep, state: State, ways: Routes) -> jax.Array:
+def _costs(env: Housekeep, state: State, paths: Routes) -> jax.Array:
     """The steps to point at each spot: int32 `[S]`."""
-    there = slice(0, len(env.tables.spots))
-    steps = jnp.take(ways.steps[:, there], env.rules.pose(state), axis=0, mode="clip").astype(jnp.int32)
-    return steps + jnp.abs(state.pitch - ways.band[there].astype(np.int32))
+    spot_targets = slice(0, len(env.tables.spots))
+    steps = jnp.take(paths.steps[:, spot_targets], env.rules.pose(state), axis=0, mode="clip").astype(jnp.int32)
+    return steps + jnp.abs(state.pitch - paths.band[spot_targets].astype(np.int32))
 
 
-def _goal(env: Housekeep, state: State, ways: Routes, here: jax.Array | int = -1) -> jax.Array:
+def _goal(env: Housekeep, state: State, paths: Routes, preferred: jax.Array | int = -1) -> jax.Array:
     """The spot to point at: of the nearest misplaced object, or the nearest free correct one for the object in hand;
-    those of the receptacle `here` first."""
-    cost, number = _costs(env, state, ways), np.arange(len(env.tables.spots))
-    cost = jnp.where(env.tables.spots.receptacle == here, cost - NEVER // 2, cost)
+    those of the receptacle `preferred` first."""
+    cost, number = _costs(env, state, paths), np.arange(len(env.tables.spots))
+    cost = jnp.where(env.tables.spots.receptacle == preferred, cost - NEVER // 2, cost)
     wrong = (state.spot >= 0) & (state.category >= 0) & ~env.rules.in_place(state)
     to_objects = jnp.where(wrong, jnp.take(cost, state.spot, mode="clip"), NEVER)
     of_object = jnp.take(state.spot, jnp.argmin(to_objects), mode="clip").astype(jnp.int32)
 
     category = jnp.take(state.category, state.held, mode="clip").astype(jnp.int32)
     right = look(env.rules.correct_spot, category * len(number) + number)
-    taken = jnp.any(state.spot[:, None] == number, axis=0)
-    to_place = jnp.argmin(jnp.where(right & ~taken, cost, NEVER)).astype(jnp.int32)
+    occupied = jnp.any(state.spot[:, None] == number, axis=0)
+    to_place = jnp.argmin(jnp.where(right & ~occupied, cost, NEVER)).astype(jnp.int32)
     return jnp.where(state.held >= 0, to_place, of_object)
 
 
 def _housekeep(env: Environment, kind: type, name: str) -> Any:
-    world = env.unwrapped
-    if type(world) is not kind:
-        raise TypeError(f"{name} acts in {kind.__name__}, and {env.id} is a {type(world).__name__}")
-    return world
+    base = env.unwrapped
+    if type(base) is not kind:
+        raise TypeError(f"{name} acts in {kind.__name__}, and {env.id} is a {type(base).__name__}")
+    return base
 
 
 def expert_action(env: Environment, state: State) -> jax.Array:
@@ -62,21 +62,21 @@ def expert_action(env: Environment, state: State) -> jax.Array:
     **Returns:** int32 `[]`.
     **Raises:** `TypeError` for another world.
     """
-    world, ways = _housekeep(env, Housekeep, "expert_action"), routes()
-    goal, pose = _goal(world, state, ways), world.rules.pose(state)
-    index = pose * len(ways.band) + goal
-    nod = look(ways.band, goal).astype(jnp.int32) - state.pitch
-    there = jnp.where(nod > 0, UP, jnp.where(nod < 0, DOWN, GRAB))
-    move = look(ways.action.reshape(-1), index).astype(jnp.int32)
-    return jnp.where(look(ways.steps.reshape(-1), index) > 0, move, there).astype(jnp.int32)
+    base, paths = _housekeep(env, Housekeep, "expert_action"), routes()
+    goal, pose = _goal(base, state, paths), base.rules.pose(state)
+    index = pose * len(paths.band) + goal
+    nod = look(paths.band, goal).astype(jnp.int32) - state.pitch
+    final_action = jnp.where(nod > 0, UP, jnp.where(nod < 0, DOWN, GRAB))
+    move = look(paths.action.reshape(-1), index).astype(jnp.int32)
+    return jnp.where(look(paths.steps.reshape(-1), index) > 0, move, final_action).astype(jnp.int32)
 
 
 def macro_expert_action(env: Environment, state: State) -> jax.Array:
     """The expert's action in a state of a macro world, see `expert_action`."""
-    world, ways = _housekeep(env, MacroHousekeep, "macro_expert_action"), routes()
-    receptacle, _ = world.rules.aim(state)
-    goal = _goal(world, state, ways, receptacle)
-    target = look(world.tables.spots.receptacle, goal).astype(jnp.int32)
+    base, paths = _housekeep(env, MacroHousekeep, "macro_expert_action"), routes()
+    receptacle, _ = base.rules.aim(state)
+    goal = _goal(base, state, paths, receptacle)
+    target = look(base.tables.spots.receptacle, goal).astype(jnp.int32)
     slot = jnp.argmax(state.spot == goal).astype(jnp.int32)
-    there = jnp.where(state.held >= 0, world.place_action, world.pick_action + slot)
-    return jnp.where(receptacle == target, there, target).astype(jnp.int32)
+    final_action = jnp.where(state.held >= 0, base.place_action, base.pick_action + slot)
+    return jnp.where(receptacle == target, final_action, target).astype(jnp.int32)

@@ -59,9 +59,9 @@ class MacroHousekeep(Housekeep):
         receptacle, _ = self.rules.aim(state)
         number = np.arange(len(NAMES))
         lies = self.rules.receptacle_of(state)
-        pick = (lies == receptacle) & (receptacle >= 0) & (state.held < 0)
-        place = (state.held >= 0) & jnp.any(self._free(state, receptacle))
-        return jnp.concatenate([number != receptacle, pick, place[None]])
+        can_pick = (lies == receptacle) & (receptacle >= 0) & (state.held < 0)
+        can_place = (state.held >= 0) & jnp.any(self._free(state, receptacle))
+        return jnp.concatenate([number != receptacle, can_pick, can_place[None]])
 
     def _free(self, state: State, receptacle: jax.Array) -> jax.Array:
         """The free spots of a receptacle: bool `[S]`."""
@@ -72,27 +72,27 @@ class MacroHousekeep(Housekeep):
         return {**super().observe(state), MASK: self._offered(state)}
 
     def step(self, key, state, action, params):
-        action, ways = jnp.asarray(action, jnp.int32), routes()
+        action, paths = jnp.asarray(action, jnp.int32), routes()
         offered = jnp.take(self._offered(state), action, mode="clip")
         pose = self.rules.pose(state)
         look_from = pose * 3 + state.pitch
         receptacle, _ = self.rules.aim(state)
-        goes, places = action < self.pick_action, action == self.place_action
+        is_go, is_place = action < self.pick_action, action == self.place_action
 
-        nearest = look(ways.nearest.reshape(-1), look_from * len(NAMES) + action).astype(jnp.int32)
+        nearest = look(paths.nearest.reshape(-1), look_from * len(NAMES) + action).astype(jnp.int32)
         of_object = jnp.take(state.spot, action - self.pick_action, mode="clip").astype(jnp.int32)
-        costs = jnp.take(ways.steps, pose, axis=0, mode="clip").astype(jnp.int32) + jnp.abs(state.pitch - ways.band)
+        costs = jnp.take(paths.steps, pose, axis=0, mode="clip").astype(jnp.int32) + jnp.abs(state.pitch - paths.band)
         free = jnp.where(self._free(state, receptacle), costs[: len(self.tables.spots)], np.int32(1 << 14))
-        target = jnp.where(goes, nearest, jnp.where(places, jnp.argmin(free), of_object))
+        target = jnp.where(is_go, nearest, jnp.where(is_place, jnp.argmin(free), of_object))
         target = jnp.maximum(target, 0).astype(jnp.int32)
-        cost = jnp.take(costs, target, mode="clip") + ~goes
+        cost = jnp.take(costs, target, mode="clip") + ~is_go
         cost = jnp.where(offered, jnp.maximum(cost, 1), 1).astype(jnp.int32)
 
         left = params.max_steps - state.step_count
         late, cost = cost > left, jnp.minimum(cost, left)
         travels = offered & ~late
-        end = look(ways.end.reshape(-1), pose * len(ways.band) + target).astype(jnp.int32)
-        band = look(ways.band, target).astype(jnp.int32)
+        end = look(paths.end.reshape(-1), pose * len(paths.band) + target).astype(jnp.int32)
+        band = look(paths.band, target).astype(jnp.int32)
         state = state.replace(
             cell=jnp.where(travels, end // 4, state.cell),
             heading=jnp.where(travels, end % 4, state.heading),
@@ -100,7 +100,7 @@ class MacroHousekeep(Housekeep):
             step_count=state.step_count + cost,
         )
         # an action that is not offered is a grab that fails, whatever the crosshair hits
-        state, event, reward = self.rules.grab(state, travels & ~goes, params)
+        state, event, reward = self.rules.grab(state, travels & ~is_go, params)
         refused = ~offered & ~late
         fail = jnp.where(params.clip_reward, jnp.clip(params.fail_reward, -1.0, 1.0), params.fail_reward)
         reward = jnp.where(refused, fail, reward).astype(jnp.float32)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 
-SHARE = 0.6
-"""The share of annotators that decides: 6 of 10."""
+AGREEMENT = 0.6
+"""Fraction of annotators that decides: 6 of 10."""
 
 SHIPPED = Path(__file__).parent / "data" / "preferences.json"
 
@@ -46,7 +46,7 @@ class Preferences:
         """bool `[K, N]`: the places where an episode may begin with a misplaced object."""
         return self.untidy > 0
 
-    def at(self, places: Sequence[str], missing_ok: Sequence[str] = ()) -> Preferences:
+    def select(self, places: Sequence[str], missing_ok: Sequence[str] = ()) -> Preferences:
         """The rows of the given places, in their order.
 
         **Arguments:** `places`; `missing_ok`, those of them that are correct for nothing, whether or not the table has
@@ -77,9 +77,9 @@ def from_ranks(ranks: Any, objects: Sequence[str], places: Sequence[str], source
     """
     ranks, objects, places = np.asarray(ranks), [str(x) for x in objects], [str(x) for x in places]
     if ranks.ndim != 3 or ranks.shape[:2] != (len(places), len(objects)) or ranks.shape[2] < 1:
-        wanted = f"[{len(places)}, {len(objects)}, annotators]"
+        expected = f"[{len(places)}, {len(objects)}, annotators]"
         raise ValueError(
-            f"{source}: ranks have the shape {list(ranks.shape)}; {wanted} is needed, for {len(places)} "
+            f"{source}: ranks have the shape {list(ranks.shape)}; {expected} is needed, for {len(places)} "
             f"room-receptacles and {len(objects)} objects"
         )
     if not np.issubdtype(ranks.dtype, np.integer):
@@ -91,15 +91,15 @@ def from_ranks(ranks: Any, objects: Sequence[str], places: Sequence[str], source
         votes = ranks * sign > 0
         count = votes.sum(-1)
         mean = (np.abs(ranks) * votes).sum(-1) / np.maximum(count, 1)
-        tables.append(np.where(count >= SHARE * ranks.shape[2] - 1e-9, mean, 0).astype(np.float32))
+        tables.append(np.where(count >= AGREEMENT * ranks.shape[2] - 1e-9, mean, 0).astype(np.float32))
     return Preferences(tuple(objects), tuple(places), *tables)
 
 
 def _check_names(source: str, objects: Sequence[str], places: Sequence[str]) -> None:
-    for what, names in (("object", objects), ("room-receptacle", places)):
+    for kind, names in (("object", objects), ("room-receptacle", places)):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
-            raise ValueError(f"{source}: the {what} {twice[0]!r} occurs twice" if twice else f"{source}: no {what}s")
+            raise ValueError(f"{source}: the {kind} {twice[0]!r} occurs twice" if twice else f"{source}: no {kind}s")
     for name in places:
         if name.count("|") != 1 or not all(name.split("|")):
             raise ValueError(f"{source}: the room-receptacle {name!r} has not the form room|receptacle")
@@ -123,11 +123,11 @@ def from_rules(rules: Mapping[str, Any], source: str = "preferences") -> Prefere
     _check_names(source, objects, places)
     tidy, untidy = (np.zeros((len(places), len(objects)), np.float32) for _ in range(2))
 
-    pairs = [place.split("|") for place in places]
+    pairs = [name.split("|") for name in places]
 
     def rows(patterns: Sequence[Any]) -> dict[int, int]:
         """Row -> rank, from 1; a row that several patterns match has the first one's."""
-        found: dict[int, int] = {}
+        ranks: dict[int, int] = {}
         for rank, entry in enumerate(patterns, 1):
             for pattern in [entry] if isinstance(entry, str) else entry:
                 room, _, receptacle = pattern.partition("|")
@@ -135,8 +135,8 @@ def from_rules(rules: Mapping[str, Any], source: str = "preferences") -> Prefere
                 if not matched:
                     raise ValueError(f"{source}: no room-receptacle matches {pattern!r}")
                 for i in matched:
-                    found.setdefault(i, rank)
-        return found
+                    ranks.setdefault(i, rank)
+        return ranks
 
     anywhere, column = rows([list(rules["anywhere"])]), 0
     for name, group in rules["groups"].items():
@@ -144,9 +144,9 @@ def from_rules(rules: Mapping[str, Any], source: str = "preferences") -> Prefere
         column = columns.stop
         right, wrong = rows(group["tidy"]), rows([list(group.get("untidy", []))])
         neither = rows(group.get("acceptable", []))
-        for one, other in ((right, wrong), (right, neither), (wrong, neither)):
-            if both := sorted(places[i] for i in one.keys() & other.keys()):
-                raise ValueError(f"{source}: the group {name!r} lists {both[0]} twice")
+        for a, b in ((right, wrong), (right, neither), (wrong, neither)):
+            if repeated := sorted(places[i] for i in a.keys() & b.keys()):
+                raise ValueError(f"{source}: the group {name!r} lists {repeated[0]} twice")
         for i, rank in right.items():
             tidy[i, columns] = rank
         for i in (anywhere.keys() | wrong.keys()) - right.keys() - neither.keys():

@@ -9,7 +9,7 @@ import numpy as np
 
 from envs_jax.housekeep import apartment
 from envs_jax.housekeep.apartment import RECEPTACLES, ROOMS
-from envs_jax.housekeep.constants import BANDS, CELLS, HEADINGS, HEIGHT, HELD, REACH, WIDTH
+from envs_jax.housekeep.constants import BANDS, CELLS, HEADINGS, HEIGHT, IN_HAND, REACH, WIDTH
 
 
 if TYPE_CHECKING:
@@ -87,18 +87,20 @@ def _ground(tile: int) -> Image.Image:
 def _labels() -> dict[apartment.Rectangle, list[int]]:
     """The receptacles to name on each rectangle, the highest first. Those above one another share the place of the
     lowest one."""
-    found: dict[apartment.Rectangle, list[int]] = {}
+    labels: dict[apartment.Rectangle, list[int]] = {}
     lowest_first = sorted(range(len(RECEPTACLES)), key=lambda i: "lmh".index((RECEPTACLES[i].holds or "m")[0]))
     for number in lowest_first:
         for rectangle in RECEPTACLES[number].cells:
             if RECEPTACLES[number].flat:  # furniture may stand on the rest of a carpet
-                found[(rectangle[0], rectangle[1], 1, rectangle[3])] = [number]
+                labels[(rectangle[0], rectangle[1], 1, rectangle[3])] = [number]
                 continue
-            own = set(apartment.cells_of(rectangle))
-            below = [r for r in found if own & set(apartment.cells_of(r)) and not RECEPTACLES[found[r][0]].flat]
-            for place in below or [rectangle]:
-                found.setdefault(place, []).insert(0, number)
-    return found
+            covered = set(apartment.cells_of(rectangle))
+            overlapping = [
+                r for r in labels if covered & set(apartment.cells_of(r)) and not RECEPTACLES[labels[r][0]].flat
+            ]
+            for target in overlapping or [rectangle]:
+                labels.setdefault(target, []).insert(0, number)
+    return labels
 
 
 def _wrapped(names: list[str], width: float, size: int) -> list[str]:
@@ -145,8 +147,8 @@ def _middle(cell: int, tile: int, offset: tuple[float, float] = (0.0, 0.0)) -> t
     return (x + 0.5 + offset[0]) * tile, (y + 0.5 + offset[1]) * tile
 
 
-def _disc(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float, color: Any, text: str) -> None:
-    x, y = at
+def _disc(draw: ImageDraw.ImageDraw, center: tuple[float, float], radius: float, color: Any, text: str) -> None:
+    x, y = center
     draw.ellipse((x - radius, y - radius, x + radius, y + radius), color, outline=PAPER, width=max(1, int(radius / 7)))
     font = _font(max(7, int(1.35 * radius)))
     draw.text((x, y), text, PAPER, font, anchor="mm")
@@ -154,13 +156,13 @@ def _disc(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float, col
 
 def _status(env: Housekeep, state: State) -> list[tuple[int, str, str, Any]]:
     """Slot, name, place and colour of every object of the episode."""
-    rows, seen = [], np.asarray(state.seen_objects)
+    rows, is_seen = [], np.asarray(state.seen_objects)
     for slot, (category, spot) in enumerate(zip(np.asarray(state.category), np.asarray(state.spot))):
         if category < 0:
             continue
-        if spot == HELD:
+        if spot == IN_HAND:
             rows.append((slot, env.object_names[category], "in hand", HAND_COLOR))
-        elif seen[slot]:
+        elif is_seen[slot]:
             receptacle = int(env.tables.spots.receptacle[spot])
             color = RIGHT_COLOR if env.correct[category, receptacle] else WRONG_COLOR
             rows.append((slot, env.object_names[category], RECEPTACLES[receptacle].name, color))
@@ -175,18 +177,18 @@ def _panel(env: Housekeep, state: State, tile: int) -> Image.Image:
 
     picture = Image.new("RGB", (PANEL * tile, HEIGHT * tile), PAPER)
     draw, size, y = ImageDraw.Draw(picture), int(0.58 * tile), 0.6 * tile
-    for slot, name, place, color in _status(env, state):
+    for slot, name, location, color in _status(env, state):
         _disc(draw, (0.9 * tile, y + 0.55 * tile), 0.42 * tile, color, str(slot))
         draw.text((1.7 * tile, y), name, INK, _font(size))
-        draw.text((1.7 * tile, y + 0.72 * tile), place, color, _font(size - 2))
+        draw.text((1.7 * tile, y + 0.72 * tile), location, color, _font(size - 2))
         y += 1.75 * tile
     aimed = env.tables.hit_receptacle[(int(state.cell) * 4 + int(state.heading)) * 3 + int(state.pitch)]
-    held = int(state.held)
+    in_hand = int(state.held)
     right, present = (int(np.sum(x)) for x in (env.rules.in_place(state), np.asarray(state.category) >= 0))
     lines = [
         f"step {int(state.step_count)}",
         f"looks {BANDS[int(state.pitch)]}: {RECEPTACLES[aimed].name if aimed >= 0 else 'nothing in reach'}",
-        f"holds {env.object_names[int(state.category[held])] if held >= 0 else 'nothing'}",
+        f"holds {env.object_names[int(state.category[in_hand])] if in_hand >= 0 else 'nothing'}",
         f"in place: {right} of {present}",
     ]
     y = max(y + 0.5 * tile, (HEIGHT - 6) * tile)
@@ -197,7 +199,7 @@ def _panel(env: Housekeep, state: State, tile: int) -> Image.Image:
 
 
 def render(env: Housekeep, state: State, tile: int = TILE) -> np.ndarray:
-    """The picture of one state, on the host: the plan, dimmed where the agent does not see, and a list of the objects.
+    """The image of one state, on the host: the plan, dimmed where the agent does not see, and a list of the objects.
 
     Objects are discs with the number of their slot, green in a correct place and red elsewhere; in a cell, low ones are
     drawn at the lower left and high ones at the upper right. What has not been seen in this episode has no name, and
@@ -210,9 +212,9 @@ def render(env: Housekeep, state: State, tile: int = TILE) -> np.ndarray:
 
     picture = _ground(tile).copy()
     words = np.asarray(state.seen_receptacles)
-    known = [bool(words[i // 32] >> (i % 32) & 1) for i in range(len(RECEPTACLES))]
+    is_seen = [bool(words[i // 32] >> (i % 32) & 1) for i in range(len(RECEPTACLES))]
     for rectangle, numbers in _labels().items():
-        names = [RECEPTACLES[i].kind.replace("_", " ") for i in numbers if known[i]]
+        names = [RECEPTACLES[i].kind.replace("_", " ") for i in numbers if is_seen[i]]
         if names:
             _write(picture, names, rectangle, tile)
 
@@ -227,17 +229,17 @@ def render(env: Housekeep, state: State, tile: int = TILE) -> np.ndarray:
     for slot, _, _, color in _status(env, state):
         spot = int(state.spot[slot])
         if spot >= 0 and state.seen_objects[slot]:
-            at = _middle(int(spots.cell[spot]), tile, CORNERS[int(spots.band[spot])])
-            _disc(draw, at, 0.36 * tile, color, str(slot))
+            center = _middle(int(spots.cell[spot]), tile, CORNERS[int(spots.band[spot])])
+            _disc(draw, center, 0.36 * tile, color, str(slot))
 
     _aim(env, draw, cell, heading, pitch, tile)
     _agent(draw, cell, heading, tile)
     if int(state.held) >= 0:
         _disc(draw, _middle(cell, tile, (0.3, 0.3)), 0.3 * tile, HAND_COLOR, str(int(state.held)))
-    whole = Image.new("RGB", ((WIDTH + PANEL) * tile, HEIGHT * tile), PAPER)
-    whole.paste(picture, (0, 0))
-    whole.paste(_panel(env, state, tile), (WIDTH * tile, 0))
-    return np.asarray(whole)
+    frame = Image.new("RGB", ((WIDTH + PANEL) * tile, HEIGHT * tile), PAPER)
+    frame.paste(picture, (0, 0))
+    frame.paste(_panel(env, state, tile), (WIDTH * tile, 0))
+    return np.asarray(frame)
 
 
 def _aim(env: Housekeep, draw: ImageDraw.ImageDraw, cell: int, heading: int, pitch: int, tile: int) -> None:
@@ -277,22 +279,22 @@ def letters(env: Housekeep, state: State) -> str:
     content, pitch = apartment.content(), int(state.pitch)
     rows = []
     for cell in range(CELLS):
-        here = content[pitch, cell]
-        if here == apartment.SOLID:
+        receptacle = content[pitch, cell]
+        if receptacle == apartment.SOLID:
             rows.append("#")
-        elif here >= 0:
-            rows.append("." if RECEPTACLES[here].flat else RECEPTACLES[here].kind[0])
+        elif receptacle >= 0:
+            rows.append("." if RECEPTACLES[receptacle].flat else RECEPTACLES[receptacle].kind[0])
         elif env.tables.walkable[cell]:
             rows.append(" ")
         else:
             rows.append("-")
     lines = []
-    for slot, name, place, _ in _status(env, state):
+    for slot, name, location, _ in _status(env, state):
         spot = int(state.spot[slot])
         if spot >= 0 and state.seen_objects[slot]:
             rows[int(env.tables.spots.cell[spot])] = str(slot)
-            place += f" ({BANDS[int(env.tables.spots.band[spot])]})"
-        lines.append(f"{slot} {name}{': ' if place else ''}{place}")
+            location += f" ({BANDS[int(env.tables.spots.band[spot])]})"
+        lines.append(f"{slot} {name}{': ' if location else ''}{location}")
     rows[int(state.cell)] = ARROWS[int(state.heading)]
     plan = ["".join(rows[i : i + WIDTH]) for i in range(0, CELLS, WIDTH)]
     return "\n".join([*plan, f"looks {BANDS[pitch]}", *lines])

@@ -16,7 +16,7 @@ from envs_jax.housekeep.constants import BANDS, FORWARD, LEFT, POSES, RIGHT
 from envs_jax.housekeep.tables import Tables, tables
 
 
-FAR = 255
+UNREACHABLE = 255
 """In place of a number of steps: there is no way."""
 
 
@@ -29,7 +29,7 @@ class Routes:
     band: np.ndarray
     """int8 `[T]`."""
     steps: np.ndarray
-    """uint8 `[POSES, T]`: moves and turns to the nearest pose that points at the target, `FAR` if there is none."""
+    """uint8 `[POSES, T]`: moves and turns to the nearest pose that points at the target; `UNREACHABLE` without one."""
     action: np.ndarray
     """int8 `[POSES, T]`: the first of them; 0 at such a pose."""
     end: np.ndarray
@@ -45,27 +45,27 @@ def routes() -> Routes:
     """The routes of the apartment."""
     world: Tables = tables()
     spots = world.spots
-    bare = np.array([i for i in range(len(RECEPTACLES)) if not len(spots.of(i))])
+    bare = np.array([i for i in range(len(RECEPTACLES)) if not len(spots.of_receptacle(i))])
     receptacle = np.concatenate([spots.receptacle, bare])
     hit = world.hit_receptacle.reshape(POSES, -1)
     easiest = [np.argmax((hit == i).sum(0)) for i in bare]
     band = np.concatenate([spots.band, easiest])
     hit_spot = world.hit_spot.reshape(POSES, -1)
     numbers = np.arange(len(receptacle))
-    at = np.where(numbers < len(spots), hit_spot[:, band] == numbers, hit[:, band] == receptacle)
-    at &= np.repeat(world.walkable, 4)[:, None]
+    at_target = np.where(numbers < len(spots), hit_spot[:, band] == numbers, hit[:, band] == receptacle)
+    at_target &= np.repeat(world.walkable, 4)[:, None]
 
     pose = np.arange(POSES)
     turned = [pose // 4 * 4 + (pose % 4 + turn) % 4 for turn in (-1, 1)]
     after = {FORWARD: world.ahead.astype(int) * 4 + pose % 4, LEFT: turned[0], RIGHT: turned[1]}
-    steps = np.where(at, 0, FAR).astype(np.uint8)
+    steps = np.where(at_target, 0, UNREACHABLE).astype(np.uint8)
     action = np.zeros(steps.shape, np.int8)
     while True:
         before = steps.copy()
-        for move, there in after.items():
-            through = np.minimum(before[there], FAR - 1) + np.uint8(1)
-            better = through < steps
-            steps, action = np.where(better, through, steps), np.where(better, move, action).astype(np.int8)
+        for move, next_pose in after.items():
+            candidate = np.minimum(before[next_pose], UNREACHABLE - 1) + np.uint8(1)
+            better = candidate < steps
+            steps, action = np.where(better, candidate, steps), np.where(better, move, action).astype(np.int8)
         if np.array_equal(before, steps):
             break
 
@@ -75,10 +75,10 @@ def routes() -> Routes:
         end = np.take_along_axis(end, end, axis=0)
 
     looks = np.abs(np.arange(len(BANDS))[:, None] - band)
-    whole = (steps[:, None].astype(np.int16) + looks).reshape(POSES * len(BANDS), -1)
-    nearest = np.empty((len(whole), len(RECEPTACLES)), np.int16)
+    total = (steps[:, None].astype(np.int16) + looks).reshape(POSES * len(BANDS), -1)
+    nearest = np.empty((len(total), len(RECEPTACLES)), np.int16)
     for i in range(len(RECEPTACLES)):
-        own = np.flatnonzero(receptacle == i)
-        nearest[:, i] = own[np.argmin(whole[:, own], axis=1)]
-    cost = np.take_along_axis(whole, nearest.astype(int), axis=1)
+        targets = np.flatnonzero(receptacle == i)
+        nearest[:, i] = targets[np.argmin(total[:, targets], axis=1)]
+    cost = np.take_along_axis(total, nearest.astype(int), axis=1)
     return Routes(receptacle.astype(np.int16), band.astype(np.int8), steps, action, end.astype(np.int16), nearest, cost)

@@ -41,13 +41,13 @@ class State:
     cell: jax.Array
     """int32 `[]`, where the agent stands: `y * WIDTH + x`."""
     heading: jax.Array
-    """int32 `[]`, 0 right, 1 down, 2 left, 3 up on the picture."""
+    """int32 `[]`, 0 right, 1 down, 2 left, 3 up on the image."""
     pitch: jax.Array
     """int32 `[]`, the height that it looks at: 0 low, 1 middle, 2 high."""
     category: jax.Array
     """int16 `[O]`, the category of each object, -1 for an empty slot."""
     spot: jax.Array
-    """int16 `[O]`, the spot of each object; `HELD`, or `ABSENT` for an empty slot."""
+    """int16 `[O]`, the spot of each object; `IN_HAND`, or `ABSENT` for an empty slot."""
     held: jax.Array
     """int32 `[]`, the object in the agent's hand, -1 for none."""
     misplaced: jax.Array

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from envs_jax.housekeep.apartment import RECEPTACLES
-from envs_jax.housekeep.constants import DOWN, FORWARD, GRAB, HELD, HIGH, LEFT, RIGHT, SLOTS, UP
+from envs_jax.housekeep.constants import DOWN, FORWARD, GRAB, HIGH, IN_HAND, LEFT, RIGHT, SLOTS, UP
 from envs_jax.housekeep.preferences import Preferences
 from envs_jax.housekeep.state import Params, State
 from envs_jax.housekeep.tables import Tables
@@ -18,7 +18,7 @@ from envs_jax.housekeep.tables import Tables
 
 @struct.dataclass
 class Event:
-    """What a grab or a release did; scalars."""
+    """The effect of a grab or a release; scalars."""
 
     picked: jax.Array
     placed: jax.Array
@@ -50,9 +50,9 @@ class Rules:
         return state.cell * 4 + state.heading
 
     def aim(self, state: State) -> tuple[jax.Array, jax.Array]:
-        """What the crosshair hits: the receptacle and the spot, int32 `[]`, -1 for none."""
-        at = self.pose(state) * 3 + state.pitch
-        receptacle, spot = (look(table, at) for table in (self.tables.hit_receptacle, self.tables.hit_spot))
+        """The receptacle and the spot that the crosshair hits, int32 `[]`, -1 for none."""
+        index = self.pose(state) * 3 + state.pitch
+        receptacle, spot = (look(table, index) for table in (self.tables.hit_receptacle, self.tables.hit_spot))
         return receptacle.astype(jnp.int32), spot.astype(jnp.int32)
 
     def in_place(self, state: State) -> jax.Array:
@@ -96,10 +96,10 @@ class Rules:
         occupied, holding = jnp.any(lies), state.held >= 0
         picked = grabs & ~holding & occupied
         placed = grabs & holding & (spot >= 0) & ~occupied
-        one = jnp.where(picked, lies, placed & (np.arange(SLOTS) == state.held))
+        is_object = jnp.where(picked, lies, placed & (np.arange(SLOTS) == state.held))
         happened = picked | placed
-        slot = jnp.where(happened, jnp.argmax(one), -1).astype(jnp.int32)
-        category = jnp.sum(jnp.where(one, state.category, 0), dtype=jnp.int32)
+        slot = jnp.where(happened, jnp.argmax(is_object), -1).astype(jnp.int32)
+        category = jnp.sum(jnp.where(is_object, state.category, 0), dtype=jnp.int32)
         index = category * len(RECEPTACLES) + receptacle
         right = look(self.correct, index)
         event = Event(
@@ -109,34 +109,36 @@ class Rules:
             object=slot,
             category=jnp.where(happened, category, -1),
             receptacle=jnp.where(happened, receptacle, -1),
-            first=jnp.where(picked, ~jnp.any(one & state.picked), placed & right & ~jnp.any(one & state.placed)),
+            first=jnp.where(
+                picked, ~jnp.any(is_object & state.picked), placed & right & ~jnp.any(is_object & state.placed)
+            ),
         )
         advised = jnp.take(jnp.asarray(params.suggestions).reshape(-1), index, mode="clip")
         stored = jnp.where(params.suggesting, advised, right)
-        reward = self._reward(state, event, one, stored, params)
-        where = jnp.where(picked, HELD, spot).astype(jnp.int16)
+        reward = self._reward(state, event, is_object, stored, params)
+        new_spot = jnp.where(picked, IN_HAND, spot).astype(jnp.int16)
         state = state.replace(
-            spot=jnp.where(one, where, state.spot),
+            spot=jnp.where(is_object, new_spot, state.spot),
             held=jnp.where(picked, slot, jnp.where(placed, -1, state.held)),
-            picked=state.picked | one & picked,
-            placed=state.placed | one & placed & right,
-            rewarded=state.rewarded | one & placed & stored,
+            picked=state.picked | is_object & picked,
+            placed=state.placed | is_object & placed & right,
+            rewarded=state.rewarded | is_object & placed & stored,
         )
         return state, event, reward
 
-    def _reward(self, state: State, event: Event, one: jax.Array, stored: jax.Array, params: Params) -> jax.Array:
+    def _reward(self, state: State, event: Event, is_object: jax.Array, stored: jax.Array, params: Params) -> jax.Array:
         """The reward of an event. `stored`: the rewarding table has the object on this receptacle."""
-        again, done = jnp.any(one & state.picked), jnp.any(one & state.rewarded)
+        picked_before, stored_before = jnp.any(is_object & state.picked), jnp.any(is_object & state.rewarded)
         # who suggests does not repeat goals about an object that has been stored
-        goal = jnp.where(params.suggesting, ~done, True)
-        pick = jnp.where(~stored & goal, jnp.where(again, 0.0, params.pick_reward), params.wrong_pick_reward)
-        counts = jnp.any(one & state.misplaced) & ~done
-        place = jnp.where(
+        goal = jnp.where(params.suggesting, ~stored_before, True)
+        pickup = jnp.where(~stored & goal, jnp.where(picked_before, 0.0, params.pick_reward), params.wrong_pick_reward)
+        counts = jnp.any(is_object & state.misplaced) & ~stored_before
+        placement = jnp.where(
             params.suggesting,
-            jnp.where(stored & ~done, params.place_reward, params.wrong_place_reward),
+            jnp.where(stored & ~stored_before, params.place_reward, params.wrong_place_reward),
             jnp.where(stored, jnp.where(counts, params.place_reward, 0.0), params.wrong_place_reward),
         )
-        reward = jnp.where(event.picked, pick, jnp.where(event.placed, place, 0.0))
+        reward = jnp.where(event.picked, pickup, jnp.where(event.placed, placement, 0.0))
         reward = jnp.where(event.failed, params.fail_reward, reward).astype(jnp.float32)
         return jnp.where(params.clip_reward, jnp.clip(reward, -1.0, 1.0), reward).astype(jnp.float32)
 
@@ -146,7 +148,7 @@ class Rules:
         return self.grab(moved, action == GRAB, params)
 
     def measure(self, state: State, event: Event, params: Params) -> tuple[State, jax.Array, dict[str, Any]]:
-        """What the agent sees, whether the task is done, and `info`, after an action."""
+        """The state with what the agent sees after an action, whether the task is done, and `info`."""
         state = self.look_around(state)
         present, right = state.category >= 0, self.in_place(state)
         count, correct = jnp.sum(present, dtype=jnp.int32), jnp.sum(right, dtype=jnp.int32)
@@ -158,8 +160,8 @@ class Rules:
         stored = (places >= 0) & present & jnp.take(jnp.asarray(params.suggestions).reshape(-1), index, mode="clip")
         wrong = jnp.sum(state.misplaced, dtype=jnp.int32)
 
-        def share(part, whole):
-            return (part / jnp.maximum(whole, 1)).astype(jnp.float32)
+        def fraction(part, total):
+            return (part / jnp.maximum(total, 1)).astype(jnp.float32)
 
         info = {
             "picked": event.picked,
@@ -170,13 +172,13 @@ class Rules:
             "receptacle": event.receptacle,
             "first": event.first,
             "success": done,
-            "rearrange_success": share(correct, count),
-            "best_rearrange_success": share(state.best, count),
-            "initial_success": share(state.initial, count),
-            "suggested_success": share(jnp.sum(stored, dtype=jnp.int32), count),
+            "rearrange_success": fraction(correct, count),
+            "best_rearrange_success": fraction(state.best, count),
+            "initial_success": fraction(state.initial, count),
+            "suggested_success": fraction(jnp.sum(stored, dtype=jnp.int32), count),
             "misplaced_success": jnp.sum(right & state.misplaced, dtype=jnp.int32),
-            "pick_success": share(jnp.sum(state.picked & state.misplaced, dtype=jnp.int32), wrong),
-            "place_success": share(jnp.sum(state.placed & state.misplaced, dtype=jnp.int32), wrong),
+            "pick_success": fraction(jnp.sum(state.picked & state.misplaced, dtype=jnp.int32), wrong),
+            "place_success": fraction(jnp.sum(state.placed & state.misplaced, dtype=jnp.int32), wrong),
         }
         return state, done, info
 

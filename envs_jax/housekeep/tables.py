@@ -1,4 +1,4 @@
-"""What follows from the plan, as tables: where steps lead, what the crosshair hits, what is seen.
+"""Tables computed from the plan: where steps lead, what the crosshair hits, what is seen.
 
 All of it is computed once, on the host; a step of the world only looks it up.
 """
@@ -49,7 +49,7 @@ class Spots:
     def __len__(self) -> int:
         return len(self.cell)
 
-    def of(self, receptacle: int) -> np.ndarray:
+    def of_receptacle(self, receptacle: int) -> np.ndarray:
         """The spots of one receptacle, as many as its capacity."""
         return np.flatnonzero(self.receptacle == receptacle)
 
@@ -98,28 +98,28 @@ def _cells_ahead(distance: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rays(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the crosshair hits first, along a row or a column of cells at one height: the receptacle (-1 for none) and
-    its cell, `[POSES, 3]` each."""
-    receptacle, where = np.full((POSES, len(BANDS)), -1), np.full((POSES, len(BANDS)), -1)
+    """The first hit of the crosshair along a row or a column of cells at one height: the receptacle (-1 for none)
+    and its cell, `[POSES, 3]` each."""
+    receptacle, hit_cell = np.full((POSES, len(BANDS)), -1), np.full((POSES, len(BANDS)), -1)
     open_ = np.ones((POSES, len(BANDS)), bool)
     for distance in range(1, REACH + 1):
         cell, inside = _cells_ahead(distance)
-        there = np.where(inside[:, None], content[:, cell].T, SOLID)
-        hit = open_ & (there >= 0)
-        receptacle, where = np.where(hit, there, receptacle), np.where(hit, cell[:, None], where)
-        open_ &= there == apartment.NOTHING
-    return receptacle, where
+        filled = np.where(inside[:, None], content[:, cell].T, SOLID)
+        hit = open_ & (filled >= 0)
+        receptacle, hit_cell = np.where(hit, filled, receptacle), np.where(hit, cell[:, None], hit_cell)
+        open_ &= filled == apartment.NOTHING
+    return receptacle, hit_cell
 
 
-def _between(dy: int, dx: int) -> list[set[tuple[int, int]]]:
+def _cells_on_line(dy: int, dx: int) -> list[set[tuple[int, int]]]:
     """The cells that a line from the centre of a cell to that of another, `dy` and `dx` away, passes between them: for
     each row or column on the way, whichever are more, the cell there, or both where the line runs between two."""
-    steps, found = max(abs(dy), abs(dx)), []
+    steps, cells = max(abs(dy), abs(dx)), []
     for step in range(1, steps):
         low = [(2 * part * step + steps) // (2 * steps) for part in (dy, dx)]
         high = [-((-2 * part * step + steps) // (2 * steps)) for part in (dy, dx)]
-        found.append({(low[0], low[1]), (high[0], high[1])})
-    return found
+        cells.append({(low[0], low[1]), (high[0], high[1])})
+    return cells
 
 
 def _lines_of_sight(content: np.ndarray, walkable: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def _lines_of_sight(content: np.ndarray, walkable: np.ndarray) -> np.ndarray:
             continue
         from_y, from_x = y[inside] + SIGHT, x[inside] + SIGHT
         free = np.ones(len(from_y), bool)
-        for cells in _between(dy, dx):
+        for cells in _cells_on_line(dy, dx):
             free &= ~np.logical_and.reduce([opaque[from_y + v, from_x + u] for v, u in cells])
         clear[starts[inside], starts[inside] + dy * WIDTH + dx] = free
     return clear
@@ -150,8 +150,8 @@ def _sight(clear: np.ndarray, field_of_view: float) -> np.ndarray:
     sees = np.zeros((CELLS, len(HEADINGS), CELLS), bool)
     for heading, (sy, sx) in enumerate(HEADINGS):
         forward, aside = dy * sy + dx * sx, np.abs(dy * sx) + np.abs(dx * sy)
-        within = np.arctan2(aside, forward) <= np.deg2rad(field_of_view / 2) + 1e-6
-        sees[:, heading] = clear & within
+        in_view = np.arctan2(aside, forward) <= np.deg2rad(field_of_view / 2) + 1e-6
+        sees[:, heading] = clear & in_view
     return sees.reshape(POSES, CELLS)
 
 
@@ -160,13 +160,13 @@ def _windows() -> np.ndarray:
     the farthest to the agent's own, columns from left to right."""
     ahead, aside = np.meshgrid(DEPTH - 1 - np.arange(DEPTH), np.arange(BREADTH) - BREADTH // 2, indexing="ij")
     y, x = np.divmod(np.arange(CELLS), WIDTH)
-    found = np.empty((CELLS, len(HEADINGS), DEPTH * BREADTH), np.int16)
+    cells = np.empty((CELLS, len(HEADINGS), DEPTH * BREADTH), np.int16)
     for heading, (sy, sx) in enumerate(HEADINGS):
         v = y[:, None] + (sy * ahead + sx * aside).reshape(1, -1)
         u = x[:, None] + (sx * ahead - sy * aside).reshape(1, -1)
         inside = (v >= 0) & (v < HEIGHT) & (u >= 0) & (u < WIDTH)
-        found[:, heading] = np.where(inside, v * WIDTH + u, -1)
-    return found.reshape(POSES, -1)
+        cells[:, heading] = np.where(inside, v * WIDTH + u, -1)
+    return cells.reshape(POSES, -1)
 
 
 @functools.cache
@@ -182,19 +182,19 @@ def tables(field_of_view: float = 180.0) -> Tables:
 
     **Arguments:** `field_of_view`, the horizontal angle that the agent sees, in degrees.
     """
-    content, walkable, hit, where, clear, window = _plan()
+    content, walkable, hit, hit_cell, clear, window = _plan()
     cell, inside = _cells_ahead(1)
-    here = np.repeat(np.arange(CELLS), len(HEADINGS))
-    ahead = np.where(inside & walkable[cell], cell, here)
+    current = np.repeat(np.arange(CELLS), len(HEADINGS))
+    ahead = np.where(inside & walkable[cell], cell, current)
 
     standing = np.repeat(walkable, len(HEADINGS))[:, None]
     holds = np.array([[letter in receptacle.holds for letter in "lmh"] for receptacle in RECEPTACLES])
-    found = zip(*np.nonzero(standing & (hit >= 0)))
-    places = sorted({(int(hit[i, b]), int(where[i, b]), int(b)) for i, b in found if holds[hit[i, b], b]})
+    hits = zip(*np.nonzero(standing & (hit >= 0)))
+    places = sorted({(int(hit[i, b]), int(hit_cell[i, b]), int(b)) for i, b in hits if holds[hit[i, b], b]})
     receptacle, cells, band = (np.array(part) for part in zip(*places))
     number = np.full((CELLS, len(BANDS)), -1, np.int16)
     number[cells, band] = np.arange(len(places))
-    hit_spot = np.where(hit >= 0, number[where, np.arange(len(BANDS))], -1)
+    hit_spot = np.where(hit >= 0, number[hit_cell, np.arange(len(BANDS))], -1)
 
     sees = _sight(clear, field_of_view)
     sees_receptacle = np.zeros((POSES, len(RECEPTACLES)), bool)
@@ -202,13 +202,13 @@ def tables(field_of_view: float = 180.0) -> Tables:
         sees_receptacle[:, r] = sees[:, (content == r).any(0)].any(1)
 
     code = np.where(content == apartment.NOTHING, FREE, np.where(content == SOLID, WALL, FURNITURE + content))
-    shown = np.where((window >= 0)[..., None], code.T[window], UNSEEN)
-    seen = np.take_along_axis(sees, np.maximum(window, 0).astype(np.int64), axis=1) & (window >= 0)
-    image = np.where(seen[..., None], shown, UNSEEN).astype(np.uint8).reshape(POSES, -1)
+    codes = np.where((window >= 0)[..., None], code.T[window], UNSEEN)
+    visible = np.take_along_axis(sees, np.maximum(window, 0).astype(np.int64), axis=1) & (window >= 0)
+    image = np.where(visible[..., None], codes, UNSEEN).astype(np.uint8).reshape(POSES, -1)
     places_in_window = np.full((POSES, CELLS), -1)
-    pose, place = np.nonzero(seen)
-    places_in_window[pose, window[pose, place]] = place
-    at = places_in_window[:, cells]
+    pose, position = np.nonzero(visible)
+    places_in_window[pose, window[pose, position]] = position
+    index = places_in_window[:, cells]
     return Tables(
         walkable=walkable,
         ahead=ahead.astype(np.int16),
@@ -219,5 +219,5 @@ def tables(field_of_view: float = 180.0) -> Tables:
         sees_spot=sees[:, cells],
         sees_receptacle=words(sees_receptacle),
         image=image,
-        window=np.where(at >= 0, at * len(BANDS) + band, image.shape[1]).astype(np.int16),
+        window=np.where(index >= 0, index * len(BANDS) + band, image.shape[1]).astype(np.int16),
     )

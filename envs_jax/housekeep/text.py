@@ -18,10 +18,10 @@ from envs_jax.text import Phrasebook, compact
 
 
 HEADS = {"objects": "objects:", "receptacles": "receptacles:", "holding": "you are holding:"}
-"""What stands before each list."""
+"""The heading of each list."""
 
 NOTHING = "nothing"
-"""What an empty hand holds."""
+"""The caption of an empty hand."""
 
 
 def books(objects: Sequence[str]) -> dict[str, Phrasebook]:
@@ -36,17 +36,17 @@ def books(objects: Sequence[str]) -> dict[str, Phrasebook]:
 
 
 def captions(
-    category: jax.Array, seen_objects: jax.Array, seen_receptacles: jax.Array, held: jax.Array, objects: int
+    category: jax.Array, seen_objects: jax.Array, seen_receptacles: jax.Array, held_category: jax.Array, objects: int
 ) -> dict[str, jax.Array]:
     """The captions of a state.
 
-    **Arguments:** `category`, int16 `[O]`; `seen_objects`, bool `[O]`; `seen_receptacles`, bool `[R]`; `held`, int32
-    `[]`, the category in hand, -1 for none; `objects`, the number of categories.
+    **Arguments:** `category`, int16 `[O]`; `seen_objects`, bool `[O]`; `seen_receptacles`, bool `[R]`;
+    `held_category`, int32 `[]`, the category in hand, -1 for none; `objects`, the number of categories.
     **Returns:** int16 `[O]`, `[R]` and `[1]`, padded with -1.
     """
     everything = np.arange(len(NAMES), dtype=np.int16)
     return {
         "objects": compact(jnp.where(seen_objects, category, jnp.int16(-1)), SLOTS),
         "receptacles": compact(jnp.where(seen_receptacles, everything, jnp.int16(-1)), len(NAMES)),
-        "holding": jnp.where(held >= 0, held, objects).astype(jnp.int16)[None],
+        "holding": jnp.where(held_category >= 0, held_category, objects).astype(jnp.int16)[None],
     }

@@ -1,4 +1,4 @@
-"""Episodes: which objects lie where at the start, drawn on the device or fixed by a task."""
+"""Episodes: which objects lie where at the start, sampled on the device or fixed by a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envs_jax.housekeep.tables import Tables, words
 PER_RECEPTACLE = 2
 """The largest number of objects on a receptacle at the start."""
 TEMPERATURE = 3.0
-"""Receptacles are drawn by a softmax over minus their mean ranks, divided by this (ellm reference, section 4.3)."""
+"""Receptacles are sampled by a softmax over minus their mean ranks, divided by this (ellm reference, section 4.3)."""
 
 TASKS = Path(__file__).parent / "data" / "tasks.json"
 
@@ -39,7 +39,7 @@ class Start:
 
 
 def eligible(preferences: Preferences, tables: Tables) -> np.ndarray:
-    """The categories that random episodes draw, bool `[N]`: those with a place to be misplaced at, and with at least
+    """The categories that random episodes sample, bool `[N]`: those with a place to be misplaced at, and with at least
     `SLOTS` correct spots, so that one of them is always free.
 
     **Arguments:** `preferences`, with the apartment's receptacles as places."""
@@ -49,7 +49,7 @@ def eligible(preferences: Preferences, tables: Tables) -> np.ndarray:
 
 
 def draw(key: jax.Array, objects: jax.Array, misplaced: jax.Array, preferences: Preferences, tables: Tables) -> Start:
-    """A random episode: objects are drawn one after another from the categories that are left, and each gets a
+    """A random episode: objects are sampled one after another from the categories that are left, and each gets a
     receptacle, by the softmax of the reference, and a free spot of it. A category for whose next object no receptacle
     has room is passed over, and if none has, as for very small tables of preferences, there is one object less.
 
@@ -77,26 +77,26 @@ def draw(key: jax.Array, objects: jax.Array, misplaced: jax.Array, preferences: 
     order = jnp.where(present, order, 2)
     wrong = (jnp.sum(order[None] < order[:, None], axis=1) < bad).astype(jnp.int32)
 
-    def put(carry, item):
-        load, taken, left = carry
+    def place_object(carry, item):
+        load, occupied, left = carry
         wrong, present, by_place, by_spot = item
         room = load < capacity
         possible = left & jnp.any(jnp.asarray(fits)[wrong] & _bits(room) != 0, axis=-1)
         kind = jnp.argmax(jnp.where(possible, tickets, -1))
-        there = present & jnp.any(possible)
+        valid = present & jnp.any(possible)
         gumbel = -jnp.log(-jnp.log(jnp.maximum(by_place, np.finfo(np.float32).tiny)))
         receptacle = jnp.argmax(jnp.where(room, jnp.asarray(logits)[wrong, kind] + gumbel, -jnp.inf))
-        free = (jnp.asarray(spots.receptacle) == receptacle) & ~taken
+        free = (jnp.asarray(spots.receptacle) == receptacle) & ~occupied
         spot = jnp.argmax(jnp.where(free, by_spot, -1))
-        load = load + (there & (np.arange(places) == receptacle))
-        taken = taken | there & (np.arange(len(spots)) == spot)
-        left = left & ~(there & (np.arange(kinds) == kind))
-        made = jnp.where(there, kind, -1), jnp.where(there, spot, ABSENT)
-        return (load, taken, left), tuple(x.astype(jnp.int16) for x in made)
+        load = load + (valid & (np.arange(places) == receptacle))
+        occupied = occupied | valid & (np.arange(len(spots)) == spot)
+        left = left & ~(valid & (np.arange(kinds) == kind))
+        placement = jnp.where(valid, kind, -1), jnp.where(valid, spot, ABSENT)
+        return (load, occupied, left), tuple(x.astype(jnp.int16) for x in placement)
 
     blank = jnp.zeros(places, jnp.int32), jnp.zeros(len(spots), bool), jnp.asarray(allowed)
     items = wrong, present, by_place.reshape(SLOTS, -1), by_spot.reshape(SLOTS, -1)
-    _, (category, spot) = tracing.scan(put, blank, items)
+    _, (category, spot) = tracing.scan(place_object, blank, items)
     pose = jnp.minimum((numbers[2] * (len(cells) * 4)).astype(jnp.int32), len(cells) * 4 - 1)
     return Start(category, spot, jnp.asarray(cells)[pose // 4], pose % 4)
 
@@ -127,9 +127,9 @@ def task(number: int, preferences: Preferences, tables: Tables) -> Start:
     lacking = [name for name, _, _ in fixed["objects"] if name not in preferences.objects]
     if lacking:
         raise ValueError(f"task {number} has the objects {', '.join(lacking)}, which the preferences lack")
-    for slot, (name, receptacle, place) in enumerate(fixed["objects"]):
+    for slot, (name, receptacle, spot_index) in enumerate(fixed["objects"]):
         category[slot] = preferences.objects.index(name)
-        spot[slot] = tables.spots.of(KEYS.index(receptacle))[place]
+        spot[slot] = tables.spots.of_receptacle(KEYS.index(receptacle))[spot_index]
         if not preferences.correct[:, category[slot]].any():
             raise ValueError(f"task {number}: the preferences have no correct place in the apartment for {name}")
     y, x = fixed["cell"]

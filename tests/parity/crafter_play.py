@@ -56,7 +56,7 @@ def step(key: jax.Array, state: State, action: jax.Array, params: Any) -> tuple[
     """A step of every row, and what is counted of it."""
     _, state, reward, terminated, truncated, info = ENV.step(key, state, action, params)
     kind = kind_of(state.slots)
-    near = distance(cell_of(state.slots), state.position[0] * c.AREA + state.position[1]) < c.NEAR
+    near = distance(cell_of(state.slots), state.position[0] * c.AREA + state.position[1]) < c.ACTIVE_DISTANCE
     kinds = jnp.array([c.ZOMBIE, c.SKELETON, c.COW, c.ARROW])
     counts = jnp.sum(kind == kinds[:, None], axis=1), jnp.sum((kind == kinds[:, None]) & near, axis=1)
     seen = {"reward": reward, "over": terminated | truncated, "unlocked": state.achievements > 0, "lost": state.lost}

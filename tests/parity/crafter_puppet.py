@@ -108,8 +108,8 @@ def step(env, action, drawn):
     near = 0
     for thing in everything[1:]:
         distance = player.distance(thing)
-        if distance <= c.NEAR:
-            if distance < c.NEAR:
+        if distance <= c.ACTIVE_DISTANCE:
+            if distance < c.ACTIVE_DISTANCE:
                 puppet.say(*of_object(thing, player, drawn.objects[:, near]))
                 thing.update()
             near += 1

@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import chi2
 
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.chunks import at
+from envs_jax.crafter.chunks import cell_index
 from envs_jax.crafter.creatures import take_turns
 from envs_jax.crafter.env import Crafter
 from envs_jax.crafter.reference import import_state
@@ -91,7 +91,7 @@ def law(run):
 
 
 BARE = Crafter(image=None)
-BARE.begun = lambda state, params: (None, state)  # the observation is not looked at here
+BARE.resume_from = lambda state, params: (None, state)  # the observation is not looked at here
 PLAYER = (40, 40)
 REUSED = []
 
@@ -249,7 +249,8 @@ def creatures():
 
     def sample(key, state):
         bits = jax.random.bits(key, (SAMPLES, WORDS, NEAR_SLOTS), jnp.uint32)
-        many = [state.material, state.slots[:8], state.used, False, at(state.position), state.sleeping, state.touched]
+        player = cell_index(state.position)
+        many = [state.material, state.slots[:8], state.used, False, player, state.sleeping, state.touched]
         many = [jnp.broadcast_to(x, (SAMPLES, *jnp.shape(x))) for x in many]
         after = take_turns(bits, *many)
         health = jnp.maximum(state.inventory[c.HEALTH] - after.damage, 0)
@@ -263,7 +264,7 @@ def creatures_law(options):
     def run(chooser):
         env = build(chooser, **options)
         for thing in env._world.objects[1:]:
-            if env._player.distance(thing) < c.NEAR:
+            if env._player.distance(thing) < c.ACTIVE_DISTANCE:
                 thing.update()
         return outcome_of(env)
 

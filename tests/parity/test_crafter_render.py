@@ -44,15 +44,15 @@ def fill(env, rng, position=(32, 32), asleep=False):
                 view[x, y, 0] = world._mat_map[at]
                 if (x, y) != (4, 3) and rng.random() < 0.6:
                     view[x, y, 1] = code = rng.integers(1, 10)
-                    world.add(_thing(world, at, player, c.SEEN[code - 1]))
-    view[4, 3, 1] = c.SEEN_ASLEEP if asleep else c.SEEN_PLAYER + c.DIRECTIONS.index(player.facing)
+                    world.add(_thing(world, at, player, c.SPRITES[code - 1]))
+    view[4, 3, 1] = c.SPRITE_ASLEEP if asleep else c.SPRITE_PLAYER + c.DIRECTIONS.index(player.facing)
     return view, np.array(list(player.inventory.values()), np.int32), np.bool_(asleep)
 
 
 def _thing(world, at, player, name):
     objects = crafter.objects
     if name.startswith("arrow"):
-        return objects.Arrow(world, at, c.DIRECTIONS[c.SEEN.index(name) + 1 - c.SEEN_ARROW])
+        return objects.Arrow(world, at, c.DIRECTIONS[c.SPRITES.index(name) + 1 - c.SPRITE_ARROW])
     if name.startswith("plant"):
         made = objects.Plant(world, at)
         made.grown = 301 if name == "plant-ripe" else 300

@@ -15,13 +15,13 @@ from envs_jax.crafter import constants as c
 COLUMNS, ROWS = c.VIEW
 AGENT = (COLUMNS // 2, ROWS // 2)
 """The player's cell in a view."""
-FIRST_SEEN = len(c.MATERIALS)
+SPRITE_OFFSET = len(c.MATERIALS)
 """Code of an object is this plus its code in plane 1; codes of materials are those of plane 0, 0 is outside."""
 OBJECTS = {"zombie": (1,), "skeleton": (2,), "cow": (3,), "arrow": (4, 5, 6, 7), "plant": (8, 9)}
-"""What an observer can see on a cell except for the player, by the name of its kind: codes of plane 1."""
+"""Objects that an observer can see on a cell except for the player, by the name of their kind: codes of plane 1."""
 CODES = {
     **{name: (i,) for i, name in enumerate(c.MATERIALS, 1)},
-    **{name: tuple(FIRST_SEEN + code for code in codes) for name, codes in OBJECTS.items()},
+    **{name: tuple(SPRITE_OFFSET + code for code in codes) for name, codes in OBJECTS.items()},
 }
 """The codes of every material and kind of object, by name."""
 AHEAD = np.array([(AGENT[0] + dx) * ROWS + AGENT[1] + dy for dx, dy in c.DIRECTIONS], np.int32)
@@ -29,9 +29,9 @@ AHEAD = np.array([(AGENT[0] + dx) * ROWS + AGENT[1] + dy for dx, dy in c.DIRECTI
 
 
 def cell_codes(view: UInt8[Array, "9 7 2"]) -> Int[Array, "63"]:
-    """What is visible in each cell, int32, in the order `x * 7 + y`: an object hides the material under it."""
+    """The visible code of each cell, int32, in the order `x * 7 + y`: an object hides the material under it."""
     cells = view.reshape(COLUMNS * ROWS, 2).astype(jnp.int32)
-    return jnp.where(cells[:, 1] > 0, FIRST_SEEN + cells[:, 1], cells[:, 0])
+    return jnp.where(cells[:, 1] > 0, SPRITE_OFFSET + cells[:, 1], cells[:, 0])
 
 
 def present(codes: Int[Array, "63"]) -> UInt32[Array, ""]:

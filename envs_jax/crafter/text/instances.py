@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, Int16, UInt8
 
 from envs_jax.checks import at_least, nearest
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.text.cells import AGENT, COLUMNS, FIRST_SEEN, ROWS, cell_codes, faced
+from envs_jax.crafter.text.cells import AGENT, COLUMNS, ROWS, SPRITE_OFFSET, cell_codes, faced
 from envs_jax.text import Counted, Phrasebook, compact
 
 
@@ -30,14 +30,14 @@ NAMES = (
     "plant",
     "ripe plant",
 )
-"""What a line can name: `NAMES[i]` is code `i + 1` of `cells.cell_codes`."""
+"""Names of lines: `NAMES[i]` is code `i + 1` of `cells.cell_codes`."""
 
 
 def _steps(count: int, direction: str) -> str:
     return f"{count} step{'s' if count > 1 else ''} {direction}"
 
 
-def _where(x: int, y: int) -> str:
+def _offset(x: int, y: int) -> str:
     parts = [_steps(abs(x), "left" if x < 0 else "right")] if x else []
     return " and ".join(parts + ([_steps(abs(y), "up" if y < 0 else "down")] if y else []))
 
@@ -50,9 +50,9 @@ _ORDER = np.array(
 """The cells of a view except for the player's, nearest first; at equal distance left column first, then from above."""
 _CELLS = len(_ORDER)
 
-VITALS = Counted(c.ITEMS[: c.VITALS], 0, c.MOST, lambda count, name: f"- {name}: {count}/{c.MOST}")
-HELD = Counted(c.ITEMS[c.VITALS :], 1, c.MOST, lambda count, name: f"- {name.replace('_', ' ')}: {count}")
-MORE = Counted(("",), 1, _CELLS, lambda count, _: f"- and {count} more")
+VITALS = Counted(c.ITEMS[: c.VITALS], 0, c.MAX_COUNT, lambda count, name: f"- {name}: {count}/{c.MAX_COUNT}")
+ITEM_COUNTS = Counted(c.ITEMS[c.VITALS :], 1, c.MAX_COUNT, lambda count, name: f"- {name.replace('_', ' ')}: {count}")
+OMITTED = Counted(("",), 1, _CELLS, lambda count, _: f"- and {count} more")
 
 INSTANCES = Phrasebook(
     [
@@ -63,10 +63,10 @@ INSTANCES = Phrasebook(
         "Your inventory:",
         "Your inventory is empty.",
         *(f"You face {name}." for name in ("the end of the world", *NAMES)),
-        *(f"- {name} {_where(*_OFFSETS[i])}" for name in NAMES for i in _ORDER),
+        *(f"- {name} {_offset(*_OFFSETS[i])}" for name in NAMES for i in _ORDER),
         VITALS,
-        HELD,
-        MORE,
+        ITEM_COUNTS,
+        OMITTED,
     ],
     separator="\n",
     name="crafter.INSTANCES",
@@ -74,13 +74,13 @@ INSTANCES = Phrasebook(
 """The lines of a list of everything in view."""
 _ASLEEP, _SEE, _SEE_NOTHING, _STATUS, _INVENTORY, _EMPTY, _FACE = range(7)
 _LINE = _FACE + 1 + len(NAMES)
-_OTHERS = 1 + 1 + 1 + 1 + 1 + c.VITALS + 1 + len(HELD.nouns)
+_OTHER_LINES = 1 + 1 + 1 + 1 + 1 + c.VITALS + 1 + len(ITEM_COUNTS.nouns)
 """Lines that are not about one cell."""
 
 
 @dataclass(frozen=True)
 class Instances:
-    """What a list of everything in view contains."""
+    """The content of a list of everything in view."""
 
     most: int = 16
     """Cells with a line of their own; a last line counts the others."""
@@ -99,7 +99,7 @@ class Instances:
     @property
     def size(self) -> int:
         """Phrases of the longest caption."""
-        return min(self.most, _CELLS) + _OTHERS
+        return min(self.most, _CELLS) + _OTHER_LINES
 
     def caption(
         self,
@@ -119,25 +119,25 @@ class Instances:
         cells = codes[_ORDER].astype(jnp.int16)
         lines = _LINE + (cells - 1) * _CELLS + np.arange(_CELLS, dtype=np.int16)
         lines = jnp.where(listed[_ORDER], lines, jnp.int16(-1))
-        shown = compact(lines, min(self.most, _CELLS))
-        more = jnp.sum(listed) - min(self.most, _CELLS)
+        cell_lines = compact(lines, min(self.most, _CELLS))
+        omitted = jnp.sum(listed) - min(self.most, _CELLS)
         counts = inventory[c.VITALS :]
         ids = jnp.concatenate(
             [
-                shown,
-                MORE.ids(more[None], INSTANCES.first(MORE)),
+                cell_lines,
+                OMITTED.ids(omitted[None], INSTANCES.first(OMITTED)),
                 jnp.stack([_FACE + faced(codes, facing), jnp.int32(_STATUS)]).astype(jnp.int16),
                 VITALS.ids(inventory[: c.VITALS], INSTANCES.first(VITALS)),
                 jnp.where(jnp.any(counts > 0), _INVENTORY, _EMPTY)[None].astype(jnp.int16),
-                HELD.ids(counts, INSTANCES.first(HELD)),
+                ITEM_COUNTS.ids(counts, INSTANCES.first(ITEM_COUNTS)),
             ]
         )
         head = [jnp.where(sleeping, _ASLEEP, -1), jnp.where(jnp.any(listed), _SEE, _SEE_NOTHING)]
         return compact(ids, self.size, [phrase.astype(jnp.int16) for phrase in head])
 
     def _listed(self, codes: Int[Array, "63"]) -> Bool[Array, "63"]:
-        """Which cells have a line, in the order of `cell_codes`."""
-        named = np.zeros(FIRST_SEEN + len(c.SEEN) + 1, bool)
+        """The cells that have a line, in the order of `cell_codes`."""
+        named = np.zeros(SPRITE_OFFSET + len(c.SPRITES) + 1, bool)
         named[1 : len(NAMES) + 1] = [name not in self.ignore for name in NAMES]
         listed = jnp.asarray(named)[codes]
         if self.edges:

@@ -19,12 +19,12 @@ from envs_jax.text import Counted, Phrasebook, compact
 
 
 KINDS = (*c.MATERIALS, "cow", "zombie", "skeleton", "arrow", "plant")
-"""What the captions name, in their order."""
+"""Names in the captions, in their order."""
 OUTSIDE = "None"
 """The published name of what is outside the world."""
 
 
-def _where(x: int, y: int) -> str:
+def _direction(x: int, y: int) -> str:
     """The direction of a cell at an offset from the player: "up-left"."""
     vertical = "up" if y < 0 else "down" if y > 0 else ""
     horizontal = "left" if x < 0 else "right" if x > 0 else ""
@@ -32,14 +32,16 @@ def _where(x: int, y: int) -> str:
 
 
 _OFFSETS = [(x - AGENT[0], y - AGENT[1]) for x in range(COLUMNS) for y in range(ROWS)]
-_PLACES = sorted({(abs(x) + abs(y), _where(x, y)) for x, y in _OFFSETS if (x, y) != (0, 0)})
+_PLACES = sorted({(abs(x) + abs(y), _direction(x, y)) for x, y in _OFFSETS if (x, y) != (0, 0)})
 """Every distance and direction that a cell of a view can have."""
 _ITEMS = c.ITEMS[c.VITALS :]
 
-VITALS = Counted(c.ITEMS[: c.VITALS - 1], 0, c.MOST, lambda count, name: f"{name}: {count}/{c.MOST},")
-LAST_VITAL = Counted(c.ITEMS[c.VITALS - 1 : c.VITALS], 0, c.MOST, lambda count, name: f"{name}: {count}/{c.MOST}.")
-HELD = Counted(_ITEMS, 1, c.MOST, lambda count, name: f"{count} {name},")
-LAST_HELD = Counted(_ITEMS, 1, c.MOST)
+VITALS = Counted(c.ITEMS[: c.VITALS - 1], 0, c.MAX_COUNT, lambda count, name: f"{name}: {count}/{c.MAX_COUNT},")
+LAST_VITAL = Counted(
+    c.ITEMS[c.VITALS - 1 : c.VITALS], 0, c.MAX_COUNT, lambda count, name: f"{name}: {count}/{c.MAX_COUNT}."
+)
+ITEM_COUNTS = Counted(_ITEMS, 1, c.MAX_COUNT, lambda count, name: f"{count} {name},")
+LAST_ITEM_COUNT = Counted(_ITEMS, 1, c.MAX_COUNT)
 
 SMARTPLAY = Phrasebook(
     [
@@ -53,13 +55,13 @@ SMARTPLAY = Phrasebook(
         "Error, you are out of the map.",
         *(f"face {name} at your front." for name in (OUTSIDE, *KINDS)),
         *(
-            f"{name} at {distance} steps to your {where}{end}"
-            for name, (distance, where), end in product(KINDS, _PLACES, (",", ".You"))
+            f"{name} at {distance} steps to your {direction}{end}"
+            for name, (distance, direction), end in product(KINDS, _PLACES, (",", ".You"))
         ),
         VITALS,
         LAST_VITAL,
-        HELD,
-        LAST_HELD,
+        ITEM_COUNTS,
+        LAST_ITEM_COUNT,
     ],
     separator=" ",
     name="crafter.SMARTPLAY",
@@ -69,18 +71,18 @@ SMARTPLAY = Phrasebook(
 SIZE = 1 + 1 + len(KINDS) + 1 + 1 + c.VITALS + 1 + len(_ITEMS)
 """Phrases of the longest caption."""
 
-_SLEEPING, _DEAD, _SEE, _SEE_NOTHING, _STATUS, _HAVE, _HAVE_NOTHING, _ERROR, _FACE = range(9)
+_SLEEPING, _DEAD, _YOU_SEE, _YOU_SEE_NOTHING, _STATUS, _YOU_HAVE, _YOU_HAVE_NOTHING, _ERROR, _FACE = range(9)
 _NEAREST = SMARTPLAY.index(f"{KINDS[0]} at {_PLACES[0][0]} steps to your {_PLACES[0][1]},")
 _RANK = np.array([abs(x) + abs(y) for x, y in _OFFSETS], np.int16) * 64 + np.arange(len(_OFFSETS), dtype=np.int16)
 """Distance and number of each cell: the smallest is the nearest cell, the first of several."""
-_PLACE = np.array(
-    [_PLACES.index((abs(x) + abs(y), _where(x, y))) if (x, y) != (0, 0) else 0 for x, y in _OFFSETS] + [0], np.int16
+_PLACE_INDEX = np.array(
+    [_PLACES.index((abs(x) + abs(y), _direction(x, y))) if (x, y) != (0, 0) else 0 for x, y in _OFFSETS] + [0], np.int16
 )
 _KIND = np.full(1 + max(code for codes in CODES.values() for code in codes) + 5, -1, np.int16)
 """The index into `KINDS` of a code; -1 for the player and for what is outside."""
 for _i, _name in enumerate(KINDS):
     _KIND[list(CODES[_name])] = _i
-_FAR = np.int16(8 * 64 + len(_OFFSETS))
+_NO_CELL = np.int16(8 * 64 + len(_OFFSETS))
 """Larger than every rank; its last digits are the place of no cell."""
 
 
@@ -101,38 +103,38 @@ def caption(
     """
     codes = cell_codes(view)
     kinds = jnp.asarray(_KIND)[codes]
-    ranks = jnp.where(kinds[None, :] == np.arange(len(KINDS), dtype=np.int16)[:, None], _RANK, _FAR)
+    ranks = jnp.where(kinds[None, :] == np.arange(len(KINDS), dtype=np.int16)[:, None], _RANK, _NO_CELL)
     nearest = jnp.min(ranks, axis=1)
-    here = nearest < _FAR
-    place = jnp.asarray(_PLACE)[nearest & 63]
-    last = here & (jnp.arange(len(KINDS)) == jnp.max(jnp.where(here, np.arange(len(KINDS)), -1)))
+    visible = nearest < _NO_CELL
+    place_index = jnp.asarray(_PLACE_INDEX)[nearest & 63]
+    last = visible & (jnp.arange(len(KINDS)) == jnp.max(jnp.where(visible, np.arange(len(KINDS)), -1)))
     first = _NEAREST + 2 * len(_PLACES) * np.arange(len(KINDS), dtype=np.int16)
-    seen = jnp.where(here, first + 2 * place + last.astype(jnp.int16), -1).astype(jnp.int16)
+    nearest_ids = jnp.where(visible, first + 2 * place_index + last.astype(jnp.int16), -1).astype(jnp.int16)
 
     counts = inventory[c.VITALS :]
     item = np.arange(len(_ITEMS))
     final = item == jnp.max(jnp.where(counts > 0, item, -1))
-    held = jnp.where(
+    items = jnp.where(
         final,
-        LAST_HELD.ids(counts, SMARTPLAY.first(LAST_HELD)),
-        HELD.ids(counts, SMARTPLAY.first(HELD)),
+        LAST_ITEM_COUNT.ids(counts, SMARTPLAY.first(LAST_ITEM_COUNT)),
+        ITEM_COUNTS.ids(counts, SMARTPLAY.first(ITEM_COUNTS)),
     )
     state = jnp.where(sleeping, _SLEEPING, jnp.where(inventory[c.HEALTH] <= 0, _DEAD, -1))
     ids = jnp.concatenate(
         [
-            seen,
+            nearest_ids,
             (_FACE + 1 + jnp.asarray(_KIND)[faced(codes, facing)])[None].astype(jnp.int16),
             jnp.array([_STATUS], jnp.int16),
             VITALS.ids(inventory[: c.VITALS - 1], SMARTPLAY.first(VITALS)),
             LAST_VITAL.ids(inventory[c.VITALS - 1 : c.VITALS], SMARTPLAY.first(LAST_VITAL)),
-            jnp.where(jnp.any(counts > 0), _HAVE, _HAVE_NOTHING)[None].astype(jnp.int16),
-            held,
+            jnp.where(jnp.any(counts > 0), _YOU_HAVE, _YOU_HAVE_NOTHING)[None].astype(jnp.int16),
+            items,
         ]
     )
-    head = [state.astype(jnp.int16), jnp.where(jnp.any(here), _SEE, _SEE_NOTHING).astype(jnp.int16)]
+    head = [state.astype(jnp.int16), jnp.where(jnp.any(visible), _YOU_SEE, _YOU_SEE_NOTHING).astype(jnp.int16)]
     text = compact(ids, SIZE, head)
     if not errors:
         return text
     outside = (view[0, AGENT[1], 0] == 0) | (view[AGENT[0], 0, 0] == 0) | (faced(codes, facing) == 0)
-    alone = jnp.full(SIZE, -1, jnp.int16).at[0].set(_ERROR)
-    return jnp.where(outside, alone, text)
+    error = jnp.full(SIZE, -1, jnp.int16).at[0].set(_ERROR)
+    return jnp.where(outside, error, text)

@@ -1,4 +1,4 @@
-"""This package's own pictures of Crafter's materials, creatures and items, drawn at any size.
+"""This package's own images of Crafter's materials, creatures and items, drawn at any size.
 
 Coordinates are halves of a pixel at the size of an observation: 14 to a tile of 7 pixels, x to the right, y down. Edges
 on even coordinates stay sharp there.
@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from envs_jax.crafter.textures.canvas import Canvas, Draw
-from envs_jax.crafter.textures.figures import SEEN
+from envs_jax.crafter.textures.figures import SPRITES
 from envs_jax.crafter.textures.ground import GROUND
 from envs_jax.crafter.textures.items import counted
 
@@ -24,17 +24,17 @@ def _drawn(draw: Draw, size: int) -> np.ndarray:
 
 @functools.cache
 def ground(name: str, size: int) -> np.ndarray:
-    """The picture of a material: uint8 `[size, size, 4]`."""
+    """The image of a material: uint8 `[size, size, 4]`."""
     return _drawn(GROUND[name], size)
 
 
 @functools.cache
-def seen(name: str, size: int) -> np.ndarray:
-    """The picture of what stands on a material, one of `constants.SEEN`: uint8 `[size, size, 4]`."""
-    return _drawn(SEEN[name], size)
+def sprite(name: str, size: int) -> np.ndarray:
+    """The image of what stands on a material, one of `constants.SPRITES`: uint8 `[size, size, 4]`."""
+    return _drawn(SPRITES[name], size)
 
 
 @functools.cache
 def item(name: str, count: int, size: int) -> np.ndarray:
-    """The picture of an item and its count, 1 to 9: uint8 `[size, size, 4]`."""
+    """The image of an item and its count, 1 to 9: uint8 `[size, size, 4]`."""
     return _drawn(counted(name, count), size)

@@ -1,4 +1,4 @@
-"""Shapes on a tile, in vector form, for pictures of any size."""
+"""Shapes on a tile, in vector form, for images of any size."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Canvas:
     def poly(self, color: Color, *corners: tuple[float, float]) -> None:
         """A polygon, by the number of its edges to the right of a sample."""
         inside = np.zeros(self.alpha.shape, bool)
-        for (ax, ay), (bx, by) in zip(corners, (*corners[1:], corners[0])):
-            if ay != by:
-                right = self.x < ax + (self.y - ay) * (bx - ax) / (by - ay)
-                inside ^= ((self.y >= min(ay, by)) & (self.y < max(ay, by))) & right
+        for (x0, y0), (x1, y1) in zip(corners, (*corners[1:], corners[0])):
+            if y0 != y1:
+                right = self.x < x0 + (self.y - y0) * (x1 - x0) / (y1 - y0)
+                inside ^= ((self.y >= min(y0, y1)) & (self.y < max(y0, y1))) & right
         self._paint(inside, color)
 
     def line(self, width: float, color: Color, *points: tuple[float, float]) -> None:
         """Straight strokes with round ends."""
-        for (ax, ay), (bx, by) in zip(points, points[1:]):
-            dx, dy = bx - ax, by - ay
-            t = np.clip(((self.x - ax) * dx + (self.y - ay) * dy) / (dx * dx + dy * dy), 0, 1)
-            self._paint((self.x - ax - t * dx) ** 2 + (self.y - ay - t * dy) ** 2 <= (width / 2) ** 2, color)
+        for (x0, y0), (x1, y1) in zip(points, points[1:]):
+            dx, dy = x1 - x0, y1 - y0
+            t = np.clip(((self.x - x0) * dx + (self.y - y0) * dy) / (dx * dx + dy * dy), 0, 1)
+            self._paint((self.x - x0 - t * dx) ** 2 + (self.y - y0 - t * dy) ** 2 <= (width / 2) ** 2, color)
 
     def pixels(self) -> np.ndarray:
         """The tile: uint8 `[size, size, 4]`, red, green, blue and opacity."""

@@ -163,11 +163,11 @@ def player_sleep(p: Canvas) -> None:
         p.line(0.7, (255, 255, 255), (x, y), (x + s, y), (x, y + s), (x + s, y + s))
 
 
-SEEN: dict[str, Draw] = {
+SPRITES: dict[str, Draw] = {
     "zombie": zombie,
     "skeleton": skeleton,
     "cow": cow,
-    **{name: _turned(arrow, i) for i, name in enumerate(c.SEEN[3:7])},
+    **{name: _turned(arrow, i) for i, name in enumerate(c.SPRITES[3:7])},
     "plant": plant,
     "plant-ripe": plant_ripe,
     "player-left": player_left,
@@ -176,4 +176,4 @@ SEEN: dict[str, Draw] = {
     "player-down": player_down,
     "player-sleep": player_sleep,
 }
-"""A drawing for each of `constants.SEEN`."""
+"""A drawing for each of `constants.SPRITES`."""

@@ -71,7 +71,7 @@ def visit(env: Any, env_params: Any, policy: Any, weights: Any, key: jax.Array, 
         chunk=CHUNK,
     )
     played = list(play(weights, key_pairs(key, episodes)))
-    visited = jax.tree.map(lambda *x: np.concatenate(x), *(episode.seen for episode in played))
+    visited = jax.tree.map(lambda *x: np.concatenate(x), *(episode.observed for episode in played))
     order = np.argsort(np.concatenate([np.arange(len(episode)) for episode in played]), kind="stable")  # step by step
     keys, masks = visited["key"][order], visited["goals"][order]
     distinct, first = np.unique(keys, return_index=True)

@@ -18,10 +18,10 @@ from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec
 
 
 _CREATURES = {
-    "zombie": (c.SEEN_ZOMBIE,),
-    "skeleton": (c.SEEN_SKELETON,),
-    "cow": (c.SEEN_COW,),
-    "plant": (c.SEEN_PLANT, c.SEEN_RIPE),
+    "zombie": (c.SPRITE_ZOMBIE,),
+    "skeleton": (c.SPRITE_SKELETON,),
+    "cow": (c.SPRITE_COW,),
+    "plant": (c.SPRITE_PLANT, c.SPRITE_RIPE),
 }
 _WOOD, _STONE, _IRON = {"wood": 1}, {"wood": 1, "stone": 1}, {"wood": 1, "coal": 1, "iron": 1}
 
@@ -81,7 +81,7 @@ def feasible(obs: Mapping[str, Any], names: tuple[str, ...]) -> Bool[Array, " A"
             visible.setdefault(sight, in_view(obs["view"], sight))
         conditions += [visible[sight] for sight in sights]
         if name == "sleep":
-            conditions.append(inventory["energy"] < c.MOST)
+            conditions.append(inventory["energy"] < c.MAX_COUNT)
         if name == "place crafting table":
             visible.setdefault("table", in_view(obs["view"], "table"))
             conditions.append(~visible["table"])

@@ -335,7 +335,7 @@ def frames_of(env: Any, env_params: Any, played: Episode) -> list[Frame]:
     frames: list[Frame] = []
     so_far: list[str] = []
     for t in range(len(played) + 1):
-        text = env.describe(played.at(t)["obs"])
+        text = env.describe(played.view_at(t)["obs"])
         goals_text = text.pop("goals")
         if ids:
             goals: Any = [names[i] for i in np.asarray(state.goals[t]) if i >= 0]
@@ -398,7 +398,7 @@ def write_video(built: Ellm, weights: tuple[Any, Any, Any], key: jax.Array, path
     pictures: list[np.ndarray] = []
     with doing("drawing", len(texts), "frames") as activity:
         for t, frame in enumerate(texts):
-            picture = draw(env.render(played.at(t)["state"]), frame, t, ending)
+            picture = draw(env.render(played.view_at(t)["state"]), frame, t, ending)
             pictures += [picture] * (2 if frame.reached else 1)
             activity.done = t + 1
     return write_gif(path, pictures, fps=FPS, hold=HOLD)

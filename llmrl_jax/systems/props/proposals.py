@@ -413,9 +413,9 @@ def ask_until_parsed(
             parsed = parses[i](outcome.text)
             parsed_replies[i].append(parsed)
             attempts[i].append(_attempt(outcome, parsed))
-            ended[i] = answered[i].then(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
+            ended[i] = answered[i].with_messages(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
             if parsed.problems:
-                waiting[i] = ended[i].then(Message("user", repair(parsed)))
+                waiting[i] = ended[i].with_messages(Message("user", repair(parsed)))
         if not waiting:
             break
     answers = []

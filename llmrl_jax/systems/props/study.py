@@ -427,13 +427,13 @@ class EpisodeRecorder:
         """
         episode = self._record(params, key)
         steps = tuple(
-            Transition(_values(episode.seen["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
+            Transition(_values(episode.observed["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
             for t in range(len(episode))
         )
         if not frames:
             return steps, []
         chosen = np.unique(np.linspace(0, len(episode), min(frames, len(episode) + 1)).round().astype(int))
-        return steps, [self.env.render(episode.at(int(t))["state"]) for t in chosen]
+        return steps, [self.env.render(episode.view_at(int(t))["state"]) for t in chosen]
 
 
 def _values(x: Any) -> Values:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envs_jax.crafter import constants as c
-from envs_jax.crafter.actions import ANY, NOTHING, action_set, index, valid
+from envs_jax.crafter.actions import FULL_MASK, NOTHING, action_set, index, valid
 
 
 VALID = (
@@ -28,7 +28,7 @@ def bits(mask):
 def test_the_packages_set():
     actions = action_set(17)
     assert actions.names == c.ACTIONS and actions.command.tolist() == list(range(17))
-    assert set(actions.materials.tolist()) == set(actions.kinds.tolist()) == {ANY}
+    assert set(actions.materials.tolist()) == set(actions.kinds.tolist()) == {FULL_MASK}
     assert np.all(actions.noun_material == -1) and np.all(actions.noun_kind == -1) and np.all(actions.noun_item == -1)
 
 
@@ -41,7 +41,7 @@ def test_smartplays_set():
         *("make wood sword", "make stone sword", "make iron sword"),
     )
     assert actions.command.tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
-    assert set(actions.materials.tolist()) == set(actions.kinds.tolist()) == {ANY}
+    assert set(actions.materials.tolist()) == set(actions.kinds.tolist()) == {FULL_MASK}
 
 
 def test_ellms_139():

@@ -14,8 +14,8 @@ def test_a_view_by_hand():
     view[0] = 0, 0  # outside the world
     view[1, :, 0] = [c.WATER, c.STONE, c.PATH, c.SAND, c.TREE, c.LAVA, c.COAL]
     view[2, :4, 0] = [c.IRON, c.DIAMOND, c.TABLE, c.FURNACE]
-    view[3, :6, 1] = [c.SEEN.index(x) + 1 for x in ("zombie", "skeleton", "cow", "arrow-up", "plant", "plant-ripe")]
-    view[4, 3, 1] = c.SEEN_PLAYER + 1
+    view[3, :6, 1] = [c.SPRITES.index(x) + 1 for x in ("zombie", "skeleton", "cow", "arrow-up", "plant", "plant-ripe")]
+    view[4, 3, 1] = c.SPRITE_PLAYER + 1
     inventory = np.array([9, 8, 7, 6, 0, 3] + [0] * 9 + [1])
     lines = letters(view, inventory).split("\n")
     assert lines[:7] == [
@@ -28,7 +28,7 @@ def test_a_view_by_hand():
         "  o . . . . . . .   facing right",
     ]
     assert lines[8] == "health 9, food 8, drink 7, energy 6, wood 3, iron sword 1"
-    view[4, 3, 1] = c.SEEN_ASLEEP
+    view[4, 3, 1] = c.SPRITE_ASLEEP
     lines = letters(view, inventory).split("\n")
     assert lines[3] == "  _ & ^ z . . . ." and "facing" not in lines[6]
 

@@ -45,7 +45,7 @@ def test_tiles_are_where_the_view_and_the_items_say(programs):
                 if y < 7:
                     material, seen = cells[x, y]
                     expected = textures.ground(c.MATERIALS[material - 1], 7)[..., :3] if material else blank + 127
-                    top = textures.seen(c.SEEN[seen - 1], 7) if seen else None
+                    top = textures.sprite(c.SPRITES[seen - 1], 7) if seen else None
                 else:
                     item = 9 * (y - 7) + x
                     count = counts[item] if item < 16 else 0
@@ -79,7 +79,7 @@ def test_every_tile_differs_from_the_others():
 
 def test_light_and_sleep(programs):
     view, inventory, light, asleep, keys = rows(6)
-    view[:, 4, 3] = (c.GRASS, c.SEEN_PLAYER)
+    view[:, 4, 3] = (c.GRASS, c.SPRITE_PLAYER)
     day = np.asarray(programs[0](view, inventory, light, asleep, keys), int)
     other = np.asarray(programs[0](view, inventory, light, asleep, keys[::-1]), int)
     np.testing.assert_array_equal(day, other)

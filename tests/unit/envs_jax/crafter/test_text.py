@@ -17,12 +17,12 @@ def world(cells=(), ground="path", facing=DOWN):
     """A view of one material, with other materials or objects at (x, y): `{(3, 3): "tree", (4, 2): "cow"}`."""
     view = np.zeros((9, 7, 2), np.uint8)
     view[..., 0] = c.MATERIALS.index(ground) + 1 if ground else 0
-    view[4, 3, 1] = c.SEEN_PLAYER + facing
+    view[4, 3, 1] = c.SPRITE_PLAYER + facing
     for (x, y), name in dict(cells).items():
         if name in c.MATERIALS:
             view[x, y, 0] = c.MATERIALS.index(name) + 1
         else:
-            view[x, y, 1] = c.SEEN.index(name) + 1
+            view[x, y, 1] = c.SPRITES.index(name) + 1
     return view
 
 
@@ -44,7 +44,7 @@ def some_worlds(count, seed=0):
         for outside in (view[:left], view[9 - right :], view[:, :top], view[:, 7 - bottom :]):
             outside[...] = 0
     facing = rng.integers(0, 4, count)
-    views[:, 4, 3, 1] = c.SEEN_PLAYER + facing
+    views[:, 4, 3, 1] = c.SPRITE_PLAYER + facing
     views[:, 4, 3, 0] = c.GRASS
     inventory = np.where(rng.random((count, 16)) < rng.random((count, 1)), rng.integers(0, 10, (count, 16)), 0)
     inventory[:, :4] = np.where(rng.random((count, 4)) < rng.random((count, 1)), 9, inventory[:, :4])
@@ -147,7 +147,7 @@ def test_ellm_and_its_keys_on_many_worlds(ellm_program, batch):
         assert {name: ellm.ELLM.render(part[i]) for name, part in parts.items()} == truth
         text = [truth[name] for name in ("visible", "target", "inventory", "status") if truth[name]]
         assert ellm.ELLM.render(captions[i]) == " ".join(text)
-        one = ellm.Facts(seen.visible[i], seen.target[i], seen.held[i], seen.status[i])
+        one = ellm.Facts(seen.visible[i], seen.target[i], seen.inventory[i], seen.status[i])
         assert ellm.describe(one) == text
         shown = [part for part in text if not part.startswith("you feel")]
         shown += ["you feel sleepy."] if "sleepy" in truth["status"] else []
@@ -160,13 +160,14 @@ def test_ellm_and_its_keys_on_many_worlds(ellm_program, batch):
 
 
 def test_the_largest_caption_fits_and_no_other_number_is_a_key(ellm_program):
-    everything = [*c.MATERIALS, *c.SEEN[:9]]
+    everything = [*c.MATERIALS, *c.SPRITES[:9]]
     cells = {(i % 9, i // 9): name for i, name in enumerate(everything)} | {(4, 4): "cow"}
     full = items(health=1, food=1, drink=1, energy=1, **dict.fromkeys(c.ITEMS[4:], 1))
     one = [x[None] for x in (world(cells), full, np.array(DOWN))]
     seen, _, captions, keys = ellm_program(*one)
     assert np.all(captions[0] >= 0) and captions.shape[1] == 35
-    assert int(seen.visible[0]) == (1 << 15) - 1 and int(seen.held[0]) == (1 << 12) - 1 and int(seen.status[0]) == 15
+    assert int(seen.visible[0]) == (1 << 15) - 1 and int(seen.inventory[0]) == (1 << 12) - 1
+    assert int(seen.status[0]) == 15
     assert ellm.describe_key(keys[0]).startswith(
         "You see coal, cow, crafting table, diamond, furnace, grass, iron, lava, path, plant, skeleton, stone, tree, "
         "water, and zombie. You are targeting cow. You have in your inventory plant, wood, stone, coal, iron, diamond, "

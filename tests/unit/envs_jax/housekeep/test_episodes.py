@@ -13,7 +13,7 @@ import pytest
 import envs_jax
 from envs_jax.housekeep import expert_action, macro_expert_action, worldgen
 from envs_jax.housekeep.apartment import KEYS, NAMES, RECEPTACLES
-from envs_jax.housekeep.constants import ABSENT, DOWN, FORWARD, GRAB, HELD, HIGH, LEFT, RIGHT, SLOTS, UP, WIDTH
+from envs_jax.housekeep.constants import ABSENT, DOWN, FORWARD, GRAB, HIGH, IN_HAND, LEFT, RIGHT, SLOTS, UP, WIDTH
 from envs_jax.housekeep.routes import routes
 from envs_jax.resets import select
 
@@ -237,7 +237,7 @@ def macro_state():
     """In the kitchen, facing south; a book lies in the fridge, at the left of its low shelf."""
     category, spot = np.full(SLOTS, -1, np.int16), np.full(SLOTS, ABSENT, np.int16)
     category[0] = MACRO.preferences.objects.index("book")
-    spot[0] = MACRO.tables.spots.of(KEYS.index("kitchen|fridge"))[0]
+    spot[0] = MACRO.tables.spots.of_receptacle(KEYS.index("kitchen|fridge"))[0]
     start = worldgen.Start(category, spot, np.int32(5 * WIDTH + 6), np.int32(1))
     return jax.jit(lambda: MACRO.begin(start)[1])()
 
@@ -252,7 +252,7 @@ def test_the_clock_of_macro_actions(macro_state):
     assert "go to the kitchen fridge" not in offered and "go to the kitchen door" in offered
     # one cell to the left: left, forward, right, and the grab
     infos, rewards, state = act(state, "pick object 0")
-    assert infos[0]["steps"] == 4 and rewards == [2.5] and int(state.spot[0]) == HELD
+    assert infos[0]["steps"] == 4 and rewards == [2.5] and int(state.spot[0]) == IN_HAND
     assert infos[0]["picked"] and NAMES[infos[0]["receptacle"]] == "kitchen fridge"
     # back where it was: the crosshair points there already
     infos, rewards, state = act(state, "place")

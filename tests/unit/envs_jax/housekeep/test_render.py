@@ -41,7 +41,7 @@ def test_the_plan(state):
 
 
 def test_what_was_not_seen_is_not_drawn(state):
-    free = int(ENV.tables.spots.of(12)[0])  # on the kitchen carpet
+    free = int(ENV.tables.spots.of_receptacle(12)[0])  # on the kitchen carpet
     hat, seen = 2, state.seen_objects.copy()
     moved = state.replace(spot=np.where(np.arange(10) == hat, free, state.spot).astype(np.int16))
     same = np.array_equal(ENV.render(state)[:, : WIDTH * TILE], ENV.render(moved)[:, : WIDTH * TILE])

@@ -16,8 +16,8 @@ from envs_jax.housekeep.constants import (
     FORWARD,
     GRAB,
     HEADINGS,
-    HELD,
     HIGH,
+    IN_HAND,
     LEFT,
     LOW,
     MIDDLE,
@@ -41,7 +41,7 @@ SPOTS = ENV.tables.spots
 
 
 def spot(receptacle, number=0):
-    return int(SPOTS.of(KEYS.index(receptacle))[number])
+    return int(SPOTS.of_receptacle(KEYS.index(receptacle))[number])
 
 
 def begin(y, x, heading, *objects, pitch=LOW):
@@ -124,7 +124,7 @@ def test_rewards_of_a_misplaced_object():
     assert (info["picked"], info["placed"], info["failed"], info["first"]) == (True, False, False, True)
     assert (info["object"], info["category"]) == (0, ENV.preferences.objects.index("book"))
     assert info["receptacle"] == KEYS.index("kitchen|table")
-    assert int(state.held) == 0 and int(state.spot[0]) == HELD
+    assert int(state.held) == 0 and int(state.spot[0]) == IN_HAND
     # back on the table: wrong; up again: no reward, no penalty
     rewards, infos, state = play(state, GRAB, GRAB)
     assert rewards == [-0.25, 0.0]

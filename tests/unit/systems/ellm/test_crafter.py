@@ -23,12 +23,12 @@ def observation(*seen, energy=9, **held):
     """A view of grass with some materials and creatures in it, and an inventory."""
     view = np.zeros((9, 7, 2), np.uint8)
     view[..., 0] = c.GRASS if "grass" in seen else c.SAND
-    view[4, 3, 1] = c.SEEN_PLAYER
+    view[4, 3, 1] = c.SPRITE_PLAYER
     for i, name in enumerate(x for x in seen if x != "grass"):
         if name in c.MATERIALS:
             view[i, 0, 0] = c.MATERIALS.index(name) + 1
         else:
-            view[i, 0, 1] = 1 + c.SEEN.index(name)
+            view[i, 0, 1] = 1 + c.SPRITES.index(name)
     inventory = np.zeros(16, np.int32)
     inventory[:4] = (9, 9, 9, energy)
     for item, count in held.items():
