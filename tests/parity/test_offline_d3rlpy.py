@@ -127,7 +127,7 @@ def test_discrete_bcq_is_d3rlpys(recorded):
     assert distance(other.params["imitator"], wanted["imitator"]) > 0.05
     obs, played = jnp.asarray(recorded["obs"]), recorded["discrete_bcq/played"]
     np.testing.assert_array_equal(method.act(wanted, obs).mode(), played)
-    q = method.critics.every(wanted["critic"], obs)[0]
+    q = method.critics.all_values(wanted["critic"], obs)[0]
     assert (jnp.argmax(q, axis=-1) != played).mean() > 0.05, "some best actions are not likely"
 
 

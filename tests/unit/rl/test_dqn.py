@@ -16,7 +16,7 @@ import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl import gradient
+from llmrl_jax.kernels import flat_tree
 from llmrl_jax.rl.dqn import DQNConfig, dqn_loss, make_dqn, q_targets
 from llmrl_jax.rl.networks import NetworkQPolicy
 from llmrl_jax.rl.policy import Policy, epsilon_greedy
@@ -249,7 +249,7 @@ def test_what_is_remembered_is_what_happened(tiny):
 
 def test_flattening_changes_speed_only(tiny, monkeypatch):
     state, update = tiny
-    monkeypatch.setattr(gradient, "FLATTEN_BELOW", 0)
+    monkeypatch.setattr(flat_tree, "FLATTEN_BELOW", 0)
     (one, _), (other, _) = update(state), jax.jit(learner_of(TINY).update)(state)
     np.testing.assert_allclose(flat(one.params), flat(other.params), rtol=1e-4, atol=1e-6)
     assert jax.tree.structure(one) == jax.tree.structure(other)

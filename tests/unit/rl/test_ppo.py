@@ -13,6 +13,7 @@ import pytest
 
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax.kernels import flat_tree
 from llmrl_jax.rl import gradient, rollout
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import NetworkPolicy
@@ -185,7 +186,7 @@ def test_microbatches_and_unrolling_change_memory_and_speed_only(tiny):
 def test_packing_changes_speed_only(tiny, monkeypatch):
     """Parameters as one vector or leaf by leaf: the same numbers, and far fewer operations in a gradient step."""
     state, update = tiny
-    monkeypatch.setattr(gradient, "FLATTEN_BELOW", 0)
+    monkeypatch.setattr(flat_tree, "FLATTEN_BELOW", 0)
     loose = jax.jit(learner_of(TINY).update)
     (packed, metrics), (apart, expected) = update(state), loose(state)
     np.testing.assert_allclose(flat(packed.params), flat(apart.params), rtol=1e-4, atol=1e-6)
