@@ -48,8 +48,8 @@ class OtherActions(Wrapper):
         return self._observe(obs), state
 
     def step(self, key, state, action, params):
-        obs, *rest = self.env.step(key, state, action, params)
-        return self._observe(obs), *rest
+        obs, *result = self.env.step(key, state, action, params)
+        return self._observe(obs), *result
 
     def observation_space(self, params):
         space = self.env.observation_space(params)

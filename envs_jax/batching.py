@@ -14,10 +14,12 @@ from envs_jax.tracing import standard_promotion
 
 def _rows(size: int, batched: Any, args: Any) -> Any:
     """Arguments that all have a leading axis of this size; `batched` says which of them have it already."""
-    return jax.tree.map(lambda x, has: x if has else jnp.broadcast_to(x, (size, *jnp.shape(x))), args, batched)
+    return jax.tree.map(
+        lambda x, is_batched: x if is_batched else jnp.broadcast_to(x, (size, *jnp.shape(x))), args, batched
+    )
 
 
-def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
+def batched_as_single(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of one row that calls `function`, which computes all rows of a batch together.
 
     `function` takes and returns pytrees whose leaves have a leading axis `[B]`, and its rows do not depend on one
@@ -27,26 +29,26 @@ def of_one_row(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @custom_vmap
-    def many(*args):
+    def call_rows(*args):
         return function(*args)
 
-    @many.def_vmap
+    @call_rows.def_vmap
     @standard_promotion
     def _(size, batched, *args):
         args = _rows(size, list(batched), list(args))
         leading = jnp.shape(jax.tree.leaves(args)[0])[:2]
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), args)
-        out = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), many(*flat))
-        return out, jax.tree.map(lambda _: True, out)
+        outputs = jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), call_rows(*flat))
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
     @custom_vmap
-    def one(*args):
+    def call_row(*args):
         return jax.tree.map(lambda x: x[0], function(*jax.tree.map(lambda x: x[None], args)))
 
-    @one.def_vmap
+    @call_row.def_vmap
     @standard_promotion
     def _(size, batched, *args):
-        out = many(*_rows(size, list(batched), list(args)))
-        return out, jax.tree.map(lambda _: True, out)
+        outputs = call_rows(*_rows(size, list(batched), list(args)))
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
-    return one
+    return call_row

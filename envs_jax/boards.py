@@ -10,7 +10,7 @@ from envs_jax.checks import nearest
 
 
 TEXTS = {"grid": ("", "\n"), "spaced": ("  ", " \n "), "tabs": (" \t ", " \t\n ")}
-"""What stands between two cells of a row, and between two rows, in the published texts of boards. `grid` is that of
+"""The separators between two cells of a row, and between two rows, in the published texts of boards. `grid` is that of
 RAGEN's paper and of ROLL, `spaced` that of RAGEN's Sokoban of 2026, and `tabs` VAGEN's; the last two are without the
 white space at either end."""
 
@@ -48,13 +48,13 @@ def wall(picture: np.ndarray, cell: int, move: tuple[int, int]) -> None:
     """Draw a thick line on the side of a cell that a move would cross."""
     row, column = divmod(cell, picture.shape[1] // TILE)
     top, left = row * TILE, column * TILE
-    down, right = top + TILE, left + TILE
+    bottom, right = top + TILE, left + TILE
     if move[0]:
-        edge = down if move[0] > 0 else top
+        edge = bottom if move[0] > 0 else top
         picture[max(edge - 2, 0) : edge + 2, left:right] = BLACK
     else:
         edge = right if move[1] > 0 else left
-        picture[top:down, max(edge - 2, 0) : edge + 2] = BLACK
+        picture[top:bottom, max(edge - 2, 0) : edge + 2] = BLACK
 
 
 GLYPHS = dict(

@@ -33,8 +33,8 @@ def nearest(name: str, names: list[str], n: int = 3) -> str:
 def _is_misspelled(name: str, right: str) -> bool:
     """Whether one edit for every four characters, at most 3, makes `right` of `name`, or its beginning."""
     limit = min(3, max(1, max(len(name), len(right)) // 4))
-    whole, start = _edits(name, right)
-    return whole <= limit or len(name) >= 3 and start <= min(limit, max(0, len(name) // 4 - 1))
+    full, start = _edits(name, right)
+    return full <= limit or len(name) >= 3 and start <= min(limit, max(0, len(name) // 4 - 1))
 
 
 def _edits(name: str, right: str) -> tuple[int, int]:
@@ -111,9 +111,9 @@ def _compared(name: str, value: Any, compare: Callable[[], bool], error: type[Ex
         raise error(f"{name} is {value!r}; a number is needed") from None
 
 
-def _check(right: bool, name: str, value: Any, wanted: str, remedy: str, error: type[Exception]) -> None:
+def _check(right: bool, name: str, value: Any, requirement: str, remedy: str, error: type[Exception]) -> None:
     if right and math.isinf(value):
-        wanted = "a finite number"
+        requirement = "a finite number"
     elif right:
         return
-    raise error(f"{name} is {value}; {wanted} is needed{f' ({remedy})' if remedy else ''}")
+    raise error(f"{name} is {value}; {requirement} is needed{f' ({remedy})' if remedy else ''}")

@@ -36,7 +36,7 @@ class Stack:
     frames: int
     """Length of the last axis."""
     fill: Literal["first", "zeros"]
-    """What precedes the first frame of an episode: copies of it, or zeros."""
+    """The frames before the first frame of an episode: copies of it, or zeros."""
 
 
 def traced(*trees: Any) -> bool:
@@ -83,7 +83,7 @@ def check_numbers(env: Environment, space: Space, action: Any, ignored: np.ndarr
     raise ValueError(f"the action of {env.id or type(env).__name__} is {action}; {needed} is needed")
 
 
-def _of(kind: type[Environment], attributes: Mapping[str, Any]) -> Environment:
+def _with_attributes(kind: type[Environment], attributes: Mapping[str, Any]) -> Environment:
     world = object.__new__(kind)
     vars(world).update(attributes)
     return world
@@ -106,10 +106,10 @@ class Environment(Generic[State, Params]):
         return vars(self).get("maker") or super().__reduce_ex__(protocol)
 
     def __copy__(self) -> Environment:
-        return _of(type(self), vars(self))
+        return _with_attributes(type(self), vars(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Environment:
-        return copy.copy(self) if self.maker else _of(type(self), copy.deepcopy(vars(self), memo))
+        return copy.copy(self) if self.maker else _with_attributes(type(self), copy.deepcopy(vars(self), memo))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -179,7 +179,7 @@ class Environment(Generic[State, Params]):
 
     @property
     def episode_captions(self) -> tuple[str, ...]:
-        """Those of `captions` that stay the same throughout an episode, as a mission does."""
+        """The captions that stay the same throughout an episode, as a mission does."""
         return ()
 
     @property
@@ -201,7 +201,7 @@ class Environment(Generic[State, Params]):
         return ""
 
     def news(self, info: Info) -> str:
-        """What was special about one step, in words, on the host, from its `info`; usually nothing."""
+        """The special events of one step, in words, on the host, from its `info`; usually none."""
         return ""
 
     @property

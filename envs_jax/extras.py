@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 DISTRIBUTION = "llmrl-jax"
 
 
-def require(use: str, extra: str, *modules: str, otherwise: str = "") -> ModuleType:
+def require(use: str, extra: str, *modules: str, remedy: str = "") -> ModuleType:
     """Import modules of an extra.
 
-    **Arguments:** `use`, that needs them, the subject of the message; `extra`, by name; `otherwise`, what else the user
+    **Arguments:** `use`, that needs them, the subject of the message; `extra`, by name; `remedy`, what else the user
     can do, without a full stop.
     **Returns:** the first module.
     **Raises:** `ModuleNotFoundError` if one of them, or a module that it imports, is missing: `missing`.
@@ -33,14 +33,14 @@ def require(use: str, extra: str, *modules: str, otherwise: str = "") -> ModuleT
     try:
         return [importlib.import_module(module) for module in modules][0]
     except ModuleNotFoundError as error:
-        raise missing(use, extra, error.name or modules[0], otherwise=otherwise) from error
+        raise missing(use, extra, error.name or modules[0], remedy=remedy) from error
 
 
-def missing(use: str, extra: str, module: str, *, otherwise: str = "") -> ModuleNotFoundError:
+def missing(use: str, extra: str, module: str, *, remedy: str = "") -> ModuleNotFoundError:
     """The error for a missing module: "hdf5 needs h5py, of the extra `data`: pip install -e '/checkout[data]'"."""
-    remedy = f"; or {otherwise}" if otherwise else ""
+    suffix = f"; or {remedy}" if remedy else ""
     return ModuleNotFoundError(
-        f"{use} needs {module}, of the extra `{extra}`: {install(extra)}{remedy}", name=module.partition(".")[0]
+        f"{use} needs {module}, of the extra `{extra}`: {install(extra)}{suffix}", name=module.partition(".")[0]
     )
 
 
@@ -63,7 +63,7 @@ def named(needed: Requirement) -> str:
 
 
 def inside(needed: Requirement) -> list[Requirement]:
-    """What the extras of a requirement need, such as the plugin of `jax[cuda13]`; empty if its package is absent."""
+    """The requirements that a requirement's extras add, such as `jax[cuda13]`'s plugin; empty without its package."""
     from packaging.requirements import Requirement
 
     try:
@@ -104,13 +104,13 @@ def requirements() -> dict[str, list[Requirement]]:
 
 def _expanded(part: list[Requirement], listed: dict[str, list[Requirement]]) -> list[Requirement]:
     """The requirements of an extra, with those of the extras that it is made of, as `all` is."""
-    whole = []
+    expanded = []
     for needed in part:
         inner = (
             [listed.get(extra, []) for extra in sorted(needed.extras)] if needed.name == DISTRIBUTION else [[needed]]
         )
-        whole += [x for each in inner for x in each if x not in whole]
-    return whole
+        expanded += [x for group in inner for x in group if x not in expanded]
+    return expanded
 
 
 def _checkout() -> tuple[Path, bool] | None:

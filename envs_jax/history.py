@@ -84,8 +84,8 @@ class PromptHistory(Wrapper):
     def step(self, key, state, action, params):
         obs, env, reward, terminated, truncated, info = self.env.step(key, state.env, action, params)
         full = state.count == self.n
-        place = jnp.where(full, self.n - 1, state.count)  # of the new caption, after a full window has been shifted
-        new = jnp.arange(self.n) == place
+        index = jnp.where(full, self.n - 1, state.count)  # of the new caption, after a full window has been shifted
+        new = jnp.arange(self.n) == index
 
         def moved(past, now):
             return jnp.where(new[:, None], now, jnp.where(full, jnp.roll(past, -1, axis=0), past))

@@ -14,7 +14,7 @@ def attach(package: str, names: Mapping[str, Sequence[str]], modules: Sequence[s
     submodules that are attributes themselves. For type checkers, the package repeats the names as imports under
     `TYPE_CHECKING`.
     """
-    home = {name: module for module, taken in names.items() for name in taken}
+    home = {name: module for module, attributes in names.items() for name in attributes}
 
     def __getattr__(name: str) -> Any:
         if name in modules:

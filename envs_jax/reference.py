@@ -1,4 +1,4 @@
-"""What every `import_state` function reads from a live Gymnasium environment."""
+"""The values that every `import_state` function reads from a live Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def elapsed_steps(gymnasium_env: Any) -> int:
-    """How many steps the `TimeLimit` around an environment has counted since the reset, 0 without one."""
+    """The steps since the reset that the `TimeLimit` around an environment has counted, 0 without one."""
     layer = gymnasium_env
     while layer is not gymnasium_env.unwrapped:
         if type(layer).__name__ == "TimeLimit":

@@ -54,19 +54,19 @@ BRIDGED = {package: f"envs_jax.bridges.{package}:world" for package in ("brax", 
 """Packages whose worlds have ids too, `package/name`. `ids` does not list them: each package has its own registry."""
 
 
-_begun = False
+_registered = False
 """Whether the folders of worlds have been imported, or are being imported."""
 
 
 def _register_worlds() -> None:
-    global _begun
-    if not _begun:
-        _begun = True  # before the imports, since each of them registers
+    global _registered
+    if not _registered:
+        _registered = True  # before the imports, since each of them registers
         try:
             for name in WORLDS:
                 importlib.import_module(f"envs_jax.{name}")
         except BaseException:
-            _begun = False  # the next call tries again, instead of listing some of the worlds
+            _registered = False  # the next call tries again, instead of listing some of the worlds
             raise
 
 
@@ -80,12 +80,12 @@ def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> No
     """
     _register_worlds()
     spec = Spec(id, entry_point, kwargs, about)
-    taken = _SPECS.get(id, spec)
-    if taken != spec:
-        options = ", ".join(f"{name}={value!r}" for name, value in taken.kwargs.items())
+    existing = _SPECS.get(id, spec)
+    if existing != spec:
+        options = ", ".join(f"{name}={value!r}" for name, value in existing.kwargs.items())
         raise ValueError(
-            f"the id {id!r} is registered already, as {taken.entry_point}{f' ({options})' if options else ''}; choose "
-            f"another id for {entry_point}"
+            f"the id {id!r} is registered already, as {existing.entry_point}{f' ({options})' if options else ''}; "
+            f"choose another id for {entry_point}"
         )
     package, slash, _ = id.partition("/")
     if slash and package in BRIDGED:
@@ -148,9 +148,9 @@ def _written(name: str, text: str, accepted: Mapping[str, inspect.Parameter]) ->
 def _check_types(id: str, options: Mapping[str, Any], accepted: Mapping[str, inspect.Parameter]) -> None:
     """Check options against the annotations of the callable that takes them. **Raises:** `TypeError`."""
     for name, value in options.items():
-        wanted, said = _kind(name, accepted)
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
-            raise TypeError(f"{id!r}: {name} is {value!r}; {said} is needed")
+        expected, description = _kind(name, accepted)
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected not in (bool, object)):
+            raise TypeError(f"{id!r}: {name} is {value!r}; {description} is needed")
 
 
 def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
@@ -183,10 +183,10 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     if "id" not in vars(env):
         env.id = id
     if registered.entry_point.startswith("envs_jax."):  # another package may be registered in this process only
-        env.maker = _made, (id, kwargs)
+        env.maker = _rebuild, (id, kwargs)
     return env, env.default_params
 
 
-def _made(id: str, options: dict[str, Any]) -> Environment:
+def _rebuild(id: str, options: dict[str, Any]) -> Environment:
     """The world of `make`, for copies in other processes."""
     return make(id, **options)[0]

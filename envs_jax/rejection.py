@@ -42,21 +42,21 @@ def first_accepted(attempt: Callable[..., tuple[jax.Array, Any]], *args: jax.Arr
         def body(carry):
             waiting, number, values = carry
             count = jnp.sum(waiting, dtype=jnp.int32)
-            share = size // count
-            rank = places // share
+            per_row = size // count
+            rank = places // per_row
             row = jnp.argsort(~waiting)[jnp.minimum(rank, count - 1)]
-            accepted, candidates = tries(number[row] + places % share, *[a[row] for a in rows])
+            accepted, candidates = tries(number[row] + places % per_row, *[a[row] for a in rows])
             # the slots of a row are adjacent, in the order of its attempts: the first accepted one counts
-            place = jnp.full(size, size, jnp.int32).at[row].min(jnp.where(accepted & (rank < count), places, size))
-            won = place < size
+            slot = jnp.full(size, size, jnp.int32).at[row].min(jnp.where(accepted & (rank < count), places, size))
+            won = slot < size
 
             def pick(new, old):
-                return jnp.where(won.reshape(-1, *[1] * (old.ndim - 1)), jnp.take(new, place, axis=0, mode="clip"), old)
+                return jnp.where(won.reshape(-1, *[1] * (old.ndim - 1)), jnp.take(new, slot, axis=0, mode="clip"), old)
 
-            return waiting & ~won, number + share, jax.tree.map(pick, candidates, values)
+            return waiting & ~won, number + per_row, jax.tree.map(pick, candidates, values)
 
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
-        start = (jnp.ones(size, bool), jnp.ones(size, jnp.int32), none)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        start = (jnp.ones(size, bool), jnp.ones(size, jnp.int32), zeros)
         values = tracing.while_loop(lambda carry: jnp.any(carry[0]), body, start)[2]
         return values, jax.tree.map(lambda _: True, values)
 

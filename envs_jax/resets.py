@@ -93,9 +93,9 @@ class VectorEnv(Wrapper):
         episode under `optimistic`; `batched_params`, whether every leaf of `params` has a leading axis `[N]` (then
         `policy` cannot be `pool` or `optimistic`, whose episodes do not belong to one row)."""
         super().__init__(env)
-        known = ResetPolicy.__args__  # type: ignore[attr-defined]
-        if policy not in known:
-            raise ValueError(f"unknown reset policy {policy!r}; it is one of {', '.join(known)}")
+        policies = ResetPolicy.__args__  # type: ignore[attr-defined]
+        if policy not in policies:
+            raise ValueError(f"unknown reset policy {policy!r}; it is one of {', '.join(policies)}")
         at_least("num_envs", num_envs, 1)
         if policy == "pool":
             at_least("pool_size", pool_size, 1)
@@ -170,9 +170,9 @@ class VectorEnv(Wrapper):
         if self.policy == "always":
             fresh = self._resets(jax.random.fold_in(key, FRESH), params, n)
         elif self.policy == "optimistic":
-            few = n // self.reset_ratio
-            rank = jnp.where(done, jnp.cumsum(done) - 1, 0) % few
-            fresh = jax.tree.map(lambda x: x[rank], self._resets(jax.random.fold_in(key, FRESH), params, few))
+            num_fresh = n // self.reset_ratio
+            rank = jnp.where(done, jnp.cumsum(done) - 1, 0) % num_fresh
+            fresh = jax.tree.map(lambda x: x[rank], self._resets(jax.random.fold_in(key, FRESH), params, num_fresh))
         else:
             index = hashed(key, n) % self.pool_size
             fresh = jax.tree.map(lambda x: x[index], state.pool)

@@ -28,27 +28,27 @@ def _types(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     return {jax.tree_util.keystr(path): (tuple(x.shape), str(x.dtype)) for path, x in leaves}
 
 
-def _same_types(a: Any, b: Any, what: str) -> None:
-    one, two = _types(a), _types(b)
-    wrong = sorted(path for path in one.keys() | two.keys() if one.get(path) != two.get(path))
-    lines = [f"{path or 'it'}: {one.get(path)} and {two.get(path)}" for path in wrong]
-    assert not wrong, f"{what} differ in structure: {'; '.join(lines)}"
+def _same_types(a: Any, b: Any, label: str) -> None:
+    left, right = _types(a), _types(b)
+    wrong = sorted(path for path in left.keys() | right.keys() if left.get(path) != right.get(path))
+    lines = [f"{path or 'it'}: {left.get(path)} and {right.get(path)}" for path in wrong]
+    assert not wrong, f"{label} differ in structure: {'; '.join(lines)}"
 
 
-def same(a: Any, b: Any, what: str, atol: float = 0.0) -> None:
+def assert_same(a: Any, b: Any, label: str, atol: float = 0.0) -> None:
     """Assert that two pytrees are equal: bit for bit, or floats within `atol`."""
-    _same_types(a, b, what)
+    _same_types(a, b, label)
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
         x, y = (np.asarray(jax.random.key_data(z) if _is_key(z) else z) for z in (x, y))
         close = np.issubdtype(x.dtype, np.floating) and atol
         equal = np.allclose(x, y, rtol=atol, atol=atol) if close else np.array_equal(x, y)
-        assert equal, f"{what} differ at {jax.tree_util.keystr(path) or 'their only leaf'}:\n{x}\n{y}"
+        assert equal, f"{label} differ at {jax.tree_util.keystr(path) or 'their only leaf'}:\n{x}\n{y}"
 
 
-def _finite(tree: Any, what: str) -> None:
+def _finite(tree: Any, label: str) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not _is_key(x) and jnp.issubdtype(x.dtype, jnp.inexact):
-            assert np.all(np.isfinite(np.asarray(x))), f"{what}{jax.tree_util.keystr(path)} is not finite"
+            assert np.all(np.isfinite(np.asarray(x))), f"{label}{jax.tree_util.keystr(path)} is not finite"
 
 
 def _rows(tree: Any, index: Any) -> Any:
@@ -90,12 +90,12 @@ def check_contract(
     _same_types(state, next_state, f"{name}: the states before and after a step")
     member = jax.eval_shape(env.observation_space(params).sample, key)
     _same_types(obs, member, f"{name}: the observation and a member of its space")
-    for x, dtype, what in (
+    for x, dtype, label in (
         (reward, "float32", "reward"),
         (terminated, "bool", "terminated"),
         (truncated, "bool", "truncated"),
     ):
-        assert x.shape == () and str(x.dtype) == dtype, f"{name}: {what} is {x.dtype}{list(x.shape)}, not {dtype}[]"
+        assert x.shape == () and str(x.dtype) == dtype, f"{name}: {label} is {x.dtype}{list(x.shape)}, not {dtype}[]"
     _check_captions(env, params, name)
     assert isinstance(info, dict), f"{name}: info is {type(info).__name__}, not a dict"
     assert "final_observation" not in info, f"{name}: final_observation belongs to the batch, not to one environment"
@@ -106,10 +106,10 @@ def check_contract(
     for policy in policies:
         batch = VectorEnv(env, 2, policy=policy, pool_size=2, reset_ratio=1)
         obs, state, action, result = _abstract(batch, params)
-        what = f"{name} under the reset policy {policy}"
-        _same_types(state, result[1], f"{what}: the states before and after a step")
-        assert "final_observation" in result[5], f"{what}: no final_observation"
-        _same_types(obs, result[5]["final_observation"], f"{what}: the observation and the final one")
+        label = f"{name} under the reset policy {policy}"
+        _same_types(state, result[1], f"{label}: the states before and after a step")
+        assert "final_observation" in result[5], f"{label}: no final_observation"
+        _same_types(obs, result[5]["final_observation"], f"{label}: the observation and the final one")
 
 
 def _check_captions(env: Environment, params: Any, name: str) -> None:
@@ -123,14 +123,14 @@ def _check_captions(env: Environment, params: Any, name: str) -> None:
         assert low == -1 and high == len(book) - 1, f"{name}: {caption!r} is in [{low}, {high}], of {len(book)} ids"
     for stacked, stack in env.stacked.items():
         shape = tuple(getattr(parts.get(stacked), "shape", ()))
-        what = f"{name}: {stacked!r} has the shape {shape}, not a stack of {stack.frames}"
-        assert shape[-1:] == (stack.frames,), what
+        label = f"{name}: {stacked!r} has the shape {shape}, not a stack of {stack.frames}"
+        assert shape[-1:] == (stack.frames,), label
     for caption in env.episode_captions:
         assert caption in env.captions, f"{name}: {caption!r} is among episode_captions, but not among captions"
     actions = env.action_space(params)
     for key, action in env.keys.items():
-        known = isinstance(actions, spaces.Discrete) and 0 <= action < actions.n
-        assert known and key not in ("q", "r", "?"), f"{name}: the key {key!r} stands for {action}"
+        is_valid = isinstance(actions, spaces.Discrete) and 0 <= action < actions.n
+        assert is_valid and key not in ("q", "r", "?"), f"{name}: the key {key!r} stands for {action}"
 
 
 def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) -> dict[str, Any]:
@@ -154,14 +154,14 @@ def play_beside(
     def step(state, t):
         act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
         action = space.sample(act_key)
-        made = []
+        results = []
         for batch in batches:
             start = state.replace(pool=state.pool if batch.policy == "pool" else None)
             obs, after, reward, terminated, truncated, info = batch.step(step_key, start, action, params)
             flags = {"reward": reward, "terminated": terminated, "truncated": truncated}
-            made.append(({"obs": obs, "final": info["final_observation"], **flags}, after))
-        envs = [{**values, "env": after.env} for values, after in made] if len(batches) > 1 else [made[0][0]]
-        return made[0][1].replace(pool=state.pool), envs
+            results.append(({"obs": obs, "final": info["final_observation"], **flags}, after))
+        envs = [{**values, "env": after.env} for values, after in results] if len(batches) > 1 else [results[0][0]]
+        return results[0][1].replace(pool=state.pool), envs
 
     state, played = tracing.scan(step, state, jnp.arange(steps))
     return [{"state": state, **played[0]}, *played[1:]]
@@ -181,11 +181,11 @@ def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_en
     narrow = resets(keys, params)
     with jax.enable_x64(True):
         wide = resets(keys, params)
-    same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
+    assert_same(narrow, wide, f"{env.id or type(env).__name__}: with and without x64, resets", atol=1e-6)
 
 
 def check_stacks(env: Environment, first: Any, played: Mapping[str, Any]) -> None:
-    """Check that declared stacks (`Environment.stacked`) are what a replay memory takes them for: each step drops the
+    """Check that declared stacks (`Environment.stacked`) are what a replay buffer takes them for: each step drops the
     oldest frame, and an episode begins with its first frame behind copies of it, or zeros.
 
     **Arguments:** `first`, observations at the start of episodes, leaves `[N, ...]`; `played`, the values of `play`
@@ -196,9 +196,9 @@ def check_stacks(env: Environment, first: Any, played: Mapping[str, Any]) -> Non
         before = np.concatenate([start[None], obs[:-1]])
         assert np.array_equal(final[..., :-1], before[..., 1:]), f"{env.id}: {part!r} is no stack of the newest frames"
         begins = np.concatenate([start, obs[done]])
-        wanted = begins[..., -1:] if stack.fill == "first" else np.zeros_like(begins[..., -1:])
-        what = f"{env.id}: {part!r} at the start of an episode is not filled with {stack.fill}"
-        assert np.array_equal(begins[..., :-1], np.broadcast_to(wanted, begins[..., :-1].shape)), what
+        expected = begins[..., -1:] if stack.fill == "first" else np.zeros_like(begins[..., -1:])
+        label = f"{env.id}: {part!r} at the start of an episode is not filled with {stack.fill}"
+        assert np.array_equal(begins[..., :-1], np.broadcast_to(expected, begins[..., :-1].shape)), label
 
 
 def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any]], atol: float) -> None:
@@ -209,21 +209,21 @@ def _check_resets(name: str, policies: Sequence[str], played: list[dict[str, Any
 
     **Arguments:** `policies`, of which the first is `none`, and `played`, the values of `play_beside` under each.
     """
-    none = played[0]
-    goes_on = ~(none["terminated"] | none["truncated"])
-    for policy, other in zip(policies[1:], played[1:]):
-        what = f"{name}: the policies none and {policy}"
+    baseline = played[0]
+    goes_on = ~(baseline["terminated"] | baseline["truncated"])
+    for policy, candidate in zip(policies[1:], played[1:]):
+        label = f"{name}: the policies none and {policy}"
         for part in ("reward", "terminated", "truncated"):
-            same(none[part], other[part], f"{what}, {part},", atol)
-        same(none["obs"], other["final"], f"{what}, the observation before a reset,", atol)
-        ours, theirs = (_rows((x["obs"], x["env"]), goes_on) for x in (none, other))
-        same(ours, theirs, f"{what}, rows that continue,", atol)
+            assert_same(baseline[part], candidate[part], f"{label}, {part},", atol)
+        assert_same(baseline["obs"], candidate["final"], f"{label}, the observation before a reset,", atol)
+        ours, theirs = (_rows((x["obs"], x["env"]), goes_on) for x in (baseline, candidate))
+        assert_same(ours, theirs, f"{label}, rows that continue,", atol)
 
 
 def _check_devices(
-    name: str, run: Callable[..., Any], start: VectorState, here: Any, key: Any, devices: int, atol: float
+    name: str, run: Callable[..., Any], start: VectorState, single: Any, key: Any, devices: int, atol: float
 ):
-    """Check that play is the same on one device, `here`, and with its rows split over `devices`: bit for bit with
+    """Check that play is the same on one device, `single`, and with its rows split over `devices`: bit for bit with
     `atol` 0.
 
     Physics in floating point needs an `atol`: how the compiler fuses products and sums depends on the shape.
@@ -234,12 +234,12 @@ def _check_devices(
         raise RuntimeError(f"{devices} devices are needed and {len(jax.devices())} present; see XLA_FLAGS")
     axis = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((devices,), ("rows",), axis, devices=jax.devices()[:devices])
-    split, whole = jax.NamedSharding(mesh, jax.P("rows")), jax.NamedSharding(mesh, jax.P())
-    start = VectorState(jax.device_put(start.env, split), jax.device_put(start.pool, whole))
-    there = run(start, jax.device_put(key, whole))
-    for leaf in jax.tree.leaves(there[0]["state"].env):
+    split, replicated = jax.NamedSharding(mesh, jax.P("rows")), jax.NamedSharding(mesh, jax.P())
+    start = VectorState(jax.device_put(start.env, split), jax.device_put(start.pool, replicated))
+    sharded = run(start, jax.device_put(key, replicated))
+    for leaf in jax.tree.leaves(sharded[0]["state"].env):
         assert leaf.sharding.is_equivalent_to(split, leaf.ndim), f"{name}: play is not split over the devices"
-    same(here, there, f"{name}: play on one device and on {devices}", atol=atol)
+    assert_same(single, sharded, f"{name}: play on one device and on {devices}", atol=atol)
 
 
 def check(
@@ -286,20 +286,20 @@ def check(
     start = VectorState(states, resets(reset_keys[num_envs:], params))
     run = jax.jit(lambda start, key: play_beside(batches, params, start, key, steps))
     everything = run(start, key)
-    same(everything, run(start, key), f"{name}: two runs with one key")
+    assert_same(everything, run(start, key), f"{name}: two runs with one key")
     _finite((first, start, everything), name)
     played = everything[0]
     space = env.observation_space(params)
-    seen: list[tuple[Any, tuple[int, ...]]] = [(jax.device_get(first), ())]
-    seen += [(jax.device_get(played[what]), (t,)) for what in ("final", "obs") for t in range(steps)]
-    for batch_obs, at in seen:
+    observations: list[tuple[Any, tuple[int, ...]]] = [(jax.device_get(first), ())]
+    observations += [(jax.device_get(played[part]), (t,)) for part in ("final", "obs") for t in range(steps)]
+    for batch_obs, index in observations:
         for row in range(num_envs):
-            obs = _rows(batch_obs, (*at, row))
-            assert space.contains(obs), f"{name}: the observation {[*at, row]} is not in {space}:\n{obs}"
+            obs = _rows(batch_obs, (*index, row))
+            assert space.contains(obs), f"{name}: the observation {[*index, row]} is not in {space}:\n{obs}"
     check_stacks(env, first, jax.device_get(played))
     _check_alone(env, params, name, batches[0], (reset_keys[num_envs - 1], key), first, played, eager)
-    none, *others = (jax.device_get(everything[i]) for i in (1, 0, *range(2, len(order))))
-    _check_resets(name, ("none", "pool", *order[2:]), [none, *others], devices_atol)
+    baseline, *candidates = (jax.device_get(everything[i]) for i in (1, 0, *range(2, len(order))))
+    _check_resets(name, ("none", "pool", *order[2:]), [baseline, *candidates], devices_atol)
     if devices:
         _check_devices(name, run, start, everything, key, devices, devices_atol)
 
@@ -320,19 +320,21 @@ def _check_alone(
     `eager`, whether to run without `jit` too."""
     row = batch.num_envs - 1
     reset, step = jax.jit(env.reset), jax.jit(env.step)
-    alone, state = reset(keys[0], params)
-    same(alone, _rows(first, row), f"{name}: reset alone and under vmap", atol=1e-6)
+    obs, state = reset(keys[0], params)
+    assert_same(obs, _rows(first, row), f"{name}: reset alone and under vmap", atol=1e-6)
     if eager:
-        same((alone, state), env.reset(keys[0], params), f"{name}: reset with and without jit", atol=1e-6)
+        assert_same((obs, state), env.reset(keys[0], params), f"{name}: reset with and without jit", atol=1e-6)
     for t in range(len(played["reward"])):
         act_key, step_key = jax.random.split(jax.random.fold_in(keys[1], t))
         action = batch.action_space(params).sample(act_key)[row]
         arguments = jax.random.fold_in(step_key, row), state, action, params
         result = step(*arguments)
         if eager and t == 0:
-            same(result, env.step(*arguments), f"{name}: step with and without jit", atol=1e-6)
-        batched = [_rows(played[what], (t, row)) for what in ("final", "reward", "terminated", "truncated")]
-        same([result[0], *result[2:5]], batched, f"{name}, step {t}: a step alone and under vmap and scan", atol=1e-5)
+            assert_same(result, env.step(*arguments), f"{name}: step with and without jit", atol=1e-6)
+        batched = [_rows(played[part], (t, row)) for part in ("final", "reward", "terminated", "truncated")]
+        assert_same(
+            [result[0], *result[2:5]], batched, f"{name}, step {t}: a step alone and under vmap and scan", atol=1e-5
+        )
         state = result[1]
         if result[3] | result[4]:
             break

@@ -126,8 +126,8 @@ def _vary(tree: Any, like: Any) -> Any:
 
 
 def _same_structure(a: Any, b: Any) -> bool:
-    one: Any = jax.tree.structure(a)
-    return one == jax.tree.structure(b)
+    structure: Any = jax.tree.structure(a)
+    return structure == jax.tree.structure(b)
 
 
 def cotangents(gradients: Any, primals: Any) -> Any:
@@ -186,10 +186,10 @@ def scan(
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`, whose carry may start as a constant inside `jax.shard_map`."""
 
-    def once(carry):
+    def first_step(carry):
         return body(carry, jax.tree.map(lambda x: jnp.asarray(x)[0], xs))[0]
 
-    return jax.lax.scan(body, _carry(once, init), xs, length, **options)
+    return jax.lax.scan(body, _carry(first_step, init), xs, length, **options)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:

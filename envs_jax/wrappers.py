@@ -53,28 +53,28 @@ class KeepParts(Wrapper):
         """**Raises:** `ValueError`, naming the nearest, for a part that the observation lacks."""
         super().__init__(env)
         space = env.observation_space(env.default_params)
-        has = list(getattr(space, "spaces", ()))
+        names = list(getattr(space, "spaces", ()))
         for name in parts:
-            if name not in has:
+            if name not in names:
                 raise ValueError(
-                    f"the observation of {env.id} has no part {name!r}{nearest(name, has)} ({', '.join(has)})"
+                    f"the observation of {env.id} has no part {name!r}{nearest(name, names)} ({', '.join(names)})"
                 )
         self.parts = tuple(parts)
 
-    def _kept(self, obs):
+    def _select(self, obs):
         return {name: obs[name] for name in self.parts}
 
     def reset(self, key, params):
         obs, state = self.env.reset(key, params)
-        return self._kept(obs), state
+        return self._select(obs), state
 
     def step(self, key, state, action, params):
-        obs, state, *rest = self.env.step(key, state, action, params)
-        return self._kept(obs), state, *rest
+        obs, state, *result = self.env.step(key, state, action, params)
+        return self._select(obs), state, *result
 
     def observation_space(self, params):
-        whole: Any = self.env.observation_space(params)
-        return spaces.Dict(self._kept(whole.spaces))
+        space: Any = self.env.observation_space(params)
+        return spaces.Dict(self._select(space.spaces))
 
     @property
     def captions(self):

@@ -28,7 +28,7 @@ from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_weights import AUTO, resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
-from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES, collect, read_episodes
+from llmrl_jax.systems.kalm.collect import EPISODES, METADATA, collect, read_episodes
 from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.eval import key_of, play_random, rates, test_run
 from llmrl_jax.systems.kalm.ground import ground
@@ -180,7 +180,7 @@ def random_actions(folder: Path, data: str, level: str, count: int) -> None:
     made = Imagined(states, actions, reward[:, None].astype(np.float32), np.ones(count, np.int32), success)
     folder.mkdir(parents=True, exist_ok=True)
     write_parquet(folder / EPISODES, as_episodes(made, goals, numbers))
-    write_whole(folder / ABOUT, json.dumps({"world": world.name, "level": level, "imagined": True}) + "\n")
+    write_whole(folder / METADATA, json.dumps({"world": world.name, "level": level, "imagined": True}) + "\n")
     counts = {"episodes": count, "successes": int(success.sum()), "success": float(success.mean())}
     write_whole(folder / "summary.json", json.dumps(counts) + "\n")
 

@@ -144,7 +144,7 @@ def reply(question: Question, setting: Setting, prior: PriorConfig, rng: random.
         [*parts[:place], *parts[place + 1 :]],
         [*parts[:place], f"{name}: {form.number(float(value) + 2 * policy.high)}", *parts[place + 1 :]],
         [*parts, parts[place]],
-        form.params(rng.choice(question.shown).params).split("; "),
+        form.params(rng.choice(question.rows).params).split("; "),
     )
     return "; ".join(rng.choice(spoiled))
 
@@ -259,13 +259,15 @@ def compare(config: FinetuneRun, folder: Path) -> dict[str, dict[str, float]]:
     tuned, adapted = load_adapter(folder / "adapter", model, variables)
     rng = random.Random(config.run.seed)
     honest = PriorConfig(poor=0.0, malformed=0.0)
-    advised = [parse_reply(reply(q, setting, honest, rng), Grammar.of(setting.policy)).proposals for q in questions]
+    advised = [
+        parse_reply(reply(q, setting, honest, rng), Grammar.for_policy(setting.policy)).proposals for q in questions
+    ]
     chosen = {
         "prior": proposals(config, setting, questions, model, variables),
         "tuned": proposals(config, setting, questions, tuned, adapted),
         "scripted adviser": [found[0] for found in advised if found],
-        "best shown": [max(q.shown, key=lambda row: row.value).params for q in questions],
-        "random": [row.params for q in questions for row in q.shown],
+        "best shown": [max(q.rows, key=lambda row: row.value).params for q in questions],
+        "random": [row.params for q in questions for row in q.rows],
         "best drawn": [max(setting.rows, key=lambda row: row.value).params],
         **simple_policies(setting.policy),
     }

@@ -144,24 +144,26 @@ _NAMED: dict[str, dict[str, Any]] = {
 the published class of that name is `GoTo-PurpleBallPurpleBox-S20`."""
 
 
-def _about(level: str, **options: Any) -> str:
-    said = ", ".join(name if value is True else f"{name} {value}" for name, value in options.items() if value)
-    return {**_LEVELS, **_SIZED}[level] + (f" ({said})" if said else "")
+def _description(level: str, **options: Any) -> str:
+    text = ", ".join(name if value is True else f"{name} {value}" for name, value in options.items() if value)
+    return {**_LEVELS, **_SIZED}[level] + (f" ({text})" if text else "")
 
 
-def _about_target(target: str, then: str = "", verb: str = "go_to", num_dists: int = 7, room_size: int = 20) -> str:
+def _target_description(
+    target: str, then: str = "", verb: str = "go_to", num_dists: int = 7, room_size: int = 20
+) -> str:
     named = "a ball or box" if target == "random" else f"the {target}"
-    said = f"{verb.replace('_', ' ')} {named}{f', then to the {then}' if then else ''}"
-    return f"{said}, among {num_dists} things in a room of {room_size} x {room_size}"
+    text = f"{verb.replace('_', ' ')} {named}{f', then to the {then}' if then else ''}"
+    return f"{text}, among {num_dists} things in a room of {room_size} x {room_size}"
 
 
 for _name, _options in _VARIANTS.items():
-    register(f"BabyAI-{_name}", "envs_jax.babyai.env:make", about=_about(**_options), **_options)
+    register(f"BabyAI-{_name}", "envs_jax.babyai.env:make", about=_description(**_options), **_options)
 for _name, _options in _VARIANTS.items():
-    register(f"BabyAI-Text/{_name}", "envs_jax.babyai.env:make", about=_about(**_options), text=True, **_options)
+    register(f"BabyAI-Text/{_name}", "envs_jax.babyai.env:make", about=_description(**_options), text=True, **_options)
 for _name, _options in _NAMED.items():
-    _more = {"about": _about_target(**_options), "level": "NamedTarget", "text": True, **_options}
-    register(f"BabyAI-Text-{_name}", "envs_jax.babyai.env:make", **_more)
+    _arguments = {"about": _target_description(**_options), "level": "NamedTarget", "text": True, **_options}
+    register(f"BabyAI-Text-{_name}", "envs_jax.babyai.env:make", **_arguments)
 
 
 def __getattr__(name: str):

@@ -25,6 +25,6 @@ def useful_actions(state: State, done_actions: bool = False) -> Bool[Array, " A"
     after = jax.vmap(lambda action: act(state, action)[0])(tried)
     changed = jnp.asarray((tried == DONE) & done_actions)
     for name in ("grid", "carrying", "position", "direction"):
-        was, now = getattr(state, name), getattr(after, name)
-        changed |= jnp.any((now != was).reshape(len(ACTIONS), -1), axis=1)
+        old, new = getattr(state, name), getattr(after, name)
+        changed |= jnp.any((new != old).reshape(len(ACTIONS), -1), axis=1)
     return changed

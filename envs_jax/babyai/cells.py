@@ -32,9 +32,9 @@ def marked(x: jax.Array, y: jax.Array, mask: jax.Array, width: int) -> jax.Array
 
     def mark(x, bits):
         column = np.arange(width).reshape(-1, *[1] * (x.ndim - 1))
-        none = jnp.zeros((width, *x.shape[1:]), jnp.uint32)
+        empty = jnp.zeros((width, *x.shape[1:]), jnp.uint32)
         return tracing.fori_loop(
-            0, x.shape[0], lambda i, cells: cells | jnp.where(column == x[i], bits[i], np.uint32(0)), none
+            0, x.shape[0], lambda i, cells: cells | jnp.where(column == x[i], bits[i], np.uint32(0)), empty
         )
 
     return worlds_last(mark)(x, bits)
@@ -50,7 +50,7 @@ def holds(cells: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.take(cells, x, axis=-1, mode="clip") >> y.astype(jnp.uint32) & 1 == 1
 
 
-def behind(cells: jax.Array, heading: int, axis: int = -1) -> jax.Array:
+def predecessors(cells: jax.Array, heading: int, axis: int = -1) -> jax.Array:
     """The cells from which one step in a heading enters a set; `axis` is that of its words."""
     if heading % 2 == 0:
         return jnp.roll(cells, -1 if heading == 0 else 1, axis)
@@ -59,7 +59,12 @@ def behind(cells: jax.Array, heading: int, axis: int = -1) -> jax.Array:
 
 def around(cells: jax.Array, axis: int = -1) -> jax.Array:
     """The four neighbours of each cell of a set."""
-    return behind(cells, 0, axis) | behind(cells, 1, axis) | behind(cells, 2, axis) | behind(cells, 3, axis)
+    return (
+        predecessors(cells, 0, axis)
+        | predecessors(cells, 1, axis)
+        | predecessors(cells, 2, axis)
+        | predecessors(cells, 3, axis)
+    )
 
 
 def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,13 +91,13 @@ def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
     return batched
 
 
-def flood(start: jax.Array, through: jax.Array) -> jax.Array:
-    """The cells that are reached from a set by steps onto the cells of `through`, the set included."""
+def flood(start: jax.Array, passable: jax.Array) -> jax.Array:
+    """The cells that are reached from a set by steps onto the cells of `passable`, the set included."""
     axis = start.ndim - 1
 
-    def search(start, through):
+    def search(start, passable):
         def step(_, cells):
-            return cells | around(cells, axis) & through
+            return cells | around(cells, axis) & passable
 
         def body(carry):
             cells, _ = carry
@@ -101,4 +106,4 @@ def flood(start: jax.Array, through: jax.Array) -> jax.Array:
 
         return tracing.while_loop(lambda carry: carry[1], body, (start, jnp.bool_(True)))[0]
 
-    return worlds_last(search)(start, through)
+    return worlds_last(search)(start, passable)

@@ -101,9 +101,9 @@ class BabyAI(Environment[State, Params]):
             # without the barrier XLA's CPU compiler recomputes the view for every sentence: ten times the work
             image = jax.lax.optimization_barrier(image)
             if self.faithful:
-                here = state.position[0] * state.grid.shape[1] + state.position[1]
-                under = jnp.take(state.grid.reshape(-1), here, mode="clip")
-                caption = faithful_caption(image, under, self.max_sentences)
+                index = state.position[0] * state.grid.shape[1] + state.position[1]
+                ground = jnp.take(state.grid.reshape(-1), index, mode="clip")
+                caption = faithful_caption(image, ground, self.max_sentences)
             else:
                 caption = view_caption(image, self.max_sentences)
             obs = {**obs, "image": image, "text": caption}
@@ -114,16 +114,16 @@ class BabyAI(Environment[State, Params]):
         level, rooms = self.level, self.level.rooms
         navigations = jnp.sum(kind > 0) + jnp.sum(kind == PUT_NEXT)
         used = rooms.rows * rooms.columns if level.rooms_used is None else level.rooms_used(task)
-        own = rooms.size**2 * used * navigations if level.max_steps is None else level.max_steps
-        return jnp.where(jnp.asarray(params.max_steps) > 0, params.max_steps, own).astype(jnp.int32)
+        limit = rooms.size**2 * used * navigations if level.max_steps is None else level.max_steps
+        return jnp.where(jnp.asarray(params.max_steps) > 0, params.max_steps, limit).astype(jnp.int32)
 
     def reset(self, key, params):
         (layout, grid, (mission, mover, fixed)), task = draw(self.level, key, params)
         cell = layout.cell.astype(jnp.int16)
         packed = layout.packed().astype(jnp.int16)
         content = jnp.zeros_like(cell)
-        for box, thing in self.level.boxed:
-            content = content.at[box].set(packed[thing])
+        for box, inner in self.level.boxed:
+            content = content.at[box].set(packed[inner])
         state = State(
             grid=grid.reshape(self.level.rooms.width, self.level.rooms.height),
             object=packed & ~(STATE_MASK << STATE_SHIFT),
@@ -145,33 +145,33 @@ class BabyAI(Environment[State, Params]):
             task=task,
         )
         if self.level.in_hand:
-            taken = self._in_hand(state)
+            picked = self._in_hand(state)
             # minigrid's first observation shows the object where it lay
-            return {**self._see(state if self.compat else taken), **self._offer(taken)}, taken
+            return {**self._see(state if self.compat else picked), **self._offer(picked)}, picked
         return self.observe(state), state
 
     def _in_hand(self, state: State) -> State:
         """The state after picking up the object of the mission. With `compat` the verifier still assumes it at its old
         position, as in minigrid."""
-        own = members(state.mover[0], state.cell.shape[0])
-        cell = jnp.where(own, jnp.int16(-1), state.cell)
+        is_target = members(state.mover[0], state.cell.shape[0])
+        cell = jnp.where(is_target, jnp.int16(-1), state.cell)
         flat = state.grid.reshape(-1)
-        here = jnp.sum(jnp.where(own, state.cell, 0), dtype=jnp.int32)
+        index = jnp.sum(jnp.where(is_target, state.cell, 0), dtype=jnp.int32)
         return state.replace(
-            carrying=jnp.sum(jnp.where(own, state.object, 0), dtype=jnp.int16),
+            carrying=jnp.sum(jnp.where(is_target, state.object, 0), dtype=jnp.int16),
             cell=cell,
             tracked=state.tracked if self.compat else cell,
-            grid=flat.at[here].set(EMPTY_CELL).reshape(state.grid.shape),
+            grid=flat.at[index].set(EMPTY_CELL).reshape(state.grid.shape),
         )
 
     def step(self, key, state, action, params):
         action = jnp.asarray(action, jnp.int32)
-        state, ahead, thing = act(state, action)
+        state, ahead, front_cell = act(state, action)
         state, success, failure = verify(
             state,
             action,
             ahead,
-            thing,
+            front_cell,
             self.level.clauses,
             self.level.kinds,
             done_actions=self.done_actions,
@@ -180,8 +180,8 @@ class BabyAI(Environment[State, Params]):
         # 1 - decay * steps / limit, as one division of integers, which rounds as the reference's float64 does: a decay
         # in thousandths is an integer up to the rounding of float32; any other is used as it is
         decay = jnp.asarray(params.reward_decay, jnp.float32) * 1000
-        whole = jnp.round(decay)
-        decay = jnp.where(jnp.abs(decay - whole) <= 2.0**-22 * whole, whole, decay)
+        rounded = jnp.round(decay)
+        decay = jnp.where(jnp.abs(decay - rounded) <= 2.0**-22 * rounded, rounded, decay)
         limit = 1000 * state.max_steps.astype(jnp.float32)
         reward = jnp.where(success, (limit - decay * state.step_count) / limit, 0.0).astype(jnp.float32)
         info = {"success": success, "task": state.task}
@@ -249,8 +249,8 @@ def make(
             raise TypeError(f"{level} has no option {name!r}{nearest(name, takes)} (it takes {', '.join(takes)})")
         kind = type(accepted[name].default)
         if type(value) is not kind:
-            wanted = {int: "a whole number", bool: "true or false", str: "a word"}[kind]
-            raise TypeError(f"{level}: {name} is {value!r}; {wanted} is needed")
+            expected = {int: "a whole number", bool: "true or false", str: "a word"}[kind]
+            raise TypeError(f"{level}: {name} is {value!r}; {expected} is needed")
     if quirky:
         options["compat"] = compat == "minigrid"
     return BabyAI(

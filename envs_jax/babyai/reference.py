@@ -48,9 +48,9 @@ def import_state(minigrid_env: Any, env: Any, params: Params) -> tuple[dict[str,
     if not isinstance(env, BabyAI):
         raise ValueError(f"import_state needs a BabyAI world of envs_jax.make, not {type(env).__name__}")
     state = _Importer(minigrid_env.unwrapped, env, params).state()
-    said = MISSIONS.render(state.mission_caption)
-    if said != minigrid_env.unwrapped.mission:
-        raise ValueError(f"minigrid words its mission as {minigrid_env.unwrapped.mission!r}, not {said!r}")
+    mission = MISSIONS.render(state.mission_caption)
+    if mission != minigrid_env.unwrapped.mission:
+        raise ValueError(f"minigrid words its mission as {minigrid_env.unwrapped.mission!r}, not {mission!r}")
     if "_observe" not in vars(env):
         vars(env)["_observe"] = jax.jit(lambda state: (env.observe(state), state))
     return vars(env)["_observe"](state)
@@ -73,31 +73,31 @@ class _Importer:
         self._number(source.carrying)
         for _, instr, _ in self.clauses:
             for desc in _descriptors(instr):
-                for thing in desc.obj_set:
-                    self._number(thing)  # destroyed objects, which a verifier may still look for
-        for thing in list(self.objects):
-            self._number(thing.contains)
+                for obj in desc.obj_set:
+                    self._number(obj)  # destroyed objects, which a verifier may still look for
+        for obj in list(self.objects):
+            self._number(obj.contains)
         if len(self.objects) > env.level.num_objects:
             raise ValueError(f"minigrid's world has {len(self.objects)} objects; this level's {env.level.num_objects}")
 
     def _positions(self):
         return ((x, y) for x in range(self.source.width) for y in range(self.source.height))
 
-    def _number(self, thing: Any) -> None:
-        if thing is None or thing.type == TYPES[WALL] or any(thing is known for known in self.objects):
+    def _number(self, obj: Any) -> None:
+        if obj is None or obj.type == TYPES[WALL] or any(obj is o for o in self.objects):
             return
-        if thing.type not in (TYPES[DOOR], TYPES[KEY], TYPES[BALL], TYPES[BOX]):
-            raise ValueError(f"BabyAI has no {thing.type}; this world knows walls, doors, keys, balls and boxes")
-        self.objects.append(thing)
+        if obj.type not in (TYPES[DOOR], TYPES[KEY], TYPES[BALL], TYPES[BOX]):
+            raise ValueError(f"BabyAI has no {obj.type}; this world knows walls, doors, keys, balls and boxes")
+        self.objects.append(obj)
 
-    def _id(self, thing: Any) -> int:
-        return next((i for i, known in enumerate(self.objects) if known is thing), -1)
+    def _id(self, obj: Any) -> int:
+        return next((i for i, o in enumerate(self.objects) if o is obj), -1)
 
-    def _packed(self, thing: Any) -> int:
-        if thing is None:
+    def _packed(self, obj: Any) -> int:
+        if obj is None:
             return 0
-        kind, color, state = thing.encode()
-        return pack(int(kind), int(color), int(state), self._id(thing))
+        kind, color, state = obj.encode()
+        return pack(int(kind), int(color), int(state), self._id(obj))
 
     def _clauses(self, instr: Any) -> list[tuple[int, Any, bool]]:
         """Every clause: its slot, its instruction, and whether it is latched."""
@@ -109,16 +109,16 @@ class _Importer:
         else:
             halves = [(0, instr, False)]
         clauses = []
-        for slot, half, done in halves:
+        for slot, half, status in halves:
             if type(half).__name__ == "AndInstr":
                 clauses += [(slot, half.instr_a, half.a_done), (slot + 1, half.instr_b, half.b_done)]
             else:
-                clauses.append((slot, half, done))
+                clauses.append((slot, half, status))
         for slot, clause, _ in clauses:
             kind = KINDS.get(type(clause).__name__)
             if kind not in self.env.level.kinds or slot not in self.env.level.clauses:
                 raise ValueError(f"this level has no mission with a {type(clause).__name__} in place {slot}")
-        return [(slot, clause, done == "success") for slot, clause, done in clauses]
+        return [(slot, clause, status == "success") for slot, clause, status in clauses]
 
     def _tracked(self, cells: np.ndarray) -> np.ndarray:
         """The position of each object at the last refresh. A position without an object on the grid belongs to one that
@@ -126,20 +126,20 @@ class _Importer:
         tracked = cells.copy()
         descs = [desc for _, instr, _ in self.clauses for desc in _descriptors(instr)]
         height = self.env.level.rooms.height
-        seen = [{int(x) * height + int(y) for x, y in desc.obj_poss} for desc in descs]
-        for i, thing in enumerate(self.objects):
-            names = tuple(k for k, desc in enumerate(descs) if any(thing is o for o in desc.obj_set))
-            if names and cells[i] >= 0 and cells[i] not in seen[names[0]]:
+        desc_cells = [{int(x) * height + int(y) for x, y in desc.obj_poss} for desc in descs]
+        for i, obj in enumerate(self.objects):
+            names = tuple(k for k, desc in enumerate(descs) if any(obj is o for o in desc.obj_set))
+            if names and cells[i] >= 0 and cells[i] not in desc_cells[names[0]]:
                 tracked[i] = -1  # taken out of a box since
         unexplained: dict[int, list[int]] = {}
-        for k, positions in enumerate(seen):
+        for k, positions in enumerate(desc_cells):
             for position in positions - set(tracked.tolist()):
                 unexplained.setdefault(position, []).append(k)
-        for i, thing in enumerate(self.objects):
+        for i, obj in enumerate(self.objects):
             if tracked[i] >= 0:
                 continue
-            named = [k for k, desc in enumerate(descs) if any(thing is o for o in desc.obj_set)]
-            match = next((p for p, by in unexplained.items() if by == named), None)
+            named = [k for k, desc in enumerate(descs) if any(obj is o for o in desc.obj_set)]
+            match = next((p for p, indices in unexplained.items() if indices == named), None)
             if match is not None:
                 tracked[i] = match
                 del unexplained[match]
@@ -153,14 +153,14 @@ class _Importer:
         codes, content = np.zeros(level.num_objects, np.int16), np.zeros(level.num_objects, np.int16)
         cells = np.full(level.num_objects, -1, np.int16)
         for x, y in self._positions():
-            thing = source.grid.get(x, y)
-            if thing is None or thing.type != TYPES[WALL]:
-                grid[x, y] = self._packed(thing) or EMPTY_CELL
-            if self._id(thing) >= 0:
-                cells[self._id(thing)] = x * height + y
-        for i, thing in enumerate(self.objects):
-            codes[i] = self._packed(thing) & ~(STATE_MASK << STATE_SHIFT)
-            content[i] = self._packed(thing.contains)
+            obj = source.grid.get(x, y)
+            if obj is None or obj.type != TYPES[WALL]:
+                grid[x, y] = self._packed(obj) or EMPTY_CELL
+            if self._id(obj) >= 0:
+                cells[self._id(obj)] = x * height + y
+        for i, obj in enumerate(self.objects):
+            codes[i] = self._packed(obj) & ~(STATE_MASK << STATE_SHIFT)
+            content[i] = self._packed(obj.contains)
 
         mission = Mission(
             kind=np.full(CLAUSES, NO_CLAUSE, np.int8),
@@ -172,21 +172,21 @@ class _Importer:
             strict=np.zeros(CLAUSES, bool),
         )
         sets = np.zeros((CLAUSES, 2, level.num_objects), bool)
-        held, met = np.full(CLAUSES, -1, np.int8), np.zeros(CLAUSES, bool)
+        held_ids, completed = np.full(CLAUSES, -1, np.int8), np.zeros(CLAUSES, bool)
         matched = np.zeros(CLAUSES, bool)
-        for slot, instr, done in self.clauses:
+        for slot, instr, latched in self.clauses:
             mission.kind[slot] = KINDS[type(instr).__name__]
             mission.strict[slot] = getattr(instr, "strict", False)
-            met[slot], held[slot] = done, self._id(getattr(instr, "preCarrying", None))
+            completed[slot], held_ids[slot] = latched, self._id(getattr(instr, "preCarrying", None))
             matched[slot] = instr.lastStepMatch
             for k, desc in enumerate(_descriptors(instr)):
                 mission.type[slot, k] = ANY if desc.type is None else TYPES.index(desc.type)
                 mission.color[slot, k] = ANY if desc.color is None else COLORS.index(desc.color)
                 mission.location[slot, k] = ANY if desc.loc is None else LOCATIONS.index(desc.loc)
                 mission.many[slot, k] = len(desc.obj_set) > 1
-                for thing in desc.obj_set:
-                    if self._id(thing) >= 0:
-                        sets[slot, k, self._id(thing)] = True
+                for obj in desc.obj_set:
+                    if self._id(obj) >= 0:
+                        sets[slot, k, self._id(obj)] = True
         kinds = [int(mission.kind[slot]) for slot, _, _ in self.clauses]
         name = TASKS[kinds[0]] if len(kinds) == 1 else "pick_up_seq_go_to"
         limit = int(self.params.max_steps) or int(source.max_steps)
@@ -206,8 +206,8 @@ class _Importer:
             mission_caption=np.asarray(_caption(mission)).reshape(MISSION_LENGTH),
             mover=words[:, 0],
             fixed=words[:, 1],
-            held=held,
-            met=met,
+            held=held_ids,
+            met=completed,
             matched=matched,
             task=np.int32(level.tasks.index(name) if name in level.tasks else 0),
         )

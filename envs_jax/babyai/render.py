@@ -77,8 +77,8 @@ class _Canvas:
         )
         inside = np.ones(x.shape, bool)
         corners = ((0.12, 0.19), (0.87, 0.50), (0.12, 0.81))
-        for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1]):
-            inside &= (bx - ax) * (y - ay) - (by - ay) * (x - ax) >= 0
+        for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1]):
+            inside &= (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0) >= 0
         self.pixels[inside] = RGB[RED]
 
 
@@ -140,13 +140,13 @@ def sees(state: State) -> np.ndarray:
     width, height = state.grid.shape
     in_view = np.asarray(_view()(state.grid, state.position, state.direction, state.carrying))[..., 0] != UNSEEN
     (x, y), direction = np.asarray(state.position), int(state.direction)
-    seen = np.zeros((width, height), bool)
+    visible = np.zeros((width, height), bool)
     for i, j in zip(*np.nonzero(in_view)):
         ahead, aside = VIEW - 1 - j, i - VIEW // 2
         u, v = x + DX[direction] * ahead - DY[direction] * aside, y + DY[direction] * ahead + DX[direction] * aside
         if 0 <= u < width and 0 <= v < height:
-            seen[u, v] = True
-    return seen
+            visible[u, v] = True
+    return visible
 
 
 def render(state: State) -> np.ndarray:

@@ -19,9 +19,9 @@ WORD = 32
 def object_set(mask: jax.Array) -> jax.Array:
     """A bool mask `[..., O]` over objects as words of bits: uint32 `[..., S]`, `S = ceil(O / 32)`."""
     count = -(-mask.shape[-1] // WORD)
-    whole = jnp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, count * WORD - mask.shape[-1])])
+    padded = jnp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, count * WORD - mask.shape[-1])])
     bits = np.uint32(1) << np.arange(WORD, dtype=np.uint32)
-    return jnp.where(whole.reshape(*mask.shape[:-1], count, WORD), bits, np.uint32(0)).sum(-1, dtype=jnp.uint32)
+    return jnp.where(padded.reshape(*mask.shape[:-1], count, WORD), bits, np.uint32(0)).sum(-1, dtype=jnp.uint32)
 
 
 def members(objects: jax.Array, n: int) -> jax.Array:
@@ -32,10 +32,10 @@ def members(objects: jax.Array, n: int) -> jax.Array:
 
 def member(objects: jax.Array, id: jax.Array) -> jax.Array:
     """Whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
-    held, word = jnp.zeros(jnp.shape(id), jnp.uint32), jnp.asarray(id) // WORD
+    value, word = jnp.zeros(jnp.shape(id), jnp.uint32), jnp.asarray(id) // WORD
     for k in range(objects.shape[-1]):
-        held = jnp.where(word == k, objects[..., k], held)
-    return (held >> (jnp.asarray(id) % WORD).astype(jnp.uint32) & 1 == 1) & (id >= 0)
+        value = jnp.where(word == k, objects[..., k], value)
+    return (value >> (jnp.asarray(id) % WORD).astype(jnp.uint32) & 1 == 1) & (id >= 0)
 
 
 Verdict = tuple[jax.Array, jax.Array]
@@ -53,27 +53,27 @@ def _holds(state: State, action, front, front_cell, clauses: tuple[int, ...], ki
         at_front = object_set(state.tracked == front[0] * height + front[1])
     if PUT_NEXT in kinds:
         x, y = state.tracked // height, state.tracked % height
-        near = jnp.abs(x - front[0]) + jnp.abs(y - front[1]) == 1
-        beside_front = object_set(near & (state.tracked >= 0))
+        adjacent = jnp.abs(x - front[0]) + jnp.abs(y - front[1]) == 1
+        beside_front = object_set(adjacent & (state.tracked >= 0))
 
     def judge(c: int) -> Verdict:
-        kind, held, strict = state.mission.kind[c], state.held[c], state.mission.strict[c]
+        kind, held_id, strict = state.mission.kind[c], state.held[c], state.mission.strict[c]
         success, failure = jnp.bool_(False), jnp.bool_(False)
         if GO_TO in kinds:
             success |= (kind == GO_TO) & jnp.any(at_front & state.mover[c] != 0)
         if OPEN_DOOR in kinds:
-            asked = (kind == OPEN_DOOR) & (action == TOGGLE)
+            attempted = (kind == OPEN_DOOR) & (action == TOGGLE)
             right = member(state.mover[c], id_of(front_cell)) & (state_of(front_cell) == OPEN)
-            success |= asked & right
-            failure |= asked & ~right & strict & (type_of(front_cell) == DOOR)
+            success |= attempted & right
+            failure |= attempted & ~right & strict & (type_of(front_cell) == DOOR)
         if PICK_UP in kinds:
-            asked = (kind == PICK_UP) & (action == PICKUP)
-            right = (held < 0) & member(state.mover[c], hand)
-            success |= asked & right
-            failure |= asked & ~right & strict & (hand >= 0)
+            attempted = (kind == PICK_UP) & (action == PICKUP)
+            right = (held_id < 0) & member(state.mover[c], hand)
+            success |= attempted & right
+            failure |= attempted & ~right & strict & (hand >= 0)
         if PUT_NEXT in kinds:
-            put = (kind == PUT_NEXT) & (action == DROP) & (hand < 0)
-            success |= put & member(state.mover[c], held) & jnp.any(beside_front & state.fixed[c] != 0)
+            dropped = (kind == PUT_NEXT) & (action == DROP) & (hand < 0)
+            success |= dropped & member(state.mover[c], held_id) & jnp.any(beside_front & state.fixed[c] != 0)
             failure |= (kind == PUT_NEXT) & (action == PICKUP) & strict & (hand >= 0)
         return success, failure
 
@@ -87,18 +87,18 @@ def _sequence(state: State, halves: list[list[int]], verdicts: dict[int, Verdict
     cannot fail yet, because this very action completes the other one."""
     order = state.mission.order
 
-    def done(half: list[int], now: bool = True):
-        each = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
-        return functools.reduce(jnp.logical_and, each)
+    def completed(half: list[int], now: bool = True):
+        results = [state.met[c] | (verdicts[c][0] if now else False) | (absent[c] if c % 2 else False) for c in half]
+        return functools.reduce(jnp.logical_and, results)
 
     # A half counts as done including the effect of this action, and the later half is checked only then. As clauses are
     # independent, the two halves can be judged in any order.
-    first, never = done(halves[0]), jnp.bool_(False)
+    first, never = completed(halves[0]), jnp.bool_(False)
     if not halves[1]:
         return first, [jnp.bool_(True), never], [never, never]
-    second = done(halves[1])
+    second = completed(halves[1])
     active = [(order != AFTER) | second, (order == AFTER) | (order == BEFORE) & first]
-    lenient = [(order == AFTER) & ~done(halves[1], False), (order == BEFORE) & ~done(halves[0], False)]
+    lenient = [(order == AFTER) & ~completed(halves[1], False), (order == BEFORE) & ~completed(halves[0], False)]
     return first & (second | (order == SINGLE)), active, lenient
 
 
@@ -139,22 +139,24 @@ def verify(
     halves = [[c for c in clauses if c // 2 == h] for h in (0, 1)]
     absent = {c: state.mission.kind[c] == NO_CLAUSE for c in clauses}
     success, active, lenient = _sequence(state, halves, verdicts, absent)
-    met, held, matched, failure = list(state.met), list(state.held), list(state.matched), jnp.bool_(False)
+    completed, held_ids, matched, failure = list(state.met), list(state.held), list(state.matched), jnp.bool_(False)
     bad = {}
     for c in clauses:
         consulted = active[c // 2] & ~state.met[c]
         ok, wrong = verdicts[c]
-        met[c] = met[c] | consulted & ok
+        completed[c] = completed[c] | consulted & ok
         if {PICK_UP, PUT_NEXT} & kinds:
-            held[c] = jnp.where(consulted, hand.astype(jnp.int8), held[c])
+            held_ids[c] = jnp.where(consulted, hand.astype(jnp.int8), held_ids[c])
         if done_actions:
             matched[c] = jnp.where(consulted & ~claims, holds[c][0], matched[c])
         bad[c] = consulted & wrong if compat else consulted & wrong & ~lenient[c // 2]
     for half in halves:
         # a failed side of an `and` does not fail the mission, unless both sides fail on a `done` action
-        both = bad[half[0]] & bad[half[1]] if len(half) == 2 and done_actions and not compat else jnp.bool_(False)
+        both_failed = (
+            bad[half[0]] & bad[half[1]] if len(half) == 2 and done_actions and not compat else jnp.bool_(False)
+        )
         if half:
-            alone = absent[half[1]] if len(half) == 2 else jnp.bool_(True)
-            failure |= bad[half[0]] & alone | both
-    state = state.replace(met=jnp.stack(met), held=jnp.stack(held), matched=jnp.stack(matched))
+            single = absent[half[1]] if len(half) == 2 else jnp.bool_(True)
+            failure |= bad[half[0]] & single | both_failed
+    state = state.replace(met=jnp.stack(completed), held=jnp.stack(held_ids), matched=jnp.stack(matched))
     return state, success, failure

@@ -51,14 +51,14 @@ def _lookup(table: tuple[int, ...], index: jax.Array) -> jax.Array:
     return jnp.asarray(sum((index == i) * value for i, value in enumerate(table) if value), jnp.int32)
 
 
-def _spread(seeds: jax.Array, through: jax.Array, sign: int) -> jax.Array:
+def _spread(seeds: jax.Array, transparent: jax.Array, sign: int) -> jax.Array:
     """Bits of a row reached from `seeds` by stepping towards higher (`sign` 1) or lower bits, stepping only from cells
-    in `through`; the seeds included."""
+    in `transparent`; the seeds included."""
 
     def shift(x, n):
         return x << n if sign > 0 else x >> n
 
-    sources, span = seeds & through, through
+    sources, span = seeds & transparent, transparent
     for n in (1, 2, 4):
         sources = sources | span & shift(sources, n)
         span = span & shift(span, n)
@@ -78,20 +78,23 @@ def visible(clear: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """
 
     def row(k, carry):
-        lit, far, near = carry
+        lit, lit_far, lit_near = carry
         j = VIEW - 1 - k
         shift = (VIEW * jnp.where(j < FAR_ROWS, j, j - FAR_ROWS)).astype(jnp.uint32)
-        through = jnp.where(j < FAR_ROWS, clear[0], clear[1]) >> shift & ROW
-        right = _spread(lit, through, 1)
-        both = _spread(right, through, -1)
-        far, near = far | jnp.where(j < FAR_ROWS, both << shift, 0), near | jnp.where(j < FAR_ROWS, 0, both << shift)
-        going_right, going_left = right & through, both & through
+        transparent = jnp.where(j < FAR_ROWS, clear[0], clear[1]) >> shift & ROW
+        right = _spread(lit, transparent, 1)
+        swept = _spread(right, transparent, -1)
+        lit_far, lit_near = (
+            lit_far | jnp.where(j < FAR_ROWS, swept << shift, 0),
+            lit_near | jnp.where(j < FAR_ROWS, 0, swept << shift),
+        )
+        going_right, going_left = right & transparent, swept & transparent
         ahead = (going_right | going_right << 1 | going_left | going_left >> 1) & ROW
-        return ahead, far, near
+        return ahead, lit_far, lit_near
 
-    none = jnp.zeros_like(clear[0])
-    _, far, near = tracing.fori_loop(0, VIEW, row, (jnp.full_like(none, 1 << AGENT_I), none, none))
-    return far, near
+    zeros = jnp.zeros_like(clear[0])
+    _, lit_far, lit_near = tracing.fori_loop(0, VIEW, row, (jnp.full_like(zeros, 1 << AGENT_I), zeros, zeros))
+    return lit_far, lit_near
 
 
 def window(grid: jax.Array, position: jax.Array, direction: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -113,8 +116,8 @@ def window(grid: jax.Array, position: jax.Array, direction: jax.Array) -> tuple[
     kind = type_of(cells)
     clear = (kind != WALL) & ((kind != DOOR) | (state_of(cells) == OPEN))
     words = [jnp.sum(jnp.where(clear, bits, np.uint32(0)), dtype=jnp.uint32) for bits in _BITS]
-    far, near = visible((words[0], words[1]))
-    return cells, (jnp.where(_BITS[0] > 0, far, near) & (_BITS[0] | _BITS[1])) != 0
+    lit_far, lit_near = visible((words[0], words[1]))
+    return cells, (jnp.where(_BITS[0] > 0, lit_far, lit_near) & (_BITS[0] | _BITS[1])) != 0
 
 
 def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: jax.Array) -> jax.Array:
@@ -124,10 +127,10 @@ def view(grid: jax.Array, position: jax.Array, direction: jax.Array, carrying: j
     **Returns:** uint8 `[7, 7, 3]`: type, colour, state of the cell at column i (left to right), row j (far to near);
     zeros if unseen. The agent's own cell shows the object that it carries.
     """
-    cells, seen = window(grid, position, direction)
-    own = np.arange(VIEW * VIEW) == AGENT_I * VIEW + AGENT_J
-    cells = jnp.where(own, jnp.where(carrying > 0, carrying, EMPTY_CELL).astype(jnp.int32), cells)
-    cells = jnp.where(seen, cells, 0)
+    cells, lit = window(grid, position, direction)
+    is_agent = np.arange(VIEW * VIEW) == AGENT_I * VIEW + AGENT_J
+    cells = jnp.where(is_agent, jnp.where(carrying > 0, carrying, EMPTY_CELL).astype(jnp.int32), cells)
+    cells = jnp.where(lit, cells, 0)
     # one shift and one mask per channel, not a stack of three arrays: XLA vectorises this one
     image = cells[:, None] >> np.array([0, COLOR_SHIFT, STATE_SHIFT]) & np.array([TYPE_MASK, COLOR_MASK, STATE_MASK])
     return image.astype(jnp.uint8).reshape(VIEW, VIEW, 3)

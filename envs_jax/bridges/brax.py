@@ -93,10 +93,10 @@ class FromBrax(Environment[BraxState, BraxParams]):
         `VectorEnv` and `max_steps`; `ValueError` for a `max_steps` below 1.
         """
         envs, inner = _brax(), env
-        kept = envs.training  # the module that holds the wrappers
-        batches = (kept.VmapWrapper, kept.DomainRandomizationVmapWrapper)
+        training = envs.training  # the module that holds the wrappers
+        batches = (training.VmapWrapper, training.DomainRandomizationVmapWrapper)
         while isinstance(inner, envs.Wrapper):
-            if isinstance(inner, (*batches, kept.EpisodeWrapper, kept.AutoResetWrapper, kept.EvalWrapper)):
+            if isinstance(inner, (*batches, training.EpisodeWrapper, training.AutoResetWrapper, training.EvalWrapper)):
                 raise TypeError(
                     f"brax's {type(inner).__name__} cannot be bridged: hand over the environment inside it. "
                     "envs_jax.VectorEnv makes batches and resets them, params.max_steps is the time limit"
@@ -151,8 +151,8 @@ def world(name: str, max_steps: int = 1000, **options: Any) -> FromBrax:
     """The world that `envs_jax.make("brax/<name>?<option>=<value>")` builds. Arguments, errors: see `from_brax`."""
     envs = _brax()
     if name not in envs._envs:
-        known = sorted(envs._envs)
-        raise KeyError(f"brax has no environment {name!r}{nearest(name, known)} (it has {', '.join(known)})")
+        names = sorted(envs._envs)
+        raise KeyError(f"brax has no environment {name!r}{nearest(name, names)} (it has {', '.join(names)})")
     with _quiet():
         env = FromBrax(envs.get_environment(name, **options), max_steps)
     env.id = f"brax/{name}"
@@ -185,8 +185,10 @@ def _to_brax_class() -> Any:
             self._shape = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0)), params)[0]
             for path, x in jax.tree_util.tree_leaves_with_path(self._shape):
                 if x.ndim == 0:
-                    where = f"{env.id}'s observation{jax.tree_util.keystr(path)}"
-                    raise TypeError(f"brax's observations are vectors or more; {where} is one number: wrap the world")
+                    location = f"{env.id}'s observation{jax.tree_util.keystr(path)}"
+                    raise TypeError(
+                        f"brax's observations are vectors or more; {location} is one number: wrap the world"
+                    )
             space: Any = self._actions
             if not isinstance(space, spaces.Discrete):
                 box = isinstance(space, spaces.Box) and len(space.shape) == 1

@@ -25,7 +25,7 @@ from envs_jax.env import Environment
 from envs_jax.extras import require
 
 
-NAMES = [f"Craftax-{which}{kind}-v1" for which in ("Classic-", "") for kind in ("Symbolic", "Pixels")]
+NAMES = [f"Craftax-{prefix}{kind}-v1" for prefix in ("Classic-", "") for kind in ("Symbolic", "Pixels")]
 """Craftax's worlds; it has no registry of its own."""
 TILE = 16
 """Pixels per side of a cell of a picture, the size of craftax's textures."""

@@ -87,11 +87,11 @@ class _World:
     """`(seed, params) -> (obs, state)`."""
     step: Callable[..., Any]
     """`(seed, time, state, action, params)` -> the six values."""
-    made: tuple[str, tuple[tuple[str, Any], ...], int]
+    arguments: tuple[str, tuple[tuple[str, Any], ...], int]
     """The arguments of `_shared`: what a copy in another process is made of, since programs cannot be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of, self.made
+        return _get_world, self.arguments
 
     def space(self, text: str, params: Any) -> gymnasium.Space:
         """The space of one world's observations."""
@@ -120,7 +120,7 @@ def _shared(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _Wo
     return _World(env, params, text_spaces(env, params), reset, step, (id, options, num_envs))
 
 
-def _of(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
+def _get_world(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
     try:
         hash(options)
     except TypeError:
@@ -131,7 +131,7 @@ def _of(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
 def _world(id: str, options: Mapping[str, Any], num_envs: int, text: str, render_mode: str | None) -> _World:
     if text not in TextMode.__args__:  # type: ignore[attr-defined]
         raise ValueError(f"text is {text!r}; it is 'strings' or 'ids'")
-    world = _of(id, tuple(sorted(options.items())), num_envs)
+    world = _get_world(id, tuple(sorted(options.items())), num_envs)
     if render_mode not in (None, *_render_modes(world.env)):
         raise ValueError(
             f"{id} cannot be rendered as {render_mode!r}; its modes are {[None, *_render_modes(world.env)]}"
@@ -170,37 +170,37 @@ class GymnasiumEnv(gymnasium.Env):
         self.metadata = {"render_modes": _render_modes(world.env), "render_fps": FPS}
         self.observation_space = world.space(text, self.params)
         self.action_space = to_gymnasium(world.env.action_space(self.params))
-        given = {"text": text, "params": params, **options}
+        arguments = {"text": text, "params": params, **options}
         self.spec = gymnasium.envs.registration.EnvSpec(
-            **_registration(id, {name: value for name, value in given.items() if value is not None})
+            **_registration(id, {name: value for name, value in arguments.items() if value is not None})
         )
         self._state: Any = None
-        self._over = False
+        self._ended = False
 
     def _observe(self, obs: Any) -> Any:
         converted = _convert(self._world.env.observation_space(self.params), obs)
         if self.text == "strings" and self._world.texts:
-            said = self._world.env.describe(obs)
-            converted |= {name: said[name] for name in self._world.texts}
+            texts = self._world.env.describe(obs)
+            converted |= {name: texts[name] for name in self._world.texts}
         return converted
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         _no_options(options)
         self._seed = self.np_random.integers(1 << 32, dtype=np.uint32)
-        self._time, self._over = 0, False
+        self._time, self._ended = 0, False
         obs, self._state = self._world.reset(self._seed, self.params)
         return self._observe(jax.device_get(obs)), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._state is None or self._over:
-            what = "the episode has ended" if self._over else "there is no episode yet"
-            raise gymnasium.error.ResetNeeded(f"{what}: call reset before step")
+        if self._state is None or self._ended:
+            reason = "the episode has ended" if self._ended else "there is no episode yet"
+            raise gymnasium.error.ResetNeeded(f"{reason}: call reset before step")
         action = _action(self.action_space, action)
-        obs, self._state, *rest = self._world.step(self._seed, self._time, self._state, action, self.params)
-        obs, reward, terminated, truncated, info = jax.device_get((obs, *rest))
+        obs, self._state, *result = self._world.step(self._seed, self._time, self._state, action, self.params)
+        obs, reward, terminated, truncated, info = jax.device_get((obs, *result))
         self._time += 1
-        self._over = bool(terminated | truncated)
+        self._ended = bool(terminated | truncated)
         info = jax.tree.map(lambda x: np.asarray(x)[()], info)
         return self._observe(obs), float(reward), bool(terminated), bool(truncated), info
 
@@ -266,8 +266,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         if self._state is None:
             raise gymnasium.error.ResetNeeded("there are no episodes yet: call reset before step")
         actions = _action(self.action_space, actions, ignored=self._ended)
-        obs, self._state, *rest = self._world.step(self._seed, self._time, self._state, actions, self.params)
-        obs, reward, terminated, truncated, info = jax.device_get((obs, *rest))
+        obs, self._state, *result = self._world.step(self._seed, self._time, self._state, actions, self.params)
+        obs, reward, terminated, truncated, info = jax.device_get((obs, *result))
         self._time += 1
         stepped, self._ended = ~self._ended, terminated | truncated
         del info["final_observation"]  # the observation itself: nothing is reset on the step that ends

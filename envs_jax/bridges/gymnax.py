@@ -169,9 +169,9 @@ def from_gymnax(name: str, **options: Any) -> tuple[FromGymnax, Any]:
 
     **Returns:** `(env, params)`, as `envs_jax.make` does.
     """
-    known = sorted(_gymnax().registered_envs)
-    if name not in known:
-        raise KeyError(f"gymnax has no environment {name!r}{nearest(name, known)} (it has {', '.join(known)})")
+    names = sorted(_gymnax().registered_envs)
+    if name not in names:
+        raise KeyError(f"gymnax has no environment {name!r}{nearest(name, names)} (it has {', '.join(names)})")
     env, params = _gymnax().make(name, **options)
     return FromGymnax(env), params
 

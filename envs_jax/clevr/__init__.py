@@ -1,6 +1,6 @@
 """CLEVR-Robot: five balls to push about a table, by instructions in words.
 
-See the kalm reference, section 2. MuJoCo is imported when the world is made; MJX when it is first used.
+See the kalm reference, section 2. MuJoCo is imported when the environment is made; MJX when it is first used.
 """
 
 from typing import TYPE_CHECKING

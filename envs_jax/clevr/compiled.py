@@ -23,7 +23,7 @@ from envs_jax.physics.c import PhysicsC
 
 
 PUSHER, PLANE = BALLS, BALLS + 1
-"""What a ball touches, beside other balls."""
+"""Contact partners of a ball, beside other balls."""
 MOST = PLANES * BALLS + BALLS * (BALLS - 1) // 2 + BALLS
 """Contacts at the same time, at most."""
 FREEDOMS = 6 * BALLS + 2
@@ -54,15 +54,15 @@ class PhysicsCompiled(PhysicsC):
         blank = np.zeros((0, self.size + model.nu)), np.zeros((0, self.size))
         advance(self.equations, *blank, np.zeros(0, np.int64), frame_skip)  # compiles now, or says what is in its way
 
-    def _some(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
+    def _run_rows(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
         if run == self._step:
             advance(self.equations, *arrays, chosen, self.frame_skip)
         else:
-            super()._some(run, chosen, arrays)
+            super()._run_rows(run, chosen, arrays)
 
 
 class World(NamedTuple):
-    """Where the bodies are, and what is known of each degree of freedom, `[32]`."""
+    """Poses of the bodies, and the quantities of each degree of freedom, `[32]`."""
 
     place: np.ndarray
     """`[5, 3]`, the centres of the balls."""
@@ -83,17 +83,17 @@ class World(NamedTuple):
     pushed: np.ndarray
     """The forces of contacts."""
     way: np.ndarray
-    """Where the solver goes from `x`."""
+    """The search direction of the solver at `x`."""
 
 
 class Contacts(NamedTuple):
-    """What is known of each contact, `[40]`."""
+    """The quantities of each contact, `[40]`."""
 
     pair: np.ndarray
     """`[40, 2]`, the ball and what it touches: a ball, the pusher or a plane."""
     rows: np.ndarray
-    """`[40, 3, 6]`: the normal, from the ball to the other, and, times the friction, the two directions beside it; each
-    with the lever of rotations. The other moves along them, and the ball against them; both rotate along them."""
+    """`[40, 3, 6]`: the normal, from the ball to its partner, and, times the friction, the two directions beside it;
+    each with the lever of rotations. The partner moves along them, the ball against them; both rotate along them."""
     stiff: np.ndarray
     """The inverse of MuJoCo's regulariser R of an edge of the friction pyramid."""
     wanted: np.ndarray
@@ -148,10 +148,10 @@ def spin(pose, i, x, y, z):
 
 
 @compiled
-def touch(q, contacts, k, ball, other, x, y, z, distance, loose):
-    """Enter contact `k`. **Arguments:** `x`, `y`, `z`, the normal from the ball to the other; `distance`, of the
+def touch(q, contacts, k, ball, partner, x, y, z, distance, loose):
+    """Enter contact `k`. **Arguments:** `x`, `y`, `z`, the normal from the ball to its partner; `distance`, of the
     surfaces; `loose`, see `Equations`."""
-    contacts.pair[k, 0], contacts.pair[k, 1] = ball, other
+    contacts.pair[k, 0], contacts.pair[k, 1] = ball, partner
     a, b, c = (0.0, 0.0, 1.0) if abs(y) >= 0.5 else (0.0, 1.0, 0.0)  # mju_makeFrame
     along = x * a + y * b + z * c
     a, b, c = a - along * x, b - along * y, c - along * z
@@ -169,15 +169,15 @@ def touch(q, contacts, k, ball, other, x, y, z, distance, loose):
         for i in range(6):
             contacts.rows[k, r, i] = row[i]
     gap = distance - q.margin
-    least, most, width, middle, power = q.impedance
-    share, impedance = abs(gap) / width, most
-    if share < middle:
-        curve = share * share / middle if power == 2 else share**power / middle ** (power - 1)
-        impedance = least + curve * (most - least)
-    elif share <= 1:
-        left, rest = 1 - share, 1 - middle
-        curve = left * left / rest if power == 2 else left**power / rest ** (power - 1)
-        impedance = least + (1 - curve) * (most - least)
+    dmin, dmax, width, middle, power = q.impedance
+    fraction, impedance = abs(gap) / width, dmax
+    if fraction < middle:
+        curve = fraction * fraction / middle if power == 2 else fraction**power / middle ** (power - 1)
+        impedance = dmin + curve * (dmax - dmin)
+    elif fraction <= 1:
+        left, upper = 1 - fraction, 1 - middle
+        curve = left * left / upper if power == 2 else left**power / upper ** (power - 1)
+        impedance = dmin + (1 - curve) * (dmax - dmin)
     contacts.stiff[k] = impedance / (loose * (1 - impedance))
     contacts.wanted[k] = -q.spring * impedance * gap
 
@@ -185,20 +185,24 @@ def touch(q, contacts, k, ball, other, x, y, z, distance, loose):
 @compiled
 def find(q, world, contacts):
     """Enter all contacts that act; their number is returned."""
-    place, number = world.place, 0
+    centres, number = world.place, 0
     for i in range(BALLS):
         for p in range(PLANES):
             n = q.normals[p]
-            distance = n[0] * place[i, 0] + n[1] * place[i, 1] + n[2] * place[i, 2] + q.offsets[p]
+            distance = n[0] * centres[i, 0] + n[1] * centres[i, 1] + n[2] * centres[i, 2] + q.offsets[p]
             if distance < q.margin:
                 touch(q, contacts, number, i, PLANE, -n[0], -n[1], -n[2], distance, q.loose[2])
                 number += 1
-        for other in range(i + 1, BALLS + 1):
-            if other < BALLS:
-                x, y, z = place[other, 0] - place[i, 0], place[other, 1] - place[i, 1], place[other, 2] - place[i, 2]
+        for partner in range(i + 1, BALLS + 1):
+            if partner < BALLS:
+                x, y, z = (
+                    centres[partner, 0] - centres[i, 0],
+                    centres[partner, 1] - centres[i, 1],
+                    centres[partner, 2] - centres[i, 2],
+                )
                 reach, loose = 2 * q.radius, q.loose[0]
             else:
-                x, y, z = world.pusher[0] - place[i, 0], world.pusher[1] - place[i, 1], q.height - place[i, 2]
+                x, y, z = world.pusher[0] - centres[i, 0], world.pusher[1] - centres[i, 1], q.height - centres[i, 2]
                 reach, loose = q.radius + q.thin, q.loose[1]
             square = x * x + y * y + z * z
             if square < (reach + q.margin) ** 2:
@@ -207,7 +211,7 @@ def find(q, world, contacts):
                     x, y, z = 1.0, 0.0, 0.0
                 else:
                     x, y, z = x / length, y / length, z / length
-                touch(q, contacts, number, i, other, x, y, z, length - reach, loose)
+                touch(q, contacts, number, i, partner, x, y, z, length - reach, loose)
                 number += 1
     return number
 
@@ -215,19 +219,19 @@ def find(q, world, contacts):
 @compiled
 def motion(contacts, k, x):
     """A motion `x` along the three rows of contact `k`."""
-    rows, i, other = contacts.rows, 6 * contacts.pair[k, 0], contacts.pair[k, 1]
-    o = 6 * other
+    rows, i, partner = contacts.rows, 6 * contacts.pair[k, 0], contacts.pair[k, 1]
+    o = 6 * partner
     n, a, b = 0.0, 0.0, 0.0
     for c in range(3):
         n -= rows[k, 0, c] * x[i + c]
         a += rows[k, 1, c + 3] * x[i + c + 3] - rows[k, 1, c] * x[i + c]
         b += rows[k, 2, c + 3] * x[i + c + 3] - rows[k, 2, c] * x[i + c]
-    if other < BALLS:
+    if partner < BALLS:
         for c in range(3):
             n += rows[k, 0, c] * x[o + c]
             a += rows[k, 1, c] * x[o + c] + rows[k, 1, c + 3] * x[o + c + 3]
             b += rows[k, 2, c] * x[o + c] + rows[k, 2, c + 3] * x[o + c + 3]
-    elif other == PUSHER:
+    elif partner == PUSHER:
         for c in range(2):
             n += rows[k, 0, c] * x[o + c]
             a += rows[k, 1, c] * x[o + c]
@@ -238,17 +242,17 @@ def motion(contacts, k, x):
 @compiled
 def push(contacts, k, n, a, b, x):
     """Add to `x` the forces and torques of contact `k`, of forces along its rows: the transpose of `motion`."""
-    rows, i, other = contacts.rows, 6 * contacts.pair[k, 0], contacts.pair[k, 1]
-    o = 6 * other
+    rows, i, partner = contacts.rows, 6 * contacts.pair[k, 0], contacts.pair[k, 1]
+    o = 6 * partner
     for c in range(3):
         line = n * rows[k, 0, c] + a * rows[k, 1, c] + b * rows[k, 2, c]
         turn = a * rows[k, 1, c + 3] + b * rows[k, 2, c + 3]
         x[i + c] -= line
         x[i + c + 3] += turn
-        if other < BALLS:
+        if partner < BALLS:
             x[o + c] += line
             x[o + c + 3] += turn
-        elif other == PUSHER and c < 2:
+        elif partner == PUSHER and c < 2:
             x[o + c] += line
 
 
@@ -287,11 +291,11 @@ def slope(world, contacts, islands, size, number):
 @compiled
 def hessian(world, contacts, islands, size, number):
     """The lower half of an island's matrix of second derivatives; the number of its rows is returned."""
-    where, h, held, rows = islands.where, islands.matrix, islands.held, contacts.rows
+    offset, h, scaled, rows = islands.where, islands.matrix, islands.held, contacts.rows
     wide = 0
     for m in range(size):
         body = islands.bodies[m]
-        where[body] = wide
+        offset[body] = wide
         for t in range(6 * body, end(body)):
             for c in range(wide):
                 h[wide, c] = 0.0
@@ -299,30 +303,30 @@ def hessian(world, contacts, islands, size, number):
             wide += 1
     for e in range(number):
         k = islands.inside[e]
-        d, other = contacts.stiff[k], contacts.pair[k, 1]
+        d, partner = contacts.stiff[k], contacts.pair[k, 1]
         n, a, b = contacts.short[k, 0], contacts.short[k, 1], contacts.short[k, 2]
         e0, e1 = d if n + a < 0 else 0.0, d if n - a < 0 else 0.0
         e2, e3 = d if n + b < 0 else 0.0, d if n - b < 0 else 0.0
-        total, one, two, first, second = e0 + e1 + e2 + e3, e0 - e1, e2 - e3, e0 + e1, e2 + e3
+        total, na, nb, first, second = e0 + e1 + e2 + e3, e0 - e1, e2 - e3, e0 + e1, e2 + e3
         if total == 0:
             continue
         for c in range(6):
-            held[0, c] = total * rows[k, 0, c] + one * rows[k, 1, c] + two * rows[k, 2, c]
-            held[1, c] = one * rows[k, 0, c] + first * rows[k, 1, c]
-            held[2, c] = two * rows[k, 0, c] + second * rows[k, 2, c]
-        i, o, others = where[contacts.pair[k, 0]], 0, 0
-        if other != PLANE:
-            o, others = where[other], 2 if other == PUSHER else 6
+            scaled[0, c] = total * rows[k, 0, c] + na * rows[k, 1, c] + nb * rows[k, 2, c]
+            scaled[1, c] = na * rows[k, 0, c] + first * rows[k, 1, c]
+            scaled[2, c] = nb * rows[k, 0, c] + second * rows[k, 2, c]
+        i, o, width = offset[contacts.pair[k, 0]], 0, 0
+        if partner != PLANE:
+            o, width = offset[partner], 2 if partner == PUSHER else 6
         for r in range(6):
             for c in range(6):
-                v = held[0, r] * rows[k, 0, c] + held[1, r] * rows[k, 1, c] + held[2, r] * rows[k, 2, c]
+                v = scaled[0, r] * rows[k, 0, c] + scaled[1, r] * rows[k, 1, c] + scaled[2, r] * rows[k, 2, c]
                 if c <= r:
                     h[i + r, i + c] += -v if (r >= 3 and c < 3) else v  # the ball moves against the rows
-                    if r < others:
+                    if r < width:
                         h[o + r, o + c] += v
-                if r < others:
+                if r < width:
                     v = -v if c < 3 else v
-                    h[o + r, i + c] += v  # the other comes after the ball
+                    h[o + r, i + c] += v  # the partner comes after the ball
     return wide
 
 
@@ -354,16 +358,20 @@ def solve(h, wide, right):
 
 @compiled
 def search(q, contacts, inside, number, linear, square, begin):
-    """How far to go: where the slope is 0, by Newton's method within a bracket, from 1.
+    """The step length of the line search, where the slope is 0: by Newton's method within a bracket, from 1.
 
     **Arguments:** `linear + t * square`, the slope but for contacts; `begin`, its size at 0, with them."""
-    low, high, to = 0.0, 4.0, 1.0
+    low, high, alpha = 0.0, 4.0, 1.0
     for _ in range(q.searches + 1):
-        value, rise = linear + to * square, square
+        value, rise = linear + alpha * square, square
         for e in range(number):
             k = inside[e]
             d, n, a, b = contacts.stiff[k], contacts.change[k, 0], contacts.change[k, 1], contacts.change[k, 2]
-            u, v, w = contacts.short[k, 0] + to * n, contacts.short[k, 1] + to * a, contacts.short[k, 2] + to * b
+            u, v, w = (
+                contacts.short[k, 0] + alpha * n,
+                contacts.short[k, 1] + alpha * a,
+                contacts.short[k, 2] + alpha * b,
+            )
             for s, t in ((u + v, n + a), (u - v, n - a), (u + w, n + b), (u - w, n - b)):
                 if s < 0:
                     value += d * t * s
@@ -371,13 +379,13 @@ def search(q, contacts, inside, number, linear, square, begin):
         if abs(value) <= q.flat * begin:
             break
         if value < 0:
-            low = to
+            low = alpha
         else:
-            high = to
-        to -= value / rise
-        if to < low or to > high:
-            to = (low + high) / 2
-    return to
+            high = alpha
+        alpha -= value / rise
+        if alpha < low or alpha > high:
+            alpha = (low + high) / 2
+    return alpha
 
 
 @compiled
@@ -412,21 +420,21 @@ def settle(q, world, contacts, islands, size, number):
             contacts.change[k, 0], contacts.change[k, 1], contacts.change[k, 2] = u, v, w
             n, a, b = pressed(contacts, k)
             begin -= n * u + a * v + b * w
-        to = search(q, contacts, islands.inside, number, linear, square, abs(begin))
+        alpha = search(q, contacts, islands.inside, number, linear, square, abs(begin))
         for m in range(size):
             body = islands.bodies[m]
             for c in range(6 * body, end(body)):
-                world.x[c] += to * world.way[c]
+                world.x[c] += alpha * world.way[c]
         for e in range(number):
             for c in range(3):
-                contacts.short[islands.inside[e], c] += to * contacts.change[islands.inside[e], c]
+                contacts.short[islands.inside[e], c] += alpha * contacts.change[islands.inside[e], c]
         square = slope(world, contacts, islands, size, number)
 
 
 @compiled
 def step(q, world, contacts, islands):
     """One time step."""
-    place, pusher, speed, free, x = world.place, world.pusher, world.speed, world.free, world.x
+    centres, pusher, speed, free, x = world.place, world.pusher, world.speed, world.free, world.x
     root, number = islands.root, find(q, world, contacts)
     for c in range(FREEDOMS):
         force = -world.damping[c] * speed[c]
@@ -443,11 +451,11 @@ def step(q, world, contacts, islands):
         contacts.short[k, 0] = u + q.damper * n - contacts.wanted[k]
         contacts.short[k, 1], contacts.short[k, 2] = v + q.damper * a, w + q.damper * b
         if contacts.pair[k, 1] != PLANE:
-            one, two = root[contacts.pair[k, 0]], root[contacts.pair[k, 1]]
+            root_a, root_b = root[contacts.pair[k, 0]], root[contacts.pair[k, 1]]
             for c in range(BALLS + 1):
-                root[c] = min(one, two) if root[c] == max(one, two) else root[c]
+                root[c] = min(root_a, root_b) if root[c] == max(root_a, root_b) else root[c]
     for first in range(BALLS + 1):
-        size, some = 0, 0
+        size, count = 0, 0
         for b in range(BALLS + 1):
             if root[b] == first:
                 islands.bodies[size] = b
@@ -456,19 +464,19 @@ def step(q, world, contacts, islands):
             continue
         for k in range(number):
             if root[contacts.pair[k, 0]] == first:
-                islands.inside[some] = k
-                some += 1
-        if some == 0:
+                islands.inside[count] = k
+                count += 1
+        if count == 0:
             for c in range(6 * first, end(first)):
                 x[c], world.pushed[c] = free[c], 0.0
         else:
-            settle(q, world, contacts, islands, size, some)
+            settle(q, world, contacts, islands, size, count)
     for c in range(FREEDOMS):  # damping is implicit: mj_Euler
         force = world.mass[c] * free[c] + world.pushed[c]
         speed[c] += q.pause * force / (world.mass[c] + q.pause * world.damping[c])
     for i in range(BALLS):
         for c in range(3):
-            place[i, c] += q.pause * speed[6 * i + c]
+            centres[i, c] += q.pause * speed[6 * i + c]
         spin(world.pose, i, q.pause * speed[6 * i + 3], q.pause * speed[6 * i + 4], q.pause * speed[6 * i + 5])
     for c in range(2):
         pusher[c] += q.pause * speed[6 * BALLS + c]
@@ -497,8 +505,8 @@ def read(q, rows, r, world):
         for c in range(4):
             size += rows[r, 7 * i + 3 + c] ** 2
         for c in range(4):
-            none = 1.0 if c == 0 else 0.0  # mju_normalize4
-            world.pose[i, c] = none if size < 1e-30 else rows[r, 7 * i + 3 + c] / math.sqrt(size)
+            identity = 1.0 if c == 0 else 0.0  # mju_normalize4
+            world.pose[i, c] = identity if size < 1e-30 else rows[r, 7 * i + 3 + c] / math.sqrt(size)
     for c in range(FREEDOMS):
         world.speed[c], world.x[c] = rows[r, nq + c], rows[r, nq + FREEDOMS + c]
     for c in range(2):

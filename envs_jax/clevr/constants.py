@@ -17,7 +17,7 @@ TABLE_Z, REST_Z, PUSHER_Z = -0.325, -0.195, -0.2
 LOW, HIGH = np.array([-0.6, -0.3]), np.array([0.6, 0.7])
 """Corners of the table: its walls are at these x and y."""
 
-PLACES = ("behind", "left", "front", "right")
+SIDES = ("behind", "left", "front", "right")
 """The four directions of the language, in the order of their codes."""
 AXES = np.array([(0.0, 1.0), (-1.0, 0.0), (0.0, -1.0), (1.0, 0.0)])
 """The unit vector of each."""
@@ -27,10 +27,10 @@ DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1), (0.8, 0.8), (-0.8, 0.8)
 COMPASS = ("right", "back", "left", "front", "right and back", "left and back", "right and front", "left and front")
 """The eight pushes in words."""
 ACTIONS = BALLS * len(DIRECTIONS)
-ACTION_NAMES = tuple(f"{color} {way}" for color in COLORS for way in COMPASS)
+ACTION_NAMES = tuple(f"{color} {direction}" for color in COLORS for direction in COMPASS)
 
 OFFSET = 0.15
-"""How far behind the ball's centre the pusher starts, in units of the direction."""
+"""The initial distance of the pusher behind the ball's centre, in units of the direction."""
 TIME_STEPS = 40
 """Physics steps of 0.01 s in one macro-action."""
 

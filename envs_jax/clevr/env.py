@@ -23,11 +23,11 @@ from envs_jax.clevr.constants import (
     HORIZON,
     LOW,
     OFFSET,
-    PLACES,
     RADIUS,
+    SIDES,
     TIME_STEPS,
 )
-from envs_jax.clevr.goals import MOST, PUSH, WIDTH, check_goal
+from envs_jax.clevr.goals import MAX_RELATIONS, PUSH, WIDTH, check_goal
 from envs_jax.clevr.spheres import PhysicsSpheres
 from envs_jax.clevr.state import Params, State
 from envs_jax.env import Environment
@@ -39,7 +39,7 @@ from envs_jax.rejection import first_accepted
 
 ClevrBackend = Literal["auto", "c", "numba", "jax", "mjx"]
 PushTest = Literal["action", "state"]
-Seen = Literal["words", "goal"]
+Obs = Literal["words", "goal"]
 Compat = Literal["", "imagine_bench"]
 
 PUSHER = 2
@@ -64,16 +64,16 @@ class ClevrRobot(Environment[State, Params]):
         threads: int | None = None,
         push_test: PushTest = "action",
         compat: Compat = "",
-        obs: Seen = "words",
+        obs: Obs = "words",
     ):
-        """**Arguments:** `level`, `"real"` (move a ball to a place of another one), `"rephrase"` (the same in held-out
+        """**Arguments:** `level`, `"real"` (move a ball to a side of another one), `"rephrase"` (the same in held-out
         wordings), `"easy"` (push a ball one step, in one step) or `"hard"` (several relations, a line, a gathering);
         `backend`, `"c"` for C MuJoCo on the host's threads, `"mjx"` for MJX on the device, `"numba"` and `"jax"` for
         MuJoCo's equations in programs of our own, in float64: on the host's threads (`envs_jax.clevr.compiled`) and on
         the device (`envs_jax.clevr.spheres`); `"auto"` for `"numba"`, or `"c"` where Numba cannot be used, if jax
         computes on a CPU, for `"jax"` on a GPU, and `"mjx"` elsewhere; `threads`, for `"c"` and `"numba"` (default:
         all cores of the process); `push_test`, how level easy is judged: by the action that was chosen, or by how the
-        ball moved (`"state"`); `compat`, `"imagine_bench"` for what ImagineBench's world does: the first push
+        ball moved (`"state"`); `compat`, `"imagine_bench"` for what ImagineBench's environment does: the first push
         of an episode is aimed at the balls of another layout, progress counts the distance to the reference's centre,
         success of a relation or a hard goal pays nothing extra, and `push_test="state"` accepts any ball (the parts of
         a hard goal pay as without it: published, a step later); `obs`, `"words"` for the dict with the instruction's
@@ -82,14 +82,14 @@ class ClevrRobot(Environment[State, Params]):
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco.
         """
         instructions.check_level(level)
-        for name, value, known in (
+        for name, value, options in (
             ("backend", backend, ClevrBackend.__args__),  # type: ignore[attr-defined]
             ("push_test", push_test, PushTest.__args__),  # type: ignore[attr-defined]
             ("compat", compat, Compat.__args__),  # type: ignore[attr-defined]
-            ("obs", obs, Seen.__args__),  # type: ignore[attr-defined]
+            ("obs", obs, Obs.__args__),  # type: ignore[attr-defined]
         ):
-            if value not in known:
-                raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, known))}")
+            if value not in options:
+                raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, options))}")
         if threads is not None:
             at_least("threads", threads, 1)
         self.level, self.backend, self.threads = instructions.level(level), backend, threads
@@ -140,7 +140,7 @@ class ClevrRobot(Environment[State, Params]):
         if self.obs == "goal":
             return spaces.Box(-np.inf, np.inf, (VECTOR,), np.float32)
         triple = [BALLS - 1, len(rules.AXES) - 1, BALLS - 1]
-        high = np.array([PUSH, *triple * MOST], np.int32)
+        high = np.array([PUSH, *triple * MAX_RELATIONS], np.int32)
         return spaces.Dict(
             {
                 "state": spaces.Box(-np.inf, np.inf, (2 * BALLS,), np.float32),
@@ -230,7 +230,7 @@ class ClevrRobot(Environment[State, Params]):
         return render(self, state)
 
 
-VECTOR = 2 * BALLS + PUSH + 1 + MOST * (2 * BALLS + len(PLACES) + 2)
+VECTOR = 2 * BALLS + PUSH + 1 + MAX_RELATIONS * (2 * BALLS + len(SIDES) + 2)
 """Length of `goal_vector`."""
 
 
@@ -257,13 +257,18 @@ def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:
 
     **Arguments:** `balls`, float32 `[10]`; `goal`, int32 `[10]`, see `envs_jax.clevr.goals`.
     **Returns:** float32 `[62]`: the x and y of all balls in metres, the kind (one-hot, 4), and for each of three
-    triples the ball (one-hot, 5), the place (4), the reference (5), and the x and y from the reference to the ball, or
+    triples the ball (one-hot, 5), the side (4), the reference (5), and the x and y from the reference to the ball, or
     of the ball where there is no reference; zeros for triples that a goal lacks.
     """
-    ball, place, reference = goal[1:].reshape(MOST, 3).T
-    where = balls.reshape(BALLS, 2)
-    one, two = (jax.nn.one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
-    parts = [one, jax.nn.one_hot(place, len(PLACES)), two, jnp.matmul(one - two, where, precision="highest")]
+    ball, side, reference = goal[1:].reshape(MAX_RELATIONS, 3).T
+    positions = balls.reshape(BALLS, 2)
+    ball_one_hot, reference_one_hot = (jax.nn.one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
+    parts = [
+        ball_one_hot,
+        jax.nn.one_hot(side, len(SIDES)),
+        reference_one_hot,
+        jnp.matmul(ball_one_hot - reference_one_hot, positions, precision="highest"),
+    ]
     return jnp.concatenate([balls, jax.nn.one_hot(goal[0], PUSH + 1), jnp.concatenate(parts, -1).reshape(-1)])
 
 
@@ -276,13 +281,13 @@ def _look(xp: Any, before: Moment, after: Moment, *args: Any) -> tuple[Any, Any,
 
 def _teleport(xp: Any, now: Moment, action: Any, stale: Any, aim: Any) -> tuple[Any, Any]:
     """Put the pusher behind the chosen ball, at rest."""
-    ball, way = action // len(DIRECTIONS), action % len(DIRECTIONS)
+    ball, direction = action // len(DIRECTIONS), action % len(DIRECTIONS)
     real = scene.balls_of(xp, now.qpos)
     aim = aim.reshape(*aim.shape[:-1], BALLS, 2)
-    there = xp.where(stale[..., None, None], aim, real)
+    centres = xp.where(stale[..., None, None], aim, real)
     chosen = (ball[..., None] == np.arange(BALLS))[..., None]
-    target = xp.where(chosen, there, xp.zeros((), there.dtype)).sum(axis=-2)
-    step = xp.asarray(DIRECTIONS, there.dtype)[way]
+    target = xp.where(chosen, centres, xp.zeros((), centres.dtype)).sum(axis=-2)
+    step = xp.asarray(DIRECTIONS, centres.dtype)[direction]
     pusher = target - OFFSET * step
     batch = now.qpos.shape[:-1]
     pusher = xp.broadcast_to(pusher, (*batch, PUSHER))
@@ -298,8 +303,8 @@ def state_from_layout(env: Environment, positions: Any, goal: Any, instruction: 
     red, blue, green, purple and cyan ball, in metres; `goal`, int32 `[10]`, see `envs_jax.clevr.goal`; `instruction`,
     the number of the sentence that the observation shows, within the level of `env`.
     **Returns:** `(obs, state)`, as `reset` does.
-    **Raises:** `TypeError` for another world; `ValueError` for arrays of another size, balls off the table or too close
-    together, a goal that is none (`goals.check_goal`), or a sentence that the level does not have.
+    **Raises:** `TypeError` for another environment; `ValueError` for arrays of another size, balls off the table or too
+    close together, a goal that is none (`goals.check_goal`), or a sentence that the level does not have.
     """
     world = env.unwrapped
     if not isinstance(world, ClevrRobot):
@@ -313,9 +318,9 @@ def state_from_layout(env: Environment, positions: Any, goal: Any, instruction: 
             f"positions are {balls.tolist()}; x from {LOW[0]} to {HIGH[0]} and y from {LOW[1]} to {HIGH[1]} "
             "are on the table"
         )
-    apart = np.linalg.norm(balls[:, None] - balls[None], axis=-1)[np.triu_indices(BALLS, 1)]
-    if apart.min() < 2 * RADIUS - 1e-6:
-        raise ValueError(f"two balls are {apart.min():.3f} m apart; at least {2 * RADIUS} is needed, or they overlap")
+    gaps = np.linalg.norm(balls[:, None] - balls[None], axis=-1)[np.triu_indices(BALLS, 1)]
+    if gaps.min() < 2 * RADIUS - 1e-6:
+        raise ValueError(f"two balls are {gaps.min():.3f} m apart; at least {2 * RADIUS} is needed, or they overlap")
     code = np.asarray(goal)
     if code.shape != (WIDTH,) or not np.issubdtype(code.dtype, np.integer):
         raise ValueError(f"goal is {code.tolist()}; {WIDTH} integers are needed, as envs_jax.clevr.goal makes them")

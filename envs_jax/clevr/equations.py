@@ -15,7 +15,7 @@ PLANES = 5
 
 
 class Equations(NamedTuple):
-    """What MuJoCo's equations need of the scene (MuJoCo's documentation, "Computation"); float64."""
+    """The parameters of MuJoCo's equations for the scene (MuJoCo's documentation, "Computation"); float64."""
 
     pause: float
     """Seconds of a time step."""
@@ -38,7 +38,7 @@ class Equations(NamedTuple):
     impedance: tuple[float, ...]
     """MuJoCo's `solimp`, five numbers."""
     loose: tuple[float, float, float]
-    """What `(1 - d) / d` is multiplied with for the regulariser of an edge of the friction pyramid: between two
+    """The factor of `(1 - d) / d` in the regulariser of an edge of the friction pyramid: between two
     balls, ball and pusher, ball and plane."""
     normals: tuple[tuple[float, ...], ...]
     """Of the five planes, away from them."""
@@ -51,7 +51,7 @@ class Equations(NamedTuple):
     thin: float = PUSHER_RADIUS
     """The radius of the pusher."""
     height: float = PUSHER_Z
-    """Where the pusher's centre stays."""
+    """The constant height of the pusher's centre."""
     iterations: int = 20
     """The most steps of Newton's method for a time step, as in the scene's option."""
     searches: int = 10
@@ -74,11 +74,11 @@ def equations(model: Any) -> Equations:
         )
     counts = model.nq, model.nv, model.nu, model.na, model.nmocap
     kind = int(mujoco.mjtIntegrator.mjINT_EULER), int(mujoco.mjtCone.mjCONE_PYRAMIDAL)
-    same = all(np.ptp(x, 0).max() == 0 for x in (model.geom_friction, model.geom_solref, model.geom_solimp))
+    uniform = all(np.ptp(x, 0).max() == 0 for x in (model.geom_friction, model.geom_solref, model.geom_solimp))
     if (
         counts != (7 * BALLS + 2, 6 * BALLS + 2, 2, 0, 0)
         or (model.opt.integrator, model.opt.cone) != kind
-        or not (same and np.ptp(model.geom_margin) == 0 and model.actuator_ctrllimited.all())
+        or not (uniform and np.ptp(model.geom_margin) == 0 and model.actuator_ctrllimited.all())
     ):
         raise ValueError(
             f"the model has {counts} positions, velocities, controls, activations and mocap bodies; that of "
@@ -89,7 +89,7 @@ def equations(model: Any) -> Equations:
     mujoco.mj_forward(model, data)
     ball, pusher, contact = 1, 1 + BALLS, data.contact[0]  # bodies; the world is 0
     pause, square = float(model.opt.timestep), float(contact.friction[0]) ** 2
-    timeconst, ratio, most = max(float(contact.solref[0]), 2 * pause), float(contact.solref[1]), contact.solimp[1]
+    timeconst, ratio, dmax = max(float(contact.solref[0]), 2 * pause), float(contact.solref[1]), contact.solimp[1]
     inverse, armature = model.body_invweight0[:, 0], model.dof_armature[0]
     loose = np.array([2 * inverse[ball], inverse[ball] + inverse[pusher], inverse[ball]])
     normals = data.geom_xmat[:PLANES].reshape(PLANES, 3, 3)[:, :, 2].copy()
@@ -103,8 +103,8 @@ def equations(model: Any) -> Equations:
         limits=tuple(model.actuator_ctrlrange[0].tolist()),
         margin=float(contact.includemargin),
         friction=float(contact.friction[0]),
-        damper=float(2 / (most * timeconst)),
-        spring=float(1 / (most * timeconst * ratio) ** 2),
+        damper=float(2 / (dmax * timeconst)),
+        spring=float(1 / (dmax * timeconst * ratio) ** 2),
         impedance=tuple(contact.solimp.tolist()),
         loose=tuple((loose * (1 + square) * 2 * square).tolist()),
         normals=tuple(map(tuple, normals.tolist())),

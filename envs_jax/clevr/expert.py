@@ -16,19 +16,19 @@ import numpy as np
 from envs_jax import tracing
 from envs_jax.clevr.constants import ACTIONS, AXES, BALLS, DIRECTIONS, GREEN, HIGH, LOW, RADIUS
 from envs_jax.clevr.env import ClevrRobot
-from envs_jax.clevr.goals import GATHER, LINE, MOST, PUSH
+from envs_jax.clevr.goals import GATHER, LINE, MAX_RELATIONS, PUSH
 from envs_jax.clevr.rules import ALLOWED
 from envs_jax.clevr.state import State
 from envs_jax.env import Environment
 
 
 SHOVE = np.where(np.abs(DIRECTIONS).sum(axis=1, keepdims=True) > 1, 0.197 / 0.8, 0.248) * DIRECTIONS
-"""How far a push moves a ball that stood still, in metres, measured: float64 `[8, 2]`."""
+"""The displacement of a ball at rest by a push, in metres, measured: float64 `[8, 2]`."""
 COAST = 0.066
 """Seconds that a rolling ball's velocity lasts: its mass with armature over its damping."""
 INSIDE_LOW, INSIDE_HIGH = LOW + RADIUS, HIGH - RADIUS
 TOUCH = 2 * RADIUS
-FAR, WIDE = 0.375, np.deg2rad(40)
+MAX_DISTANCE, MAX_ANGLE = 0.375, np.deg2rad(40)
 """The relation that the expert aims at: closer than this, and within this angle of the axis."""
 TILT = np.deg2rad(27)
 """The angle that it allows between neighbours in a line."""
@@ -46,28 +46,28 @@ Layouts = tuple[jax.Array, jax.Array]
 (With balls along it the expert takes eight times as long.)"""
 
 
-def _push(there: Layouts, action: jax.Array) -> Layouts:
+def _push(layouts: Layouts, action: jax.Array) -> Layouts:
     """Layouts after a push, by the rough model; `action`, `[N]`."""
-    ball, way = action // len(DIRECTIONS), action % len(DIRECTIONS)
-    shove = jnp.asarray(SHOVE, jnp.float32)[way].T
+    ball, direction = action // len(DIRECTIONS), action % len(DIRECTIONS)
+    shove = jnp.asarray(SHOVE, jnp.float32)[direction].T
     pushed = ball == jnp.arange(BALLS)[:, None]
-    there = _inside(*(a + jnp.where(pushed, b, 0) for a, b in zip(there, shove)))
+    layouts = _inside(*(a + jnp.where(pushed, b, 0) for a, b in zip(layouts, shove)))
 
-    def part(_: Any, there: Layouts) -> Layouts:
+    def part(_: Any, layouts: Layouts) -> Layouts:
         """Balls that overlap move apart. In a loop, since XLA would repeat all of it for every use of its result."""
-        x, y = (list(a) for a in there)
+        x, y = (list(a) for a in layouts)
         moved_x, moved_y = list(x), list(y)
         for i, j in PAIRS:
             dx, dy = x[i] - x[j], y[i] - y[j]
             away = _distance(dx, dy)
             deep = jnp.maximum(TOUCH - away, 0) / away
             # the pusher holds on to its ball, so the other one gives way
-            share = jnp.where(pushed[i], 0.15, jnp.where(pushed[j], 0.85, 0.5))
-            moved_x[i], moved_y[i] = moved_x[i] + deep * share * dx, moved_y[i] + deep * share * dy
-            moved_x[j], moved_y[j] = moved_x[j] - deep * (1 - share) * dx, moved_y[j] - deep * (1 - share) * dy
+            fraction = jnp.where(pushed[i], 0.15, jnp.where(pushed[j], 0.85, 0.5))
+            moved_x[i], moved_y[i] = moved_x[i] + deep * fraction * dx, moved_y[i] + deep * fraction * dy
+            moved_x[j], moved_y[j] = moved_x[j] - deep * (1 - fraction) * dx, moved_y[j] - deep * (1 - fraction) * dy
         return _inside(jnp.stack(moved_x), jnp.stack(moved_y))
 
-    return tracing.fori_loop(0, 3, part, there)
+    return tracing.fori_loop(0, 3, part, layouts)
 
 
 def _inside(x: jax.Array, y: jax.Array) -> Layouts:
@@ -78,43 +78,45 @@ def _distance(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sqrt(x**2 + y**2)
 
 
-def _beyond(along: jax.Array, across: jax.Array, angle: float) -> jax.Array:
-    """How far a point is outside a wedge around an axis, in metres; 0 inside."""
-    return jnp.maximum(jnp.abs(across) * np.cos(angle) - along * np.sin(angle), 0)
+def _beyond(along: jax.Array, lateral: jax.Array, angle: float) -> jax.Array:
+    """The distance of a point from a wedge around an axis, in metres; 0 inside."""
+    return jnp.maximum(jnp.abs(lateral) * np.cos(angle) - along * np.sin(angle), 0)
 
 
-def _relations(goal: jax.Array, there: Layouts) -> jax.Array:
-    x, y = there
-    ball, place, reference = goal[1:].reshape(MOST, 3).T
-    axes = jnp.asarray(AXES, jnp.float32)[place].T[..., None]
+def _relations(goal: jax.Array, layouts: Layouts) -> jax.Array:
+    x, y = layouts
+    ball, side, reference = goal[1:].reshape(MAX_RELATIONS, 3).T
+    axes = jnp.asarray(AXES, jnp.float32)[side].T[..., None]
     dx, dy = x[ball] - x[reference], y[ball] - y[reference]
-    along, across = dx * axes[0] + dy * axes[1], dx * axes[1] - dy * axes[0]
-    cost = jnp.maximum(_distance(along, across) - FAR, 0) + _beyond(along, across, WIDE)
+    along, lateral = dx * axes[0] + dy * axes[1], dx * axes[1] - dy * axes[0]
+    cost = jnp.maximum(_distance(along, lateral) - MAX_DISTANCE, 0) + _beyond(along, lateral, MAX_ANGLE)
     return jnp.sum(jnp.where(ball[:, None] >= 0, cost, 0), axis=0)
 
 
-def _line(there: Layouts) -> jax.Array:
-    dx, dy = (a[1:] - a[:-1] for a in there)
+def _line(layouts: Layouts) -> jax.Array:
+    dx, dy = (a[1:] - a[:-1] for a in layouts)
     return jnp.sum(_beyond(dx, dy, TILT), axis=0)
 
 
-def _gather(there: Layouts) -> jax.Array:
-    dx, dy = (a - a[GREEN] for a in there)
+def _gather(layouts: Layouts) -> jax.Array:
+    dx, dy = (a - a[GREEN] for a in layouts)
     return jnp.sum(jnp.maximum(_distance(dx, dy) - CLOSE, 0), axis=0)
 
 
-def _cost(goal: jax.Array, there: Layouts) -> jax.Array:
-    """How far layouts are from a goal, in metres, `[N]`; 0 where it is reached with room to spare."""
+def _cost(goal: jax.Array, layouts: Layouts) -> jax.Array:
+    """The distance of layouts from a goal, in metres, `[N]`; 0 where it is reached with room to spare."""
     kind = goal[0]
-    return jnp.where(kind == LINE, _line(there), jnp.where(kind == GATHER, _gather(there), _relations(goal, there)))
+    return jnp.where(
+        kind == LINE, _line(layouts), jnp.where(kind == GATHER, _gather(layouts), _relations(goal, layouts))
+    )
 
 
 def expert_action(env: Environment, state: State) -> jax.Array:
     """The expert's action in a state of CLEVR-Robot; pure, so `jit`, `vmap` and `scan` apply.
 
-    **Arguments:** `env`, the environment or a wrapper of it; `state`, of the world itself.
+    **Arguments:** `env`, the environment or a wrapper of it; `state`, of the innermost environment.
     **Returns:** int32 `[]`.
-    **Raises:** `TypeError` for another world.
+    **Raises:** `TypeError` for another environment.
     """
     world: Any = env.unwrapped
     if not isinstance(world, ClevrRobot):

@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax.checks import nearest
 from envs_jax.clevr import goals, wordings
-from envs_jax.clevr.constants import BALLS, COLORS, PLACES
+from envs_jax.clevr.constants import BALLS, COLORS, SIDES
 from envs_jax.clevr.goals import RELATION_TRIPLES, Triple
 from envs_jax.text import Phrasebook
 
@@ -63,54 +63,54 @@ class Level:
         return start + jax.random.randint(key, (), 0, size, jnp.int32)
 
 
-def _said(template: str, triple: Triple, where: int | None = None) -> str:
-    """A template filled in for a triple; `where` chooses the phrase of the place."""
-    ball, place, reference = triple
+def _fill(template: str, triple: Triple, variant: int | None = None) -> str:
+    """A template filled in for a triple; `variant` chooses the phrase of the side."""
+    ball, side, reference = triple
     names = {"A": COLORS[ball], "a": wordings.NOUN.format(COLORS[ball])}
     if reference >= 0:
         names |= {"B": COLORS[reference], "b": wordings.NOUN.format(COLORS[reference])}
-    phrase = "" if where is None else wordings.WHERE[place][where]
-    return template.format(**names, where=phrase, way=wordings.WAYS[place])
+    phrase = "" if variant is None else wordings.SIDE_PHRASES[side][variant]
+    return template.format(**names, where=phrase, way=wordings.DIRECTION_PHRASES[side])
 
 
 def _real() -> Iterator[tuple[np.ndarray, list[str]]]:
     for triple in RELATION_TRIPLES:
-        texts = [_said(frame, triple, i) for frame in wordings.REAL for i in range(3)]
+        texts = [_fill(frame, triple, i) for frame in wordings.REAL for i in range(3)]
         yield goals.goal(goals.RELATIONS, [triple]), texts
 
 
 def _rephrase() -> Iterator[tuple[np.ndarray, list[str]]]:
     for triple in RELATION_TRIPLES:
-        texts = [_said(frame, triple) for frame in wordings.REPHRASE[triple[1]]]
+        texts = [_fill(frame, triple) for frame in wordings.REPHRASE[triple[1]]]
         yield goals.goal(goals.RELATIONS, [triple]), texts
 
 
 def _easy() -> Iterator[tuple[np.ndarray, list[str]]]:
-    for place, ball in itertools.product(range(len(PLACES)), range(BALLS)):
-        triple = (ball, place, -1)
-        yield goals.goal(goals.PUSH, [triple]), [_said(frame, triple) for frame in wordings.EASY]
+    for side, ball in itertools.product(range(len(SIDES)), range(BALLS)):
+        triple = (ball, side, -1)
+        yield goals.goal(goals.PUSH, [triple]), [_fill(frame, triple) for frame in wordings.EASY]
 
 
 def _hard() -> Iterator[tuple[np.ndarray, list[str]]]:
     for count in (2, 3):
         for triples in goals.combinations(count):
-            said = " and ".join(_said(wordings.PART, triple, 0) for triple in triples)
-            yield goals.goal(goals.RELATIONS, triples), [frame.format(said) for frame in wordings.HARD]
+            description = " and ".join(_fill(wordings.PART, triple, 0) for triple in triples)
+            yield goals.goal(goals.RELATIONS, triples), [frame.format(description) for frame in wordings.HARD]
     yield goals.goal(goals.LINE), list(wordings.LINE)
     yield goals.goal(goals.GATHER), list(wordings.GATHER)
 
 
 def keywords(text: str) -> Triple | tuple[int | None, int | None, int | None]:
-    """The ball, the place and the reference that a sentence of level real names, or any text: the first colour, the
-    phrase of a place, the second colour; None for what it lacks."""
+    """The ball, the side and the reference that a sentence of level real names, or any text: the first colour, the
+    phrase of a side, the second colour; None for what it lacks."""
     colors = [COLORS.index(word) for word in re.findall(rf"\b({'|'.join(COLORS)})\b", text)]
-    places = (i for i, phrases in enumerate(wordings.WHERE) for phrase in phrases if phrase in text)
+    sides = (i for i, phrases in enumerate(wordings.SIDE_PHRASES) for phrase in phrases if phrase in text)
     ball, reference, *_ = [*colors, None, None]
-    return ball, next(places, None), reference
+    return ball, next(sides, None), reference
 
 
 def _kind(goal: np.ndarray) -> tuple[int, int]:
-    """What episodes draw first: the kind of a goal, and its number of relations."""
+    """The first choice of an episode: the kind of a goal, and its number of relations."""
     return int(goal[0]), len(goals.triples_of(goal))
 
 
@@ -129,19 +129,19 @@ def level(name: str) -> Level:
     """
     check_level(name)
     makers = {"real": _real, "rephrase": _rephrase, "easy": _easy, "hard": _hard}
-    found = [
+    entries = [
         Instruction(text, goal, number, wording)
         for number, (goal, texts) in enumerate(makers[name]())
         for wording, text in enumerate(texts)
     ]
-    kinds = [_kind(instruction.goal) for instruction in found]
+    kinds = [_kind(instruction.goal) for instruction in entries]
     starts = [i for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
     return Level(
         name=name,
-        instructions=tuple(found),
-        book=Phrasebook([instruction.text for instruction in found], name=f"clevr.{name}"),
-        goals=np.stack([instruction.goal for instruction in found]),
-        configurations=np.array([instruction.configuration for instruction in found], np.int32),
+        instructions=tuple(entries),
+        book=Phrasebook([instruction.text for instruction in entries], name=f"clevr.{name}"),
+        goals=np.stack([instruction.goal for instruction in entries]),
+        configurations=np.array([instruction.configuration for instruction in entries], np.int32),
         starts=np.array(starts, np.int32),
-        sizes=np.diff([*starts, len(found)]).astype(np.int32),
+        sizes=np.diff([*starts, len(entries)]).astype(np.int32),
     )

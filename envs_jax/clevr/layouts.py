@@ -10,7 +10,7 @@ from envs_jax.clevr.constants import BALLS, RADIUS
 
 
 LOW, HIGH = np.array([-0.5, -0.3], np.float32), np.array([0.5, 0.5], np.float32)
-"""Where a ball's centre may begin. It may overlap a wall, which pushes it out."""
+"""Bounds of a ball's initial centre. The ball may overlap a wall, which pushes it out."""
 GAP = 0.1
 """The smallest distance between the surfaces of two balls, in metres."""
 TIE = 0.01
@@ -27,10 +27,10 @@ def attempt(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     draws = jax.random.uniform(key, (BALLS, TRIES, 2), jnp.float32) * (HIGH - LOW) + LOW
     placed, fits = [draws[0, 0]], jnp.bool_(True)
     for ball in range(1, BALLS):
-        apart = draws[ball][:, None] - jnp.stack(placed)
-        far = jnp.hypot(apart[..., 0], apart[..., 1]) - 2 * RADIUS >= GAP
-        tied = ((jnp.abs(apart) > 0) & (jnp.abs(apart) < TIE)).any(axis=-1)
-        free = (far & ~tied).all(axis=-1)
+        offset = draws[ball][:, None] - jnp.stack(placed)
+        clear = jnp.hypot(offset[..., 0], offset[..., 1]) - 2 * RADIUS >= GAP
+        tied = ((jnp.abs(offset) > 0) & (jnp.abs(offset) < TIE)).any(axis=-1)
+        free = (clear & ~tied).all(axis=-1)
         first = (jnp.cumsum(free) == 1) & free
         placed.append(jnp.sum(jnp.where(first[:, None], draws[ball], 0), axis=0))
         fits &= free.any()

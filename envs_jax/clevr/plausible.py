@@ -1,7 +1,7 @@
 """Whether a transition is possible: for statistics of imagined rollouts (kalm reference, section 6).
 
 The paper counts transitions that leave the table and transitions that break a limit of the dynamics. It gives no
-limits; those here come from play of this world, see `docs/environments/clevr.md`.
+limits; those here come from play in this environment, see `docs/environments/clevr.md`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ball climbs another."""
 
 
 def implausible(state: Any, next_state: Any) -> dict[str, Any]:
-    """What is impossible about steps.
+    """Which steps are physically impossible, and in what way.
 
     **Arguments:** `state` and `next_state`, float32 `[..., 10]`, NumPy or jax arrays that broadcast.
     **Returns:** bool `[...]` each: `out_of_table`, a centre beyond a wall after the step; `in_wall`, a centre too close
@@ -38,8 +38,8 @@ def implausible(state: Any, next_state: Any) -> dict[str, Any]:
     inside = ((after >= low) & (after <= high)).all(axis=(-2, -1))
     free = ((after >= low + WALL) & (after <= high - WALL)).all(axis=(-2, -1))
     moved = after - now
-    within = (xp.hypot(moved[..., 0], moved[..., 1]) <= REACH).all(axis=-1)
-    one, two = np.triu_indices(after.shape[-2], 1)
-    apart = after[..., one, :] - after[..., two, :]
-    clear = (xp.hypot(apart[..., 0], apart[..., 1]) >= CLOSEST).all(axis=-1)
-    return {"out_of_table": ~inside, "in_wall": ~free, "dynamics": ~within, "overlap": ~clear}
+    in_limit = (xp.hypot(moved[..., 0], moved[..., 1]) <= REACH).all(axis=-1)
+    i, j = np.triu_indices(after.shape[-2], 1)
+    offset = after[..., i, :] - after[..., j, :]
+    clear = (xp.hypot(offset[..., 0], offset[..., 1]) >= CLOSEST).all(axis=-1)
+    return {"out_of_table": ~inside, "in_wall": ~free, "dynamics": ~in_limit, "overlap": ~clear}

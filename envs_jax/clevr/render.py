@@ -1,4 +1,4 @@
-"""Pictures of a state from above: shaded balls on a table, and the instruction below."""
+"""Images of a state from above: shaded balls on a table, and the instruction below."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALE = 360
 MARGIN, STRIP = 24, 60
 """Width of the frame around the table, and height of the strip with the instruction, in pixels."""
 FINE = 2
-"""The picture is drawn this many times larger and averaged, which smooths edges."""
+"""The image is drawn this many times larger and averaged, which smooths edges."""
 
 TABLE, FRAME, INK, PAPER = (198, 190, 178), (112, 92, 74), (40, 40, 44), (250, 249, 246)
 PAINTS = ((202, 52, 46), (46, 88, 204), (48, 148, 68), (134, 66, 172), (48, 178, 196))
@@ -33,7 +33,7 @@ SHADOW = np.array([0.035, -0.045])
 
 
 def _grid() -> tuple[np.ndarray, np.ndarray]:
-    """The x and y of each pixel of the table's picture, in metres; the first row is at the back."""
+    """The x and y of each pixel of the table's image, in metres; the first row is at the back."""
     (left, front), (right, back) = LOW - MARGIN / SCALE, HIGH + MARGIN / SCALE
     columns, rows = (round((high - low) * SCALE * FINE) for low, high in ((left, right), (front, back)))
     x = left + (np.arange(columns) + 0.5) / (SCALE * FINE)
@@ -99,7 +99,7 @@ def _written(text: str, width: int) -> np.ndarray:
 
 
 def render(env: ClevrRobot, state: State) -> np.ndarray:
-    """The picture of one state, on the host: behind is up, left is left, and the small dark ball is the pusher.
+    """The image of one state, on the host: behind is up, left is left, and the small dark ball is the pusher.
 
     **Arguments:** `env`; `state`, one of its states.
     **Returns:** uint8 `[468, 480, 3]`.

@@ -15,11 +15,11 @@ import numpy as np
 from flax import struct
 
 from envs_jax.clevr.constants import AXES, BALLS, DIRECTIONS, GREEN
-from envs_jax.clevr.goals import GATHER, LINE, MOST, PUSH, RELATIONS
+from envs_jax.clevr.goals import GATHER, LINE, MAX_RELATIONS, PUSH, RELATIONS
 
 
-NEAR = 0.391
-"""A ball is at a place of another if their centres are closer than this: three radii and a millimetre."""
+MAX_DISTANCE = 0.391
+"""A ball is on a side of another if their centres are closer than this: three radii and a millimetre."""
 FLAT = 1e-3
 """A component of a difference smaller than this counts as 0."""
 COSINE = np.cos(np.pi / 6)
@@ -28,12 +28,12 @@ GATHERED = 0.325
 """The largest distance from the green ball, in metres, of balls that are gathered around it."""
 STEP = 0.15
 """The displacement along its axis of a ball that was moved one step, in metres."""
-STILL = 0.05
+STATIONARY_TOLERANCE = 0.05
 """A ball whose x and y change by less than this stands still."""
 POINT = 0.195
 """The distance from the reference of the point to which the reward of progress refers."""
-ALLOWED = np.array([[k in ways for k in range(8)] for ways in ((1, 4, 5), (2, 5, 7), (3, 6, 7), (0, 4, 6))])
-"""bool `[4, 8]`: the pushes that count as a step towards a place."""
+ALLOWED = np.array([[k in directions for k in range(8)] for directions in ((1, 4, 5), (2, 5, 7), (3, 6, 7), (0, 4, 6))])
+"""bool `[4, 8]`: the pushes that count as a step towards a side."""
 
 
 @struct.dataclass
@@ -75,43 +75,43 @@ def _pick(xp: Any, table: Any, index: Any) -> Any:
 
 
 def _triples(goal: Any) -> Any:
-    """`[..., 3, 3]`: ball, place, reference."""
-    return goal[..., 1:].reshape(*goal.shape[:-1], MOST, 3)
+    """`[..., 3, 3]`: ball, side, reference."""
+    return goal[..., 1:].reshape(*goal.shape[:-1], MAX_RELATIONS, 3)
 
 
-def relation_holds(state: Any, ball: Any, place: Any, reference: Any) -> Any:
-    """Whether a ball is at a place of another one, close to it: bool `[...]`.
+def relation_holds(state: Any, ball: Any, side: Any, reference: Any) -> Any:
+    """Whether a ball is on a side of another one, close to it: bool `[...]`.
 
     The plane around the reference is cut along its diagonals: behind from 45 up to but excluding 135 degrees,
-    left from 135 to 225, front from 225 to 315, right the rest. Balls at one point are at no place of each other.
+    left from 135 to 225, front from 225 to 315, right the rest. Balls at one point are on no side of each other.
 
-    **Arguments:** `state`; `ball`, `place` and `reference`, integers `[...]`.
+    **Arguments:** `state`; `ball`, `side` and `reference`, integers `[...]`.
     """
-    xp = package(state, ball, place, reference)
-    ball, place, reference = (xp.asarray(x) for x in (ball, place, reference))
-    there = balls(state)
-    apart = _pick(xp, there, ball) - _pick(xp, there, reference)
-    apart = xp.where(xp.abs(apart) < FLAT, xp.zeros((), apart.dtype), apart)
-    x, y = apart[..., 0], apart[..., 1]
+    xp = package(state, ball, side, reference)
+    ball, side, reference = (xp.asarray(x) for x in (ball, side, reference))
+    centres = balls(state)
+    offset = _pick(xp, centres, ball) - _pick(xp, centres, reference)
+    offset = xp.where(xp.abs(offset) < FLAT, xp.zeros((), offset.dtype), offset)
+    x, y = offset[..., 0], offset[..., 1]
     quadrants = xp.stack([(y >= x) & (y > -x), (y <= -x) & (y > x), (y <= x) & (y < -x), (y >= -x) & (y < x)], axis=-1)
-    here = (quadrants & (place[..., None] == np.arange(4))).any(axis=-1)
-    return here & (xp.hypot(x, y) < NEAR)
+    on_side = (quadrants & (side[..., None] == np.arange(4))).any(axis=-1)
+    return on_side & (xp.hypot(x, y) < MAX_DISTANCE)
 
 
 def in_line(state: Any) -> Any:
     """Which neighbours in the order of colours stand from left to right, within 30 degrees: bool `[..., 4]`."""
-    xp, there = package(state), balls(state)
-    apart = there[..., 1:, :] - there[..., :-1, :]
-    length = xp.hypot(apart[..., 0], apart[..., 1])
-    return (apart[..., 0] >= COSINE * length) & (length > 0)
+    xp, centres = package(state), balls(state)
+    offset = centres[..., 1:, :] - centres[..., :-1, :]
+    length = xp.hypot(offset[..., 0], offset[..., 1])
+    return (offset[..., 0] >= COSINE * length) & (length > 0)
 
 
 def gathered(state: Any) -> Any:
     """Which of the other four balls are near the green one: bool `[..., 4]`."""
-    xp, there = package(state), balls(state)
-    apart = there - there[..., GREEN : GREEN + 1, :]
-    near = xp.hypot(apart[..., 0], apart[..., 1]) <= GATHERED
-    return xp.concatenate([near[..., :GREEN], near[..., GREEN + 1 :]], axis=-1)
+    xp, centres = package(state), balls(state)
+    offset = centres - centres[..., GREEN : GREEN + 1, :]
+    close = xp.hypot(offset[..., 0], offset[..., 1]) <= GATHERED
+    return xp.concatenate([close[..., :GREEN], close[..., GREEN + 1 :]], axis=-1)
 
 
 def subgoals(goal: Any, state: Any) -> tuple[Any, Any]:
@@ -123,12 +123,12 @@ def subgoals(goal: Any, state: Any) -> tuple[Any, Any]:
     xp = package(goal, state)
     triples, kind = _triples(goal), goal[..., 0][..., None]
     relation = relation_holds(state[..., None, :], triples[..., 0], triples[..., 1], triples[..., 2])
-    there = triples[..., 0] >= 0
-    none = xp.zeros_like(relation[..., :1])
-    relation = xp.concatenate([relation, none], axis=-1)
-    there = xp.concatenate([there, xp.zeros_like(there[..., :1])], axis=-1)
+    present = triples[..., 0] >= 0
+    padding = xp.zeros_like(relation[..., :1])
+    relation = xp.concatenate([relation, padding], axis=-1)
+    present = xp.concatenate([present, xp.zeros_like(present[..., :1])], axis=-1)
     holds = xp.where(kind == LINE, in_line(state), xp.where(kind == GATHER, gathered(state), relation))
-    counts = xp.where(kind == RELATIONS, there, kind != PUSH)
+    counts = xp.where(kind == RELATIONS, present, kind != PUSH)
     return holds & counts, xp.broadcast_to(counts, holds.shape)
 
 
@@ -142,8 +142,8 @@ def push_by_action(goal: Any, action: Any) -> Any:
     """Whether an action pushes the ball of a `PUSH` goal in a direction that counts, as 3 of 40 do: bool `[...]`."""
     xp = package(goal, action)
     action = xp.asarray(action)
-    ball, way = action // len(DIRECTIONS), action % len(DIRECTIONS)
-    allowed = (way[..., None] == np.arange(len(DIRECTIONS))) & xp.asarray(ALLOWED)[goal[..., 2]]
+    ball, direction = action // len(DIRECTIONS), action % len(DIRECTIONS)
+    allowed = (direction[..., None] == np.arange(len(DIRECTIONS))) & xp.asarray(ALLOWED)[goal[..., 2]]
     return (ball == goal[..., 1]) & allowed.any(axis=-1)
 
 
@@ -160,10 +160,10 @@ def push_by_state(goal: Any, state: Any, next_state: Any, *, compat: bool = Fals
     return chosen.any(axis=-1)
 
 
-def still(state: Any, next_state: Any) -> Any:
+def stationary(state: Any, next_state: Any) -> Any:
     """Which balls stand still in a step: bool `[..., 5]`."""
     xp = package(state, next_state)
-    return (xp.abs(balls(next_state) - balls(state)) < STILL).all(axis=-1)
+    return (xp.abs(balls(next_state) - balls(state)) < STATIONARY_TOLERANCE).all(axis=-1)
 
 
 def succeeds(
@@ -182,18 +182,18 @@ def succeeds(
 
 def _potential(goal: Any, state: Any, weights: Weights, compat: bool) -> Any:
     xp = package(goal, state)
-    there = balls(state)
-    ball, place, reference = (goal[..., i] for i in (1, 2, 3))
-    target = _pick(xp, there, reference)
+    centres = balls(state)
+    ball, side, reference = (goal[..., i] for i in (1, 2, 3))
+    target = _pick(xp, centres, reference)
     if not compat:
-        target = target + POINT * _pick(xp, xp.asarray(AXES.astype(np.float32)), place)
-    away = _pick(xp, there, ball) - target
+        target = target + POINT * _pick(xp, xp.asarray(AXES.astype(np.float32)), side)
+    away = _pick(xp, centres, ball) - target
     parts, _ = subgoals(goal, state)
     single = (goal[..., 0] == RELATIONS) & (goal[..., 4] < 0)
     hard = (goal[..., 0] != PUSH) & ~single
     progress = -weights.progress * xp.hypot(away[..., 0], away[..., 1])
     reached = weights.subgoal * parts.sum(axis=-1)
-    zero = xp.zeros((), there.dtype)
+    zero = xp.zeros((), centres.dtype)
     return xp.where(single, progress, zero) + xp.where(hard, reached, zero)
 
 

@@ -78,6 +78,6 @@ def speeds_of(xp: Any, qvel: Any) -> Any:
 def qpos_of(xp: Any, balls: Any) -> Any:
     """The joint positions `[..., 37]` of balls that rest on the table at `[..., 5, 2]`, the pusher in the middle."""
     batch = balls.shape[:-2]
-    rest = xp.broadcast_to(xp.asarray(np.array([REST_Z, 1.0, 0, 0, 0]), balls.dtype), (*batch, BALLS, 5))
-    flat = xp.concatenate([balls, rest], axis=-1).reshape(*batch, 7 * BALLS)
+    resting = xp.broadcast_to(xp.asarray(np.array([REST_Z, 1.0, 0, 0, 0]), balls.dtype), (*batch, BALLS, 5))
+    flat = xp.concatenate([balls, resting], axis=-1).reshape(*batch, 7 * BALLS)
     return xp.concatenate([flat, xp.zeros((*batch, 2), balls.dtype)], axis=-1)

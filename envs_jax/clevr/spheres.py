@@ -5,9 +5,9 @@ to it (Todorov 2014; MuJoCo's documentation, "Computation"). So the same contact
 accelerations give MuJoCo's motion, to rounding. What is special here: inertias of balls are multiples of the identity,
 so velocities of rotation are kept in the world's axes and no orientation enters the contacts; all shapes are known.
 
-Arrays have the worlds of a batch on their last axis. Contacts are seen from each ball: `[..., ball, other, world]`, the
-others being the five balls, the pusher, the table, and the nearer wall along x and along y. A pair of balls so has two
-entries, with the same numbers.
+Arrays have the worlds of a batch on their last axis. Contacts are seen from each ball: `[..., ball, partner,
+world]`, the partners being the five balls, the pusher, the table, and the nearer wall along x and along y. A pair of
+balls so has two entries, with the same numbers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from envs_jax.clevr.equations import equations
 from envs_jax.physics.interface import Physics
 
 
-OTHERS = BALLS + 4
-"""What a ball may touch, itself (never) included."""
+PARTNERS = BALLS + 4
+"""The number of partners of a ball in contacts, itself (never) included."""
 SPIN = 3
-"""Where the velocities of rotation begin among the six of a ball."""
+"""The index of the first angular velocity among the six velocities of a ball."""
 
 
 class Bodies(NamedTuple):
@@ -39,32 +39,32 @@ class Bodies(NamedTuple):
     pusher: jax.Array
     """`[2, world]`."""
 
-    def plus(self, factor: Any, other: Bodies) -> Bodies:
-        return Bodies(self.balls + factor * other.balls, self.pusher + factor * other.pusher)
+    def plus(self, factor: Any, b: Bodies) -> Bodies:
+        return Bodies(self.balls + factor * b.balls, self.pusher + factor * b.pusher)
 
-    def times(self, other: Any) -> Bodies:
-        return Bodies(self.balls * other.balls, self.pusher * other.pusher)
+    def times(self, b: Any) -> Bodies:
+        return Bodies(self.balls * b.balls, self.pusher * b.pusher)
 
-    def dot(self, other: Bodies) -> jax.Array:
-        return jnp.sum(self.balls * other.balls, (0, 1)) + jnp.sum(self.pusher * other.pusher, 0)
+    def dot(self, b: Bodies) -> jax.Array:
+        return jnp.sum(self.balls * b.balls, (0, 1)) + jnp.sum(self.pusher * b.pusher, 0)
 
 
 class Contacts(NamedTuple):
-    """The frames of all contacts, each vector `[3, ball, other, world]`, and how stiff they are."""
+    """The frames of all contacts, each vector `[3, ball, partner, world]`, and how stiff they are."""
 
     normal: jax.Array
-    """From the ball to the other."""
+    """From the ball to its partner."""
     first: jax.Array
     second: jax.Array
     """The two directions of friction."""
     arm: jax.Array
-    """`[ball, other, world]`, from the ball's centre to the contact."""
+    """`[ball, partner, world]`, from the ball's centre to the contact."""
     gap: jax.Array
-    """`[ball, other, world]`, the distance less the margin: below 0 the contact acts."""
+    """`[ball, partner, world]`, the distance less the margin: below 0 the contact acts."""
     stiff: jax.Array
-    """`[ball, other, world]`, the inverse of the regulariser R of each edge of the pyramid; 0 where nothing acts."""
+    """`[ball, partner, world]`, the inverse of the regulariser R of each edge of the pyramid; 0 if inactive."""
     impedance: jax.Array
-    """`[ball, other, world]`, how much of a violation a contact may remove: MuJoCo's d(r)."""
+    """`[ball, partner, world]`, how much of a violation a contact may remove: MuJoCo's d(r)."""
 
 
 class PhysicsSpheres(Physics):
@@ -90,9 +90,10 @@ class PhysicsSpheres(Physics):
 
     def begin(self, qpos, qvel, look, *args, mocap=None):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
-        rest = jnp.zeros(self.size - qpos.size - qvel.size, jnp.float32)
+        remaining = jnp.zeros(self.size - qpos.size - qvel.size, jnp.float32)
         with jax.enable_x64(True):
-            numbers = jnp.concatenate([qpos, qvel, rest]).astype(jnp.float64)  # the solver may start anywhere: at 0
+            # the solver may start anywhere: at 0
+            numbers = jnp.concatenate([qpos, qvel, remaining]).astype(jnp.float64)
             return self._result(numbers, numbers, look, args)
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
@@ -106,40 +107,40 @@ class PhysicsSpheres(Physics):
             return self._result(jnp.where(going, after, before), before, look, args)
 
     def _result(self, numbers: jax.Array, before: jax.Array, look: Any, args: tuple[Any, ...]) -> Any:
-        made = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *_wide(args))
-        return _bits(numbers), jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), made)
+        result = look(jnp, self.moment(before, {}), self.moment(numbers, {}), *_wide(args))
+        return _bits(numbers), jax.tree.map(lambda s, x: x.astype(s.dtype), self.result_shapes(look, args), result)
 
     @functools.cached_property
     def _lanes(self) -> Any:
         """The time steps of one world; a batch of them has its axis last inside."""
 
         @jax.jit
-        def many(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
+        def step_batch(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
             with jax.enable_x64(True):
                 after = self._steps(_numbers(bits).T, ctrl.astype(jnp.float64).T)
                 return _bits(after.T)
 
         @jax.custom_batching.custom_vmap
-        def one(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
-            return many(bits[None], ctrl[None])[0]
+        def step_single(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
+            return step_batch(bits[None], ctrl[None])[0]
 
-        @one.def_vmap
+        @step_single.def_vmap
         @tracing.standard_promotion
         def batch(size: int, batched: Any, bits: jax.Array, ctrl: jax.Array) -> tuple[jax.Array, bool]:
             bits, ctrl = (
-                x if has else jnp.broadcast_to(x, (size, *x.shape))
-                for x, has in zip((bits, ctrl), batched, strict=True)
+                x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+                for x, is_batched in zip((bits, ctrl), batched, strict=True)
             )
-            return many(bits, ctrl), True
+            return step_batch(bits, ctrl), True
 
-        return one
+        return step_single
 
     def _steps(self, numbers: jax.Array, ctrl: jax.Array) -> jax.Array:
         """`frame_skip` time steps. **Arguments:** `numbers`, float64 `[size, world]`; `ctrl`, `[2, world]`."""
         nq, nv = self.model.nq, self.model.nv
-        qpos, qvel, start, rest = jnp.split(numbers, np.cumsum([nq, nv, nv]))
+        qpos, qvel, start, remaining = jnp.split(numbers, np.cumsum([nq, nv, nv]))
         poses = jnp.swapaxes(qpos[:-2].reshape(BALLS, 7, -1), 0, 1)
-        place, pose = poses[:3], poses[3:]
+        centres, pose = poses[:3], poses[3:]
         pose = pose / jnp.sqrt(_dot(pose, pose))
         ctrl = jnp.clip(ctrl, *self.equations.limits)
 
@@ -148,109 +149,110 @@ class PhysicsSpheres(Physics):
             return Bodies(jnp.concatenate([balls[:SPIN], _turned(pose, balls[SPIN:])]), x[-2:])
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
-            place, pose, pusher, velocity, start = carry
-            velocity, start = self._step(place, pusher, velocity, start, ctrl)
-            place = place + self.equations.pause * velocity.balls[:SPIN]
+            centres, pose, pusher, velocity, start = carry
+            velocity, start = self._step(centres, pusher, velocity, start, ctrl)
+            centres = centres + self.equations.pause * velocity.balls[:SPIN]
             pose = _spun(pose, self.equations.pause * velocity.balls[SPIN:])
-            return (place, pose, pusher + self.equations.pause * velocity.pusher, velocity, start), None
+            return (centres, pose, pusher + self.equations.pause * velocity.pusher, velocity, start), None
 
-        carry: Any = (place, pose, qpos[-2:], bodies(qvel), bodies(start))
+        carry: Any = (centres, pose, qpos[-2:], bodies(qvel), bodies(start))
         carry, _ = tracing.scan(step, carry, None, length=self.frame_skip)
-        place, pose, pusher, velocity, acceleration = carry
+        centres, pose, pusher, velocity, acceleration = carry
 
         def flat(x: Bodies) -> jax.Array:
             balls = jnp.concatenate([x.balls[:SPIN], _turned(pose, x.balls[SPIN:], back=True)])
             return jnp.concatenate([jnp.swapaxes(balls, 0, 1).reshape(6 * BALLS, -1), x.pusher])
 
-        poses = jnp.swapaxes(jnp.concatenate([place, pose]), 0, 1).reshape(7 * BALLS, -1)
-        return jnp.concatenate([poses, pusher, flat(velocity), flat(acceleration), rest])
+        poses = jnp.swapaxes(jnp.concatenate([centres, pose]), 0, 1).reshape(7 * BALLS, -1)
+        return jnp.concatenate([poses, pusher, flat(velocity), flat(acceleration), remaining])
 
     def _step(
-        self, place: jax.Array, pusher: jax.Array, velocity: Bodies, start: Bodies, ctrl: jax.Array
+        self, centres: jax.Array, pusher: jax.Array, velocity: Bodies, start: Bodies, ctrl: jax.Array
     ) -> tuple[Bodies, Bodies]:
         """The velocities after one time step, and the accelerations from which the next one starts."""
-        contacts = self._contacts(place, pusher)
+        contacts = self._contacts(centres, pusher)
         resting = self.equations.spring * contacts.impedance * contacts.gap
-        wanted = -self.equations.damper * self._edges(contacts, velocity) - resting
+        target = -self.equations.damper * self._edges(contacts, velocity) - resting
         smooth = Bodies(self.weight - self.damping.balls * velocity.balls, ctrl - self.damping.pusher * velocity.pusher)
-        found, pushed = self._newton(contacts, wanted, smooth, start)
+        acceleration, pushed = self._newton(contacts, target, smooth, start)
         total = smooth.plus(1.0, pushed)  # damping is implicit: mj_Euler
         heavier = self.mass.plus(self.equations.pause, self.damping)
         change = Bodies(total.balls / heavier.balls, total.pusher / heavier.pusher)
-        return velocity.plus(self.equations.pause, change), found
+        return velocity.plus(self.equations.pause, change), acceleration
 
-    def _contacts(self, place: jax.Array, pusher: jax.Array) -> Contacts:
-        """All contacts. **Arguments:** `place`, `[3, ball, world]`; `pusher`, `[2, world]`."""
-        worlds = place.shape[-1]
+    def _contacts(self, centres: jax.Array, pusher: jax.Array) -> Contacts:
+        """All contacts. **Arguments:** `centres`, `[3, ball, world]`; `pusher`, `[2, world]`."""
+        worlds = centres.shape[-1]
         height = jnp.full((1, worlds), PUSHER_Z)
-        round_ = jnp.concatenate([place, jnp.concatenate([pusher, height])[:, None]], axis=1)
-        way = round_[:, None] - place[:, :, None]
-        own = np.eye(BALLS, BALLS + 1, dtype=bool)[..., None]
-        square = _dot(way, way)
-        same = square == 0  # a ball and itself; two in one place are parted along x
-        length = jnp.sqrt(jnp.where(same, 1.0, square))
+        round_ = jnp.concatenate([centres, jnp.concatenate([pusher, height])[:, None]], axis=1)
+        offset = round_[:, None] - centres[:, :, None]
+        diagonal = np.eye(BALLS, BALLS + 1, dtype=bool)[..., None]
+        square = _dot(offset, offset)
+        coincident = square == 0  # a ball and itself; two in one place are parted along x
+        length = jnp.sqrt(jnp.where(coincident, 1.0, square))
         radii = np.array([2 * RADIUS] * BALLS + [RADIUS + PUSHER_RADIUS])[:, None]
         upper = np.arange(BALLS)[:, None] < np.arange(BALLS + 1)
         aside = np.array([1.0, 0.0, 0.0])[:, None, None, None] * np.where(upper, 1.0, -1.0)[..., None]
         planes = [
-            (np.broadcast_to(-n[:, None, None], place.shape), jnp.tensordot(n, place, 1, precision="highest") + c)
+            (np.broadcast_to(-n[:, None, None], centres.shape), jnp.tensordot(n, centres, 1, precision="highest") + c)
             for n, c in zip(np.array(self.equations.normals), self.equations.offsets, strict=True)
         ]
 
-        def nearer(one: Any, two: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.where(one[1] < two[1], a, b), one, two)
+        def nearer(left: Any, right: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(left[1] < right[1], a, b), left, right)
 
         walls = [planes[0], nearer(planes[1], planes[2]), nearer(planes[3], planes[4])]
-        normal = jnp.where(same, aside, way / length)
+        normal = jnp.where(coincident, aside, offset / length)
         normal = jnp.concatenate([normal, jnp.stack([n for n, _ in walls], 2)], axis=2)
-        gap = jnp.where(own, 1.0, jnp.where(same, 0.0, length) - radii)
+        gap = jnp.where(diagonal, 1.0, jnp.where(coincident, 0.0, length) - radii)
         gap = jnp.concatenate([gap, jnp.stack([d for _, d in walls], 1)], axis=1)
         steep = jnp.abs(normal[1]) >= 0.5  # mju_makeFrame: the first direction is that of y, or of z
         start = jnp.stack([jnp.zeros_like(gap), jnp.where(steep, 0.0, 1.0), jnp.where(steep, 1.0, 0.0)])
         first = start - normal * _dot(normal, start)
         first = first / jnp.sqrt(_dot(first, first))
         arm, gap = RADIUS + gap / 2, gap - self.equations.margin
-        least, most, width, middle, power = self.equations.impedance
+        dmin, dmax, width, middle, power = self.equations.impedance
         x = jnp.abs(gap) / width
         low, high = x**power / middle ** (power - 1), 1 - (1 - x) ** power / (1 - middle) ** (power - 1)
         curve = jnp.where(x < middle, low, high)
-        impedance = jnp.where(x > 1, most, least + curve * (most - least))
+        impedance = jnp.where(x > 1, dmax, dmin + curve * (dmax - dmin))
         stiff = jnp.where(gap < 0, impedance / (self.loose * (1 - impedance)), 0.0)
         return Contacts(normal, first, _cross(normal, first), arm, gap, stiff, impedance)
 
     def _edges(self, c: Contacts, x: Bodies) -> jax.Array:
-        """The motion along the four edges of each friction pyramid, `[4, ball, other, world]`."""
+        """The motion along the four edges of each friction pyramid, `[4, ball, partner, world]`."""
         worlds = x.pusher.shape[-1]
-        zeros = jnp.zeros((3, OTHERS - BALLS, worlds))
+        zeros = jnp.zeros((3, PARTNERS - BALLS, worlds))
         moved = zeros.at[:2, 0].set(x.pusher)
-        apart = jnp.concatenate([x.balls[:SPIN], moved], axis=1)[:, None] - x.balls[:SPIN, :, None]
+        relative = jnp.concatenate([x.balls[:SPIN], moved], axis=1)[:, None] - x.balls[:SPIN, :, None]
         spin = jnp.concatenate([x.balls[SPIN:], zeros], axis=1)[:, None] + x.balls[SPIN:, :, None]
-        along = _dot(c.normal, apart)
-        one = self.equations.friction * (_dot(c.first, apart) - c.arm * _dot(c.second, spin))
-        two = self.equations.friction * (_dot(c.second, apart) + c.arm * _dot(c.first, spin))
-        return jnp.stack([along + one, along - one, along + two, along - two])
+        along = _dot(c.normal, relative)
+        along_first = self.equations.friction * (_dot(c.first, relative) - c.arm * _dot(c.second, spin))
+        along_second = self.equations.friction * (_dot(c.second, relative) + c.arm * _dot(c.first, spin))
+        return jnp.stack([along + along_first, along - along_first, along + along_second, along - along_second])
 
     def _pushes(self, c: Contacts, force: jax.Array) -> Bodies:
         """The forces and torques on the bodies, of forces along the edges: the transpose of `_edges`."""
         along = jnp.sum(force, 0)
-        one, two = self.equations.friction * (force[0] - force[1]), self.equations.friction * (force[2] - force[3])
-        linear = c.normal * along + c.first * one + c.second * two
-        turning = c.arm * (c.first * two - c.second * one)
+        along_first = self.equations.friction * (force[0] - force[1])
+        along_second = self.equations.friction * (force[2] - force[3])
+        linear = c.normal * along + c.first * along_first + c.second * along_second
+        turning = c.arm * (c.first * along_second - c.second * along_first)
         return Bodies(jnp.concatenate([-linear.sum(2), turning.sum(2)]), linear[:2, :, BALLS].sum(1))
 
-    def _newton(self, c: Contacts, wanted: jax.Array, smooth: Bodies, start: Bodies) -> tuple[Bodies, Bodies]:
+    def _newton(self, c: Contacts, target: jax.Array, smooth: Bodies, start: Bodies) -> tuple[Bodies, Bodies]:
         """The accelerations that minimise `(a - a0) M (a - a0) / 2` and half of the stiffness times the squares of what
-        each edge is below `wanted`, and the forces of the contacts there (MuJoCo's documentation, "Constraint solver").
+        each edge is below `target`, and the forces of the contacts there (MuJoCo's documentation, "Constraint solver").
 
         Newton's method with an exact line search: the function is quadratic in pieces, so it ends where the set of
         edges that act stays the same."""
         mass = self.mass
         free = Bodies(smooth.balls / mass.balls, smooth.pusher / mass.pusher)
         # a pair of balls has two entries
-        halves = np.array([0.5] * BALLS + [1.0] * (OTHERS - BALLS))[:, None] * c.stiff
+        halves = np.array([0.5] * BALLS + [1.0] * (PARTNERS - BALLS))[:, None] * c.stiff
 
         def slope(x: Bodies, edges: jax.Array) -> tuple[Bodies, jax.Array, Bodies]:
-            short = edges - wanted
+            short = edges - target
             acting = jnp.where(short < 0, c.stiff, 0.0)
             pushed = self._pushes(c, -acting * short)
             return x.plus(-1.0, free).times(mass).plus(-1.0, pushed), acting, pushed
@@ -258,48 +260,49 @@ class PhysicsSpheres(Physics):
         def small(gradient: Bodies) -> jax.Array:
             return jnp.sqrt(gradient.dot(gradient)) * self.equations.scale < self.equations.tolerance
 
-        def search(x: Bodies, edges: jax.Array, way: Bodies, along: jax.Array, done: jax.Array) -> jax.Array:
-            """How far to go: the root of the slope, by Newton's method within a bracket, from 1."""
-            square, linear = way.dot(way.times(mass)), way.dot(x.plus(-1.0, free).times(mass))
+        def search(x: Bodies, edges: jax.Array, direction: Bodies, along: jax.Array, converged: jax.Array) -> jax.Array:
+            """The step length: the root of the slope, by Newton's method within a bracket, from 1."""
+            square, linear = direction.dot(direction.times(mass)), direction.dot(x.plus(-1.0, free).times(mass))
 
-            def at(t: jax.Array) -> tuple[jax.Array, jax.Array]:
-                short = edges + t * along - wanted
+            def slope_at(t: jax.Array) -> tuple[jax.Array, jax.Array]:
+                short = edges + t * along - target
                 pulled = jnp.where(short < 0, halves * along, 0.0)
                 value = linear + t * square + jnp.sum(pulled * short, (0, 1, 2))
                 return value, square + jnp.sum(pulled * along, (0, 1, 2))
 
-            begin = jnp.abs(at(jnp.zeros_like(square))[0])
+            begin = jnp.abs(slope_at(jnp.zeros_like(square))[0])
 
             def goes_on(s: Any) -> jax.Array:
-                return (s[0] < self.equations.searches) & jnp.any((jnp.abs(s[4]) > self.equations.flat * begin) & ~done)
+                in_limit = s[0] < self.equations.searches
+                return in_limit & jnp.any((jnp.abs(s[4]) > self.equations.flat * begin) & ~converged)
 
             def closer(s: Any) -> Any:
                 count, t, low, high, value, rise = s
                 low, high = jnp.where(value < 0, t, low), jnp.where(value > 0, t, high)
-                to = t - value / rise
-                to = jnp.where((to < low) | (to > high), (low + high) / 2, to)
-                return (count + 1, to, low, high, *at(to))
+                next_t = t - value / rise
+                next_t = jnp.where((next_t < low) | (next_t > high), (low + high) / 2, next_t)
+                return (count + 1, next_t, low, high, *slope_at(next_t))
 
-            one = jnp.ones_like(square)
-            return tracing.while_loop(goes_on, closer, (jnp.int32(0), one, 0 * one, 4 * one, *at(one)))[1]
+            ones = jnp.ones_like(square)
+            return tracing.while_loop(goes_on, closer, (jnp.int32(0), ones, 0 * ones, 4 * ones, *slope_at(ones)))[1]
 
         def goes_on(s: Any) -> jax.Array:
             return (s[0] < self.equations.iterations) & ~jnp.all(s[-1])
 
         def improve(s: Any) -> Any:
-            count, x, edges, gradient, acting, _, done = s
-            way = self._direction(c, acting, gradient)
-            along = self._edges(c, way)
-            t = jnp.where(done, 0.0, search(x, edges, way, along, done))
-            x, edges = x.plus(t, way), edges + t * along
+            count, x, edges, gradient, acting, _, converged = s
+            direction = self._direction(c, acting, gradient)
+            along = self._edges(c, direction)
+            t = jnp.where(converged, 0.0, search(x, edges, direction, along, converged))
+            x, edges = x.plus(t, direction), edges + t * along
             gradient, acting, pushed = slope(x, edges)
-            return count + 1, x, edges, gradient, acting, pushed, done | small(gradient)
+            return count + 1, x, edges, gradient, acting, pushed, converged | small(gradient)
 
         edges = self._edges(c, start)
         gradient, acting, pushed = slope(start, edges)
-        begun = (jnp.int32(0), start, edges, gradient, acting, pushed, small(gradient))
-        _, found, _, _, _, pushed, _ = tracing.while_loop(goes_on, improve, begun)
-        return found, pushed
+        initial = (jnp.int32(0), start, edges, gradient, acting, pushed, small(gradient))
+        _, solution, _, _, _, pushed, _ = tracing.while_loop(goes_on, improve, initial)
+        return solution, pushed
 
     def _direction(self, c: Contacts, acting: jax.Array, gradient: Bodies) -> Bodies:
         """Newton's direction: minus the inverse of the Hessian times the gradient."""
@@ -318,7 +321,7 @@ class PhysicsSpheres(Physics):
         turn = [zeros, -c.arm * c.second, c.arm * c.first]
         frame = (c.normal, c.first, c.second)
         mine = [jnp.concatenate([-n, t]) for n, t in zip(frame, turn, strict=True)]
-        other = [jnp.concatenate([n, t]) for n, t in zip(frame, turn, strict=True)]
+        partner = [jnp.concatenate([n, t]) for n, t in zip(frame, turn, strict=True)]
         cone = [self.equations.friction * (acting[i] - acting[i + 1]) for i in (0, 2)]
         square = [self.equations.friction**2 * (acting[i] + acting[i + 1]) for i in (0, 2)]
 
@@ -326,19 +329,21 @@ class PhysicsSpheres(Physics):
             along = acting.sum(0) * g[0] + cone[0] * g[1] + cone[1] * g[2]
             return [along, cone[0] * g[0] + square[0] * g[1], cone[1] * g[0] + square[1] * g[2]]
 
-        held = weighted(mine)
-        own: Any = sum(h[:, None] * g[None] for h, g in zip(held, mine, strict=True))
-        own = own.sum(3) + np.eye(6)[:, :, None, None] * self.mass.balls
+        scaled = weighted(mine)
+        diagonal: Any = sum(h[:, None] * g[None] for h, g in zip(scaled, mine, strict=True))
+        diagonal = diagonal.sum(3) + np.eye(6)[:, :, None, None] * self.mass.balls
         cross: Any = sum(
-            h[:, None, :, : BALLS + 1] * g[None, :, :, : BALLS + 1] for h, g in zip(held, other, strict=True)
+            h[:, None, :, : BALLS + 1] * g[None, :, :, : BALLS + 1] for h, g in zip(scaled, partner, strict=True)
         )
         worlds = acting.shape[-1]
         rows = []
         for i in range(BALLS):
             before = [cross[:, :, i, k] for k in range(i)]
-            rows.append(jnp.concatenate([*before, own[:, :, i], jnp.zeros((6, 6 * (BALLS - 1 - i) + 2, worlds))], 1))
-        flat = [g[:2, :, BALLS] for g in other]
-        pulled = [h[:2, :, BALLS] for h in weighted(other)]
+            rows.append(
+                jnp.concatenate([*before, diagonal[:, :, i], jnp.zeros((6, 6 * (BALLS - 1 - i) + 2, worlds))], 1)
+            )
+        flat = [g[:2, :, BALLS] for g in partner]
+        pulled = [h[:2, :, BALLS] for h in weighted(partner)]
         last: Any = sum(h[:, None] * g[None] for h, g in zip(pulled, flat, strict=True))
         last = last.sum(2) + np.eye(2)[:, :, None] * self.mass.pusher
         mixed = [jnp.swapaxes(cross[:, :2, i, BALLS], 0, 1) for i in range(BALLS)]

@@ -1,4 +1,4 @@
-"""The data of a CLEVR-Robot world: the state of an episode, and the parameters."""
+"""The data of CLEVR-Robot: the state of an episode, and the parameters."""
 
 from __future__ import annotations
 

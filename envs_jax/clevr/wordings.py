@@ -1,6 +1,6 @@
 """The wordings of instructions, written for this project; their numbers are those of the paper (kalm reference, 2.4).
 
-`{a}` is the ball to move, `{b}` the reference, `{where}` a place, `{way}` a way to go. No wording of one level occurs
+`{a}` is the ball to move, `{b}` the reference, `{where}` a side, `{way}` a direction. No wording of one level occurs
 at another: those of level real are for training, all others are held out.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 NOUN = "the {} ball"
 
-WHERE = (
+SIDE_PHRASES = (
     ("behind", "at the back of", "on the far side of"),
     ("left of", "to the left of", "on the left-hand side of"),
     ("in front of", "at the front of", "on the near side of"),
     ("right of", "to the right of", "on the right-hand side of"),
 )
-"""Three phrases for each place, in the order of `PLACES`."""
+"""Three phrases for each side, in the order of `SIDES`."""
 
 REAL = (
     "push {a} {where} {b}",
@@ -37,7 +37,7 @@ REAL = (
     "the place of {a} is {where} {b}",
     "{a} should end up {where} {b}",
 )
-"""18 frames, each with the three phrases of a place: 54 wordings of a relation."""
+"""18 frames, each with the three phrases of a side: 54 wordings of a relation."""
 
 REPHRASE = (
     (  # behind: dislike of the present order
@@ -89,9 +89,9 @@ REPHRASE = (
         "oh joy, {a} and {b} side by side, with {a} on the right!",
     ),
 )
-"""Ten wordings of a relation for each place, in the order of `PLACES`: `{A}` and `{B}` are colours alone."""
+"""Ten wordings of a relation for each side, in the order of `SIDES`: `{A}` and `{B}` are colours alone."""
 
-WAYS = ("to the back", "to the left", "to the front", "to the right")
+DIRECTION_PHRASES = ("to the back", "to the left", "to the front", "to the right")
 
 EASY = (
     "one step {way} for {a}",
@@ -115,7 +115,7 @@ EASY = (
     "make {a} travel {way} for a moment",
     "one push is enough, {a} should move {way}",
 )
-"""20 wordings for each place."""
+"""20 wordings for each side."""
 
 HARD = (
     "arrange {}",

@@ -74,8 +74,8 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
 
     def observe(self, state: AcrobotState) -> jax.Array:
         """The observation of a state."""
-        one, two, speed_1, speed_2 = (state.physics[i] for i in range(4))
-        return jnp.stack([jnp.cos(one), jnp.sin(one), jnp.cos(two), jnp.sin(two), speed_1, speed_2])
+        theta_1, theta_2, speed_1, speed_2 = (state.physics[i] for i in range(4))
+        return jnp.stack([jnp.cos(theta_1), jnp.sin(theta_1), jnp.cos(theta_2), jnp.sin(theta_2), speed_1, speed_2])
 
     def reset(self, key, params):
         state = AcrobotState(jax.random.uniform(key, (4,), jnp.float32, -0.1, 0.1), jnp.int32(0))
@@ -83,15 +83,15 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
 
     def _change(self, physics, torque, params):
         """The time derivative of the physical state, both tuples of four."""
-        one, two, speed_1, speed_2 = physics
+        theta_1, theta_2, speed_1, speed_2 = physics
         reach = params.mass_2 * params.length_1 * params.center_2
-        cos, sin = jnp.cos(two), jnp.sin(two)
+        cos, sin = jnp.cos(theta_2), jnp.sin(theta_2)
         inner = params.mass_2 * params.center_2**2 + params.inertia
         d1 = params.mass_1 * params.center_1**2 + params.mass_2 * params.length_1**2 + params.inertia
         d1 = d1 + inner + 2 * reach * cos
         d2 = inner + reach * cos
-        phi_2 = params.mass_2 * params.center_2 * params.gravity * jnp.sin(one + two)
-        pull = (params.mass_1 * params.center_1 + params.mass_2 * params.length_1) * params.gravity * jnp.sin(one)
+        phi_2 = params.mass_2 * params.center_2 * params.gravity * jnp.sin(theta_1 + theta_2)
+        pull = (params.mass_1 * params.center_1 + params.mass_2 * params.length_1) * params.gravity * jnp.sin(theta_1)
         phi_1 = pull + phi_2 - reach * speed_2 * (speed_2 + 2 * speed_1) * sin
         missing = reach * speed_1**2 * sin if self.book_or_nips == "book" else 0.0
         change_2 = (torque + d2 / d1 * phi_1 - phi_2 - missing) / (inner - d2**2 / d1)
@@ -113,12 +113,12 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
         k3 = self._change(ahead(params.dt / 2, k2), torque, params)
         k4 = self._change(ahead(params.dt, k3), torque, params)
         mean = tuple(a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4))
-        one, two, speed_1, speed_2 = ahead(params.dt / 6, mean)
-        one, two = wrap(one), wrap(two)
+        theta_1, theta_2, speed_1, speed_2 = ahead(params.dt / 6, mean)
+        theta_1, theta_2 = wrap(theta_1), wrap(theta_2)
         speed_1 = jnp.clip(speed_1, -params.max_speed_1, params.max_speed_1)
         speed_2 = jnp.clip(speed_2, -params.max_speed_2, params.max_speed_2)
-        terminated = -jnp.cos(one) - jnp.cos(one + two) > 1.0
-        state = AcrobotState(jnp.stack([one, two, speed_1, speed_2]).astype(jnp.float32), state.time + 1)
+        terminated = -jnp.cos(theta_1) - jnp.cos(theta_1 + theta_2) > 1.0
+        state = AcrobotState(jnp.stack([theta_1, theta_2, speed_1, speed_2]).astype(jnp.float32), state.time + 1)
         reward = jnp.where(terminated, 0.0, -1.0).astype(jnp.float32)
         return self.observe(state), state, reward, terminated, state.time >= params.max_steps, {}
 
@@ -135,10 +135,10 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
 
     def render(self, state):
         """The two links from the front, and the target height, as uint8 `[240, 240, 3]`."""
-        one, two = np.asarray(state.physics[:2], np.float64)
+        theta_1, theta_2 = np.asarray(state.physics[:2], np.float64)
         top, scale = np.array([120.0, 120.0]), 50
-        middle = top + scale * np.array([np.sin(one), np.cos(one)])
-        end = middle + scale * np.array([np.sin(one + two), np.cos(one + two)])
+        middle = top + scale * np.array([np.sin(theta_1), np.cos(theta_1)])
+        end = middle + scale * np.array([np.sin(theta_1 + theta_2), np.cos(theta_1 + theta_2)])
         picture = blank(240, 240)
         picture[120 - scale] = BLACK
         for start, stop in ((top, middle), (middle, end)):

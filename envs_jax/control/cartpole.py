@@ -104,6 +104,6 @@ class CartPole(Environment[CartPoleState, CartPoleParams]):
         rows, columns = np.mgrid[:200, :480]
         dx, dy = columns - (240 + 80 * x), 145 - rows
         picture[(np.abs(dx) < 25) & (np.abs(dy + 5) < 10)] = (0, 0, 0)
-        along, across = dx * np.sin(theta) + dy * np.cos(theta), dx * np.cos(theta) - dy * np.sin(theta)
-        picture[(np.abs(across) < 4) & (along > 0) & (along < 80)] = (202, 152, 101)
+        along, offset = dx * np.sin(theta) + dy * np.cos(theta), dx * np.cos(theta) - dy * np.sin(theta)
+        picture[(np.abs(offset) < 4) & (along > 0) & (along < 80)] = (202, 152, 101)
         return picture

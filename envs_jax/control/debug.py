@@ -115,10 +115,10 @@ class Recall(Environment[DebugState, DebugParams]):
         return self._observe(DebugState(jax.random.randint(key, (), 0, 2, jnp.int32), jnp.int32(0)), params)
 
     def step(self, key, state, action, params):
-        over = state.time >= params.length - 1
-        reward = jnp.where(over, jnp.where(action == state.cue, 1.0, -1.0), 0.0).astype(jnp.float32)
+        ended = state.time >= params.length - 1
+        reward = jnp.where(ended, jnp.where(action == state.cue, 1.0, -1.0), 0.0).astype(jnp.float32)
         obs, state = self._observe(state.replace(time=state.time + 1), params)
-        return obs, state, reward, over, jnp.bool(False), {"success": over & (reward > 0)}
+        return obs, state, reward, ended, jnp.bool(False), {"success": ended & (reward > 0)}
 
     def observation_space(self, params):
         return spaces.Box(0.0, 1.0, (3,), np.float32)
@@ -165,10 +165,10 @@ class Catch(Environment[CatchState, DebugParams]):
     def step(self, key, state, action, params):
         paddle = jnp.clip(state.paddle + action.astype(jnp.int32) - 1, 0, self.width - 1)
         state = CatchState(state.ball, paddle, state.row + 1)
-        over = state.row >= params.length
-        caught = over & (state.ball == paddle)
-        reward = jnp.where(over, jnp.where(caught, 1.0, -1.0), 0.0).astype(jnp.float32)
-        return self._observe(state), state, reward, over, jnp.bool(False), {"success": caught}
+        ended = state.row >= params.length
+        caught = ended & (state.ball == paddle)
+        reward = jnp.where(ended, jnp.where(caught, 1.0, -1.0), 0.0).astype(jnp.float32)
+        return self._observe(state), state, reward, ended, jnp.bool(False), {"success": caught}
 
     def observation_space(self, params):
         return spaces.Box(0, 1, (self.height, self.width, 1), np.uint8)
@@ -211,14 +211,14 @@ class Corridor(Environment[DebugState, DebugParams]):
         onward = action == jnp.asarray(self.onward)[state.cue]
         cell = jnp.clip(state.cue + jnp.where(onward, 1, -1), 0, self.n - 1).astype(jnp.int32)
         state = DebugState(cell, state.time + 1)
-        there = cell == self.n - 1
+        at_goal = cell == self.n - 1
         return (
             self._observe(cell),
             state,
-            there.astype(jnp.float32) - self.COST * onward.astype(jnp.float32),
-            there,
-            ~there & (state.time >= params.length),
-            {"success": there},
+            at_goal.astype(jnp.float32) - self.COST * onward.astype(jnp.float32),
+            at_goal,
+            ~at_goal & (state.time >= params.length),
+            {"success": at_goal},
         )
 
     def observation_space(self, params):

@@ -78,19 +78,19 @@ class _Valley(Environment[MountainCarState, MountainCarParams]):
         params, position = self.default_params, float(state.physics[0])
         scale = 480 / (params.max_position - params.min_position)
 
-        def place(x, above=0.0):
-            height = 0.45 * np.sin(3 * x) + 0.55 + above
+        def pixel(x, lift=0.0):
+            height = 0.45 * np.sin(3 * x) + 0.55 + lift
             return np.array([(x - params.min_position) * scale, 310 - height * scale])
 
         picture = blank(320, 480)
-        ground = place(params.min_position + np.arange(480) / scale)[1]
+        ground = pixel(params.min_position + np.arange(480) / scale)[1]
         picture[np.arange(320)[:, None] >= ground] = GRAY
         tilt = np.arctan(3 * 0.45 * np.cos(3 * position))
-        ahead, up = np.array([np.cos(tilt), -np.sin(tilt)]), np.array([-np.sin(tilt), -np.cos(tilt)])
-        middle = place(position) + 8 * up
+        ahead, normal = np.array([np.cos(tilt), -np.sin(tilt)]), np.array([-np.sin(tilt), -np.cos(tilt)])
+        middle = pixel(position) + 8 * normal
         rod(picture, middle - 16 * ahead, middle + 16 * ahead, 14, BLACK)
-        flag = place(params.goal_position, 0.15)
-        rod(picture, place(params.goal_position), flag, 2, BLACK)
+        flag = pixel(params.goal_position, 0.15)
+        rod(picture, pixel(params.goal_position), flag, 2, BLACK)
         rod(picture, flag, flag + [20, 0], 10, YELLOW)
         return picture
 

@@ -118,13 +118,13 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         dx = (sin * np.cos(RAYS) + cos * np.sin(RAYS))[:, None]
         dy = (cos * np.cos(RAYS) - sin * np.sin(RAYS))[:, None]
 
-        def nearest(walls, toward, beside, d_toward, d_beside):
+        def nearest(walls, along, lateral, d_along, d_lateral):
             # a ray parallel to the wall divides by 0: its distance is infinity
-            at, low, high = walls
-            distance = (at - toward) / d_toward
-            meets = beside + distance * d_beside
-            seen = (distance >= 0) & (low <= meets) & (meets <= high)
-            return jnp.where(seen, distance, jnp.inf).min(axis=1)
+            coordinate, low, high = walls
+            distance = (coordinate - along) / d_along
+            meets = lateral + distance * d_lateral
+            hit = (distance >= 0) & (low <= meets) & (meets <= high)
+            return jnp.where(hit, distance, jnp.inf).min(axis=1)
 
         ranges = jnp.minimum(nearest(self._upright, x, y, dx, dy), nearest(self._level, y, x, dy, dx))
         return jnp.minimum(ranges, params.max_range).astype(jnp.float32)
@@ -133,8 +133,8 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         area_key, pose_key, noise_key = jax.random.split(key, 3)
         area = jax.random.randint(area_key, (), 0, len(self.starts), jnp.int32)
         low, high = jnp.asarray(self.starts)[area]
-        drawn = jax.random.uniform(pose_key, (3,), jnp.float32)
-        pose = jnp.append(low + drawn[:2] * (high - low), math.pi * (2 * drawn[2] - 1))
+        uniforms = jax.random.uniform(pose_key, (3,), jnp.float32)
+        pose = jnp.append(low + uniforms[:2] * (high - low), math.pi * (2 * uniforms[2] - 1))
         noise = params.sensor_noise * jax.random.normal(noise_key, RAYS.shape, jnp.float32)
         return self.ranges(pose, params) + noise, NavigationState(pose, jnp.int32(0))
 
@@ -173,13 +173,13 @@ class NavigationTrack(Environment[NavigationState, NavigationParams]):
         pose, ranges = np.asarray(state.pose, np.float64), np.asarray(self.ranges(state.pose, params), np.float64)
         picture = blank(264, 264)
 
-        def place(x, y):
+        def pixel(x, y):
             return np.array([12 + 12 * x, 252 - 12 * y])
 
         for start, end in self.walls:
-            rod(picture, place(*start), place(*end), 2, BLACK)
-        here = place(*pose[:2])
+            rod(picture, pixel(*start), pixel(*end), 2, BLACK)
+        center = pixel(*pose[:2])
         for angle, length in zip(pose[2] + RAYS, ranges):
-            rod(picture, here, here + 12 * length * np.array([np.sin(angle), -np.cos(angle)]), 1, RED)
-        disc(picture, here, 12 * params.collision, BLUE)
+            rod(picture, center, center + 12 * length * np.array([np.sin(angle), -np.cos(angle)]), 1, RED)
+        disc(picture, center, 12 * params.collision, BLUE)
         return picture

@@ -67,8 +67,8 @@ class Pong(Environment[PongState, PongParams]):
 
     def observe(self, state: PongState) -> jax.Array:
         """The observation of a state."""
-        own, _, x, y, dx, dy = (state.game[i] for i in range(6))
-        return jnp.stack([own + PADDLE_HEIGHT / 2, x, y, dx, dy])
+        player, _, x, y, dx, dy = (state.game[i] for i in range(6))
+        return jnp.stack([player + PADDLE_HEIGHT / 2, x, y, dx, dy])
 
     def reset(self, key, params):
         side, slope = jax.random.split(key)
@@ -80,28 +80,28 @@ class Pong(Environment[PongState, PongParams]):
         return self.observe(state), state
 
     def step(self, key, state, action, params):
-        own, other, x, y, dx, dy = (state.game[i] for i in range(6))
+        player, opponent, x, y, dx, dy = (state.game[i] for i in range(6))
         lowest = HEIGHT - PADDLE_HEIGHT
         move = jnp.where(action == 0, -1.0, jnp.where(action == 1, 1.0, 0.0)).astype(jnp.float32)
-        own = jnp.clip(own + move * params.paddle_speed, 0, lowest)
-        follow = jnp.where(other + PADDLE_HEIGHT / 2 < y, 1.0, -1.0).astype(jnp.float32)
-        other = jnp.clip(other + follow * params.paddle_speed, 0, lowest)
+        player = jnp.clip(player + move * params.paddle_speed, 0, lowest)
+        follow = jnp.where(opponent + PADDLE_HEIGHT / 2 < y, 1.0, -1.0).astype(jnp.float32)
+        opponent = jnp.clip(opponent + follow * params.paddle_speed, 0, lowest)
 
         x, y = x + dx, y + dy
-        above, below = y <= 0, y >= HEIGHT - BALL
+        at_top, at_bottom = y <= 0, y >= HEIGHT - BALL
         if self.compat:
-            dy = jnp.where(above | below, -dy, dy)
+            dy = jnp.where(at_top | at_bottom, -dy, dy)
         else:
-            dy = jnp.where(above, jnp.abs(dy), jnp.where(below, -jnp.abs(dy), dy))
+            dy = jnp.where(at_top, jnp.abs(dy), jnp.where(at_bottom, -jnp.abs(dy), dy))
 
         leftwards = dx < 0
-        paddle = jnp.where(leftwards, own, other)
-        there = jnp.where(leftwards, x <= PADDLE_WIDTH, x >= WIDTH - PADDLE_WIDTH - BALL)
-        hit = there & (paddle <= y) & (y <= paddle + PADDLE_HEIGHT)
+        paddle = jnp.where(leftwards, player, opponent)
+        at_paddle = jnp.where(leftwards, x <= PADDLE_WIDTH, x >= WIDTH - PADDLE_WIDTH - BALL)
+        hit = at_paddle & (paddle <= y) & (y <= paddle + PADDLE_HEIGHT)
         dx = jnp.where(hit, -dx, dx)
         dy = jnp.where(hit, params.ball_speed * (2 * (y - paddle) / PADDLE_HEIGHT - 1), dy)
 
-        state = PongState(jnp.stack([own, other, x, y, dx, dy]).astype(jnp.float32), state.time + 1)
+        state = PongState(jnp.stack([player, opponent, x, y, dx, dy]).astype(jnp.float32), state.time + 1)
         terminated = (x < 0) | (x > WIDTH - BALL)
         reward = (hit & leftwards).astype(jnp.float32)
         return self.observe(state), state, reward, terminated, state.time >= params.max_steps, {}
@@ -121,9 +121,9 @@ class Pong(Environment[PongState, PongParams]):
 
     def render(self, state):
         """The game in white on black, at half size, as uint8 `[300, 400, 3]`."""
-        own, other, x, y = np.asarray(state.game[:4], np.float64) / 2
+        player, opponent, x, y = np.asarray(state.game[:4], np.float64) / 2
         picture = blank(HEIGHT // 2, WIDTH // 2, BLACK)
-        for top, columns in ((own, slice(PADDLE_WIDTH // 2)), (other, slice(-PADDLE_WIDTH // 2, None))):
+        for top, columns in ((player, slice(PADDLE_WIDTH // 2)), (opponent, slice(-PADDLE_WIDTH // 2, None))):
             picture[round(top) : round(top) + PADDLE_HEIGHT // 2, columns] = WHITE
         disc(picture, (x + BALL / 4, y + BALL / 4), BALL / 4, WHITE)
         return picture

@@ -51,8 +51,8 @@ def _pong(inner: Any, env: Pong, time: jax.Array) -> tuple[jax.Array, PongState]
 
 
 def _navigation(inner: Any, env: NavigationTrack, time: jax.Array) -> tuple[jax.Array, NavigationState]:
-    pose, place = inner._pose, inner._pose.position
-    state = NavigationState(_floats([place.x_coordinate, place.y_coordinate, pose.yaw]), time)
+    pose, position = inner._pose, inner._pose.position
+    state = NavigationState(_floats([position.x_coordinate, position.y_coordinate, pose.yaw]), time)
     return _floats(inner._ranges), state
 
 
@@ -79,8 +79,8 @@ def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax
     """
     env = env.unwrapped
     if type(env) not in READERS:
-        known = ", ".join(world.__name__ for world in READERS)
-        raise TypeError(f"{type(env).__name__} has no original to take over; these have: {known}")
+        names = ", ".join(world.__name__ for world in READERS)
+        raise TypeError(f"{type(env).__name__} has no original to take over; these have: {names}")
     name, attribute, read = READERS[type(env)]
     inner = gymnasium_env.unwrapped
     if type(inner).__name__ != name:

@@ -24,8 +24,8 @@ def rod(picture: np.ndarray, start: Any, end: Any, width: float, color: Color) -
     dx, dy = np.subtract(end, start, dtype=np.float64)
     length = np.hypot(dx, dy)
     along = ((columns - start[0]) * dx + (rows - start[1]) * dy) / length
-    across = ((columns - start[0]) * dy - (rows - start[1]) * dx) / length
-    picture[(along >= 0) & (along <= length) & (np.abs(across) <= width / 2)] = color
+    offset = ((columns - start[0]) * dy - (rows - start[1]) * dx) / length
+    picture[(along >= 0) & (along <= length) & (np.abs(offset) <= width / 2)] = color
 
 
 def disc(picture: np.ndarray, center: Any, radius: float, color: Color) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import spaces
-from envs_jax.batching import of_one_row
+from envs_jax.batching import batched_as_single
 from envs_jax.checks import at_least, nearest
 from envs_jax.crafter import constants as c, creatures, player, render, tasks
 from envs_jax.crafter.actions import action_set
@@ -36,8 +36,8 @@ NIGHT = 0x9167
 """Folded into a step's key for the noise of an image at night."""
 
 
-_take_turns = of_one_row(creatures.take_turns)
-_balance_row = of_one_row(functools.partial(balance, margin=MARGIN))
+_take_turns = batched_as_single(creatures.take_turns)
+_balance_row = batched_as_single(functools.partial(balance, margin=MARGIN))
 
 
 def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
-from envs_jax.batching import of_one_row
+from envs_jax.batching import batched_as_single
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.noise import Layer, permutation, sample, tiled, untiled
 from envs_jax.crafter.state import word
@@ -89,7 +89,7 @@ def _generator(slots: int) -> Callable[[jax.Array], World]:
         worlds = jax.lax.map(jax.vmap(generate_one), blocks)
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:count], worlds)
 
-    return of_one_row(generate_batch)
+    return batched_as_single(generate_batch)
 
 
 def build(seed: Int[Array, ""], draws: Float[Array, "5 4096"], slots: int) -> World:

@@ -67,8 +67,8 @@ _TASKS = {
     "make-coffee": "push a mug under a coffee machine, then press its button",
     "locked-door-open": "unlock a door, then pull it open",
 }
-for _task, _about in _TASKS.items():
-    register(f"MetaWorld/{_task}-v3", "envs_jax.metaworld.env:MetaWorld", task=_task, about=f"robot arm: {_about}")
+for _task, _summary in _TASKS.items():
+    register(f"MetaWorld/{_task}-v3", "envs_jax.metaworld.env:MetaWorld", task=_task, about=f"robot arm: {_summary}")
 register(
     "MetaWorld-v3",
     "envs_jax.metaworld.levels:MetaWorldLevel",

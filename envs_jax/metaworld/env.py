@@ -32,8 +32,8 @@ FRAME_SKIP = 5
 HORIZON = 500
 """Steps of an episode of the package."""
 REACH = 0.01
-"""How far an action of 1 moves the target of the hand, in metres."""
-APART = 0.15
+"""The displacement of the target of the hand by an action of 1, in metres."""
+MIN_DISTANCE = 0.15
 
 
 class MetaWorld(Environment[State, Params]):
@@ -65,13 +65,13 @@ class MetaWorld(Environment[State, Params]):
         if task not in TASKS:
             raise ValueError(f"unknown task {task!r}{nearest(task, list(TASKS))} (tasks are {', '.join(TASKS)})")
         shapes = ("auto", *Geometry.__args__)  # type: ignore[attr-defined]
-        for name, value, known in (
+        for name, value, options in (
             ("obs", obs, Obs.__args__),  # type: ignore[attr-defined]
             ("backend", backend, Backend.__args__),  # type: ignore[attr-defined]
             ("geometry", geometry, shapes),
         ):
-            if value not in known:
-                raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, known))}")
+            if value not in options:
+                raise ValueError(f"unknown {name} {value!r}; it is one of {', '.join(map(repr, options))}")
         if backend == "mjx" and geometry == "stock":
             raise ValueError("MJX has no collisions of cylinders with boxes: use geometry='proxy', or backend='c'")
         if threads is not None:
@@ -89,8 +89,8 @@ class MetaWorld(Environment[State, Params]):
 
     @property
     def _on_device(self) -> bool:
-        may = self.backend == "auto" and self._geometry != "stock"
-        return self.backend == "mjx" or (may and tracing.platform() != "cpu")
+        automatic = self.backend == "auto" and self._geometry != "stock"
+        return self.backend == "mjx" or (automatic and tracing.platform() != "cpu")
 
     @cached_property
     def model(self) -> Any:
@@ -110,7 +110,7 @@ class MetaWorld(Environment[State, Params]):
 
     @cached_property
     def starts(self) -> Starts:
-        """What a reset needs to know of the scene at rest."""
+        """The scene at rest, from which a reset starts."""
         return Starts(self.model, self.task, self.reader, FRAME_SKIP)
 
     @property
@@ -134,7 +134,7 @@ class MetaWorld(Environment[State, Params]):
         def attempt(number, key):
             drawn = jax.random.uniform(jax.random.fold_in(key, number), low.shape, jnp.float32) * (high - low) + low
             away = jnp.linalg.norm(drawn[:2] - drawn[3:5]) if self.task.apart else jnp.float32(1)
-            return away >= APART, drawn
+            return away >= MIN_DISTANCE, drawn
 
         return first_accepted(attempt, key) if self.task.apart else attempt(1, key)[1]
 
@@ -152,16 +152,16 @@ class MetaWorld(Environment[State, Params]):
         return obs, State(physics, frame, start, jnp.int32(0), jnp.int32(0))
 
     def _first(self, xp: Any, before: Moment, now: Moment, start: Start, hand: Any) -> tuple[Any, Any]:
-        seen = self.reader(xp, now)
-        frame = seen.frame
+        reading = self.reader(xp, now)
+        frame = reading.frame
         if self.task.late:
             x = frame[..., 4:5] - self.task.lag
             frame = poses.joined(xp, hand, x, frame[..., 5:])
-        return frame, self._shown(xp, seen, frame, frame, start.targets[..., 0, :])
+        return frame, self._observation(xp, reading, frame, frame, start.targets[..., 0, :])
 
-    def _shown(self, xp: Any, seen: poses.Seen, frame: Any, previous: Any, goal: Any) -> Any:
+    def _observation(self, xp: Any, reading: poses.Reading, frame: Any, previous: Any, goal: Any) -> Any:
         if self.obs == "entities":
-            return poses.entities(xp, self.task, frame, goal, seen.wall)
+            return poses.entities(xp, self.task, frame, goal, reading.wall)
         return poses.stacked(xp, frame, previous, goal)
 
     def step(self, key, state, action, params):
@@ -180,10 +180,10 @@ class MetaWorld(Environment[State, Params]):
             raise ValueError(f"an action has the shape {list(action.shape)}; {self.id or self.name} needs [4]")
         ctrl = action[3] * jnp.array([1.0, -1.0], jnp.float32)
         memory = action, state.frame, state.start, state.stage
-        physics, seen = self.physics.advance(
+        physics, result = self.physics.advance(
             state.physics, ctrl, jnp.bool_(going), self._look, *memory, edit=self._move
         )
-        frame, obs, reward, success, further = seen
+        frame, obs, reward, success, further = result
         stage = jnp.maximum(state.stage, further.astype(jnp.int32))
         state = state.replace(physics=physics, frame=frame, stage=stage, step_count=state.step_count + 1)
         return obs, state, reward, success
@@ -198,7 +198,7 @@ class MetaWorld(Environment[State, Params]):
         ]
         return jnp.clip(jnp.stack(acted)[state.stage], -1, 1)
 
-    def _move(self, xp: Any, now: Moment, action: Any, *rest: Any) -> tuple[Any, Any, Any]:
+    def _move(self, xp: Any, now: Moment, action: Any, *args: Any) -> tuple[Any, Any, Any]:
         """Move the mocap body that pulls the hand."""
         hand = self.starts.hand
         low, high = np.array([-0.5, 0.4, self.task.floor]), np.array([0.5, 1.0, 0.5])
@@ -210,42 +210,44 @@ class MetaWorld(Environment[State, Params]):
         self, xp: Any, before: Moment, now: Moment, action: Any, previous: Any, start: Start, stage: Any
     ) -> tuple[Any, Any, Any, Any, Any]:
         """The frame, the observation, the reward, success, and whether the first stage is done."""
-        seen = self.reader(xp, now)
-        frame = poses.clipped(xp, seen.frame)
+        reading = self.reader(xp, now)
+        frame = poses.clipped(xp, reading.frame)
         target = start.targets[..., 0, :]
-        reward, success = self.judge(xp, seen, frame, action, start, 0)
+        reward, success = self.judge(xp, reading, frame, action, start, 0)
         further = success
         if len(self.task.stages) > 1:
             second = (stage > 0)[..., None]
-            later, done = self.judge(xp, seen, frame, action, start, 1)
+            later, later_success = self.judge(xp, reading, frame, action, start, 1)
             reward = xp.where(second[..., 0], 5 + later / 2, reward / 2)
             target = xp.where(second | further[..., None], start.targets[..., 1, :], target)
-            success = second[..., 0] & done
+            success = second[..., 0] & later_success
         goal = xp.clip(target, *np.array(self.task.goal))
-        obs = self._shown(xp, seen, frame, poses.clipped(xp, previous), goal)
-        return seen.frame, obs, reward, success, further
+        obs = self._observation(xp, reading, frame, poses.clipped(xp, previous), goal)
+        return reading.frame, obs, reward, success, further
 
-    def judge(self, xp: Any, seen: poses.Seen, frame: Any, action: Any, start: Start, stage: int) -> tuple[Any, Any]:
+    def judge(
+        self, xp: Any, reading: poses.Reading, frame: Any, action: Any, start: Start, stage: int
+    ) -> tuple[Any, Any]:
         """Reward and success of one stage, seen alone: float and bool `[...]`."""
-        wanted, at = self.task.stages[stage], 4 + 7 * stage
+        spec, offset = self.task.stages[stage], 4 + 7 * stage
         view = View(
             action=action,
             hand=frame[..., :3],
             gripper=frame[..., 3],
-            object=frame[..., at : at + 3],
-            turned=frame[..., at + 3 : at + 7],
-            tcp=seen.tcp,
-            left=seen.left,
-            right=seen.right,
-            lock=seen.lock,
-            joint=seen.joints[..., stage],
+            object=frame[..., offset : offset + 3],
+            turned=frame[..., offset + 3 : offset + 7],
+            tcp=reading.tcp,
+            left=reading.left,
+            right=reading.right,
+            lock=reading.lock,
+            joint=reading.joints[..., stage],
             target=start.targets[..., stage, :],
             object_start=start.object,
             tcp_start=start.tcp,
             handle_start=start.handle,
             hand_start=np.array(self.task.hand),
         )
-        return wanted.judge(xp, view)
+        return spec.judge(xp, view)
 
     @cached_property
     def _painter(self) -> Painter:
@@ -261,9 +263,9 @@ class MetaWorld(Environment[State, Params]):
 def expert_action(env: Environment, state: Any) -> jax.Array:
     """The expert's action in a state of Meta-World; pure, so `jit`, `vmap` and `scan` apply.
 
-    **Arguments:** `env`, the environment of a task or of a level, or a wrapper of it; `state`, of the world itself.
+    **Arguments:** `env`, the environment of a task or of a level, or a wrapper of it; `state`, of the innermost one.
     **Returns:** float32 `[4]`, from -1 to 1.
-    **Raises:** `TypeError` for another world.
+    **Raises:** `TypeError` for another environment.
     """
     world: Any = env.unwrapped
     if not hasattr(world, "expert"):

@@ -72,7 +72,7 @@ def level(name: str) -> Level:
     """
     check_level(name)
     tasks, frames = LEVELS[name]
-    found = tuple(
+    entries = tuple(
         Instruction(frame.format(**wordings.PHRASES[task]._asdict()), task, number, wording)
         for number, task in enumerate(tasks)
         for wording, frame in enumerate(frames)
@@ -80,8 +80,8 @@ def level(name: str) -> Level:
     return Level(
         name=name,
         tasks=tasks,
-        instructions=found,
-        book=Phrasebook([instruction.text for instruction in found], name=f"metaworld.{name}"),
-        goals=np.array([[NAMES.index(instruction.task)] for instruction in found], np.int32),
-        configurations=np.array([instruction.configuration for instruction in found], np.int32),
+        instructions=entries,
+        book=Phrasebook([instruction.text for instruction in entries], name=f"metaworld.{name}"),
+        goals=np.array([[NAMES.index(instruction.task)] for instruction in entries], np.int32),
+        configurations=np.array([instruction.configuration for instruction in entries], np.int32),
     )

@@ -1,9 +1,9 @@
 """Success and reward of entity observations alone: of simulated steps and of imagined ones.
 
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast. `goal` is int32 `[..., 1]`,
-an index of `NAMES`; a state is a 91-d entity observation. Success is that of the world. Rewards are those of the world
-as far as a state shows what they need: the fingers are estimated from the hand, and where an object began is taken from
-the target if that tells it, else it is the middle of the starts. Definitions: kalm reference, section 3.4.
+an index of `NAMES`; a state is a 91-d entity observation. Success is that of the environment, and so are
+rewards as far as a state shows what they need: the fingers are estimated from the hand, and the initial position of an
+object from the target if that tells it, else it is the middle of the starts. Definitions: kalm reference, section 3.4.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def package(*arrays: Any) -> Any:
 
 def block(state: Any, name: str) -> Any:
     """Place and orientation of an entity, `[..., 7]`."""
-    at = 7 + 7 * ENTITIES.index(name)
-    return state[..., at : at + 7]
+    start = 7 + 7 * ENTITIES.index(name)
+    return state[..., start : start + 7]
 
 
 def _middle(task: Task) -> np.ndarray:
@@ -48,10 +48,10 @@ def _middle(task: Task) -> np.ndarray:
 
 
 def _view(xp: Any, task: Task, number: int, state: Any, action: Any) -> rewards.View:
-    """What the reward of one stage is computed from."""
+    """The view from which the reward of one stage is computed."""
     stage, part = task.stages[number], task.parts[number]
     hand, gripper, target = state[..., :3], state[..., 3], state[..., 4:7]
-    here, drawn = block(state, part.name), _drawn(xp, task, stage, target)
+    pose, drawn = block(state, part.name), _drawn(xp, task, stage, target)
     y = np.array([0.0, 1.0, 0.0])
     left, right = (hand + (slope * gripper + offset)[..., None] * y for slope, offset in (LEFT, RIGHT))
     hand_start = np.array(task.hand)
@@ -60,13 +60,13 @@ def _view(xp: Any, task: Task, number: int, state: Any, action: Any) -> rewards.
         action=action,
         hand=hand,
         gripper=gripper,
-        object=here[..., :3],
-        turned=here[..., 3:],
+        object=pose[..., :3],
+        turned=pose[..., 3:],
         tcp=hand + TCP,
         left=left,
         right=right,
         lock=base + LOCK,
-        joint=_joint(xp, stage, state, here, base),
+        joint=_joint(xp, stage, state, pose, base),
         target=target,
         object_start=drawn,
         tcp_start=hand_start + TCP,
@@ -82,14 +82,14 @@ def _drawn(xp: Any, task: Task, stage: Stage, target: Any) -> Any:
     return xp.zeros_like(target) + _middle(task)[:3]
 
 
-def _joint(xp: Any, stage: Stage, state: Any, here: Any, base: Any) -> Any:
+def _joint(xp: Any, stage: Stage, state: Any, pose: Any, base: Any) -> Any:
     """The angle of a door, how far a nail is driven in, or 0: `[...]`."""
     if stage.joint == "nail_link":
         return block(state, "nail")[..., 1] - NAIL
     if stage.joint == "door_link":
-        away = here[..., :2] - base[..., :2] - HINGE
+        away = pose[..., :2] - base[..., :2] - HINGE
         return xp.arctan2(away[..., 1], away[..., 0]) - np.arctan2(HANDLE[1], HANDLE[0])
-    return xp.zeros_like(here[..., 0])
+    return xp.zeros_like(pose[..., 0])
 
 
 def _task(xp: Any, task: Task, state: Any, action: Any) -> tuple[Any, Any]:
@@ -97,19 +97,19 @@ def _task(xp: Any, task: Task, state: Any, action: Any) -> tuple[Any, Any]:
     reward, success = task.stages[0].judge(xp, _view(xp, task, 0, state, action))
     if len(task.stages) == 1:
         return reward, success
-    later, done = task.stages[1].judge(xp, _view(xp, task, 1, state, action))
+    later, later_success = task.stages[1].judge(xp, _view(xp, task, 1, state, action))
     # the target tells the stage, by its height
     heights = [_middle(task)[(stage.target.first or 0) + 2] + stage.target.offset[2] for stage in task.stages]
     second = xp.abs(state[..., 6] - heights[1]) < xp.abs(state[..., 6] - heights[0])
-    return xp.where(second, 5 + later / 2, reward / 2), second & done
+    return xp.where(second, 5 + later / 2, reward / 2), second & later_success
 
 
 def judged(goal: Any, state: Any, action: Any) -> tuple[Any, Any]:
     """The task's reward, 0 to 10, of a state that an action led to, and success: float and bool `[...]`."""
     xp = package(goal, state, action)
-    found = [_task(xp, TASKS[name], state, action) for name in NAMES]
+    results = [_task(xp, TASKS[name], state, action) for name in NAMES]
     chosen = goal == np.arange(len(NAMES))
-    reward, success = (xp.stack(list(x), axis=-1) for x in zip(*found))
+    reward, success = (xp.stack(list(x), axis=-1) for x in zip(*results))
     return xp.where(chosen, reward, 0).sum(axis=-1), (chosen & success).any(axis=-1)
 
 
@@ -117,7 +117,7 @@ def label(goal: Any, states: Any, actions: Any) -> tuple[Any, Any]:
     """Reward and success of the steps of episodes: `r_t = R_t - R_(t-1)`.
 
     `R_t` is the task's reward of the state that the action of step `t` led to, judged with that action, or 10 at
-    success; `R_(-1)` is 0. So the rewards of an episode sum to its last `R_t`, as in the level's world.
+    success; `R_(-1)` is 0. So the rewards of an episode sum to its last `R_t`, as in the level's environment.
 
     **Arguments:** `goal`, int32 `[..., 1]`, one for each episode; `states`, float32 `[..., T + 1, 91]`, from the first
     observation on; `actions`, float32 `[..., T, 4]`.
@@ -138,15 +138,15 @@ def holds(goal: Any, state: Any) -> Any:
 FREE = ("target_object", "coffee", "hammer", "soccer")
 """Entities that lie on the table unless they are held."""
 TABLE_LOW, TABLE_HIGH = np.array([-0.7, 0.2, -0.05]), np.array([0.7, 1.0, 0.7])
-"""What is beyond these is off the table, or in it."""
-LIFTED, NEAR = 0.08, 0.12
+"""Positions beyond these are off the table, or in it."""
+LIFTED, GRIP_DISTANCE = 0.08, 0.12
 """An object higher than this, in metres, floats if the gripper is farther away than that."""
 STRIDE = 0.05
 """The hand or an object that moves further in one step, in metres, breaks the limit of the dynamics."""
 
 
 def implausible(state: Any, next_state: Any) -> dict[str, Any]:
-    """What is impossible about steps, by the paper's four kinds; for limits see `docs/environments/metaworld.md`.
+    """Which steps are impossible, by the paper's four kinds; for limits see `docs/environments/metaworld.md`.
 
     **Arguments:** `state` and `next_state`, float32 `[..., 91]`, NumPy or jax arrays that broadcast.
     **Returns:** bool `[...]` each: `floating`, an object in the air without the gripper; `out_of_table`, the hand or an
@@ -154,26 +154,26 @@ def implausible(state: Any, next_state: Any) -> dict[str, Any]:
     something moved too far. All are true for numbers that are not finite.
     """
     xp = package(state, next_state)
-    hand, found = next_state[..., :3], {}
+    hand, problems = next_state[..., :3], {}
     tcp = hand + TCP
     blocks = {name: block(next_state, name) for name in ENTITIES}
     moved = [hand - state[..., :3]]
     inside = (hand >= TABLE_LOW) & (hand <= TABLE_HIGH)
     grounded, posed = xp.isfinite(hand[..., 0]), (next_state[..., 3] >= -0.05) & (next_state[..., 3] <= 1.05)
-    for name, here in blocks.items():
-        place, norm = here[..., :3], rewards.length(xp, here[..., 3:])
-        there = xp.abs(place).sum(axis=-1) > 0.01
-        posed &= ~there | (xp.abs(norm - 1) < 0.1) | (name == "window")
+    for name, pose in blocks.items():
+        position, norm = pose[..., :3], rewards.length(xp, pose[..., 3:])
+        present = xp.abs(position).sum(axis=-1) > 0.01
+        posed &= ~present | (xp.abs(norm - 1) < 0.1) | (name == "window")
         before = block(state, name)[..., :3]
-        same = there & (xp.abs(before).sum(axis=-1) > 0.01)
-        moved.append(xp.where(same[..., None], place - before, 0))
+        in_both = present & (xp.abs(before).sum(axis=-1) > 0.01)
+        moved.append(xp.where(in_both[..., None], position - before, 0))
         if name in FREE:
-            inside &= ~there[..., None] | ((place >= TABLE_LOW) & (place <= TABLE_HIGH))
-            grounded &= ~there | (place[..., 2] < LIFTED) | (rewards.length(xp, place - tcp) < NEAR)
-    found["floating"] = ~grounded
-    found["out_of_table"] = ~inside.all(axis=-1)
-    found["pose"] = ~posed
-    within = [rewards.length(xp, step) <= STRIDE for step in moved]
-    found["dynamics"] = ~xp.stack(within, axis=-1).all(axis=-1)
+            inside &= ~present[..., None] | ((position >= TABLE_LOW) & (position <= TABLE_HIGH))
+            grounded &= ~present | (position[..., 2] < LIFTED) | (rewards.length(xp, position - tcp) < GRIP_DISTANCE)
+    problems["floating"] = ~grounded
+    problems["out_of_table"] = ~inside.all(axis=-1)
+    problems["pose"] = ~posed
+    in_limit = [rewards.length(xp, step) <= STRIDE for step in moved]
+    problems["dynamics"] = ~xp.stack(in_limit, axis=-1).all(axis=-1)
     finite = xp.isfinite(state).all(axis=-1) & xp.isfinite(next_state).all(axis=-1)
-    return {name: wrong | ~finite for name, wrong in found.items()}
+    return {name: wrong | ~finite for name, wrong in problems.items()}

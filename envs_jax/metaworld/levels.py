@@ -1,4 +1,4 @@
-"""KALM's levels as one world: each episode draws an instruction, and plays its task. `MetaWorld-v3`."""
+"""KALM's levels as one environment: each episode draws an instruction, and plays its task. `MetaWorld-v3`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envs_jax.metaworld.state import Params, Start, State
 HORIZON = 100
 """Steps of an episode."""
 SUCCESS = 10.0
-"""What the reward of a state counts as once the task is done."""
+"""The reward of a state in which the task is done."""
 
 
 @struct.dataclass
@@ -85,21 +85,21 @@ class MetaWorldLevel(Environment[LevelState, Params]):
 
     def _padded(self, state: State) -> State:
         rows = self._size - state.physics.shape[0]
-        more = self._stages - state.start.targets.shape[0]
-        targets = jnp.pad(state.start.targets, ((0, more), (0, 0)))
+        missing = self._stages - state.start.targets.shape[0]
+        targets = jnp.pad(state.start.targets, ((0, missing), (0, 0)))
         physics = jnp.pad(state.physics, ((0, rows), (0, 0)))
         return state.replace(physics=physics, start=state.start.replace(targets=targets))
 
-    def _own(self, env: MetaWorld, state: State) -> State:
+    def _unpadded(self, env: MetaWorld, state: State) -> State:
         """A padded state as one of the task."""
         start: Start = state.start.replace(targets=state.start.targets[: len(env.task.stages)])
         return state.replace(physics=state.physics[: env.physics.size], start=start)
 
-    def _chosen(self, task: jax.Array, found: list[Any]) -> Any:
-        """What was found for a task, of what was found for each."""
-        return jax.tree.map(lambda *x: jnp.stack(x)[task], *found)
+    def _chosen(self, task: jax.Array, results: list[Any]) -> Any:
+        """The results of one task, out of those of all."""
+        return jax.tree.map(lambda *x: jnp.stack(x)[task], *results)
 
-    def _shown(self, obs: jax.Array, instruction: jax.Array) -> dict[str, jax.Array]:
+    def _observation(self, obs: jax.Array, instruction: jax.Array) -> dict[str, jax.Array]:
         goal = jnp.asarray(self.level.goals)[instruction]
         return {"state": obs, "goal": goal, "instruction": instruction.astype(jnp.int16)[None]}
 
@@ -110,28 +110,28 @@ class MetaWorldLevel(Environment[LevelState, Params]):
     def begin(self, instruction: jax.Array, key: jax.Array) -> tuple[dict[str, jax.Array], LevelState]:
         """The first observation and state of an episode with a given instruction, int32 `[]`."""
         instruction = jnp.asarray(instruction, jnp.int32)
-        task, found = jnp.asarray(self.level.configurations)[instruction], []
+        task, results = jnp.asarray(self.level.configurations)[instruction], []
         for i, env in enumerate(self.tasks):
             obs, state = env.begin(env.draw(key), task == i)
-            found.append((obs, self._padded(state)))
-        obs, inner = self._chosen(task, found)
-        return self._shown(obs, instruction), LevelState(inner, task, instruction, jnp.float32(0))
+            results.append((obs, self._padded(state)))
+        obs, inner = self._chosen(task, results)
+        return self._observation(obs, instruction), LevelState(inner, task, instruction, jnp.float32(0))
 
     def step(self, key, state, action, params):
-        found = []
+        results = []
         for i, env in enumerate(self.tasks):
-            obs, inner, reward, success = env.advance(self._own(env, state.inner), action, state.task == i)
-            found.append((obs, self._padded(inner), reward, success))
-        obs, inner, worth, success = self._chosen(state.task, found)
+            obs, inner, reward, success = env.advance(self._unpadded(env, state.inner), action, state.task == i)
+            results.append((obs, self._padded(inner), reward, success))
+        obs, inner, worth, success = self._chosen(state.task, results)
         worth = jnp.where(success, SUCCESS, worth)
         reward, ended = worth - state.worth, success & (params.ends_at_success != 0)
         state = state.replace(inner=inner, worth=worth)
         truncated = inner.step_count >= params.max_steps
-        return self._shown(obs, state.instruction), state, reward, ended, truncated, {"success": success}
+        return self._observation(obs, state.instruction), state, reward, ended, truncated, {"success": success}
 
     def expert(self, state: LevelState) -> jax.Array:
         """The action of the scripted expert of the state's task: float32 `[4]`."""
-        return self._chosen(state.task, [env.expert(self._own(env, state.inner)) for env in self.tasks])
+        return self._chosen(state.task, [env.expert(self._unpadded(env, state.inner)) for env in self.tasks])
 
     @property
     def captions(self):
@@ -143,4 +143,4 @@ class MetaWorldLevel(Environment[LevelState, Params]):
 
     def render(self, state) -> np.ndarray:
         env = self.tasks[int(state.task)]
-        return env.render(self._own(env, state.inner))
+        return env.render(self._unpadded(env, state.inner))

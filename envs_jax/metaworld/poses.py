@@ -1,4 +1,4 @@
-"""What is read from the bodies of a scene: the frame of the observation, and what rewards need besides."""
+"""Quantities read from the bodies of a scene: the frame of the observation, and what rewards need besides."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TIPS = ("rightEndEffector", "leftEndEffector")
 
 
 @struct.dataclass
-class Seen:
-    """What is read at one moment."""
+class Reading:
+    """The quantities read at one moment."""
 
     frame: Any
     """`[..., 18]`, not clipped."""
@@ -75,9 +75,9 @@ class Reader:
         bodies, local = [model.body(name).id for name in FIXED], [np.zeros(3)] * len(FIXED)
 
         def add(kind: str, name: str) -> None:
-            thing = getattr(model, kind)(name)
-            bodies.append(thing.id if kind == "body" else int(thing.bodyid[0]))
-            local.append(np.zeros(3) if kind == "body" else np.array(thing.pos))
+            element = getattr(model, kind)(name)
+            bodies.append(element.id if kind == "body" else int(element.bodyid[0]))
+            local.append(np.zeros(3) if kind == "body" else np.array(element.pos))
 
         for name in TIPS:
             add("site", name)
@@ -93,36 +93,36 @@ class Reader:
 
     @staticmethod
     def _turn(model: Any, kind: str, name: str) -> tuple[str, int, np.ndarray | None]:
-        """How an orientation is read: the kind, the body, and the orientation on it."""
+        """The source of an orientation: the kind, the body, and the orientation on it."""
         if kind == "geom":
             geom = model.geom(name)
             return kind, int(geom.bodyid[0]), np.array(geom.quat)
         return kind, model.body(name).id if name else 0, None
 
-    def __call__(self, xp: Any, now: Any) -> Seen:
-        """What a `Moment` shows. `xp` as in `physics.Look`."""
+    def __call__(self, xp: Any, now: Any) -> Reading:
+        """The quantities of a `Moment`. `xp` as in `physics.Look`."""
         places, turns = now.read["xpos"][..., self.bodies, :], now.read["xquat"]
         places = places + rotate(xp, turns[..., self.bodies, :], self.local)
         hand, rightclaw, leftclaw, right, left, *tips = (places[..., i, :] for i in range(self.first))
-        apart = xp.sqrt(xp.square(rightclaw - leftclaw).sum(axis=-1, keepdims=True))
-        parts = [hand, xp.clip(apart / 0.1, 0, 1)]
+        opening = xp.sqrt(xp.square(rightclaw - leftclaw).sum(axis=-1, keepdims=True))
+        parts = [hand, xp.clip(opening / 0.1, 0, 1)]
         for i, (part, turn) in enumerate(zip(self.task.parts, self.turns)):
             parts += [places[..., self.first + i, :] + np.array(part.offset), self._orientation(xp, turns, *turn)]
         frame = xp.concatenate(parts, axis=-1)
         batch = frame.shape[:-1]
-        rest = xp.zeros((*batch, FRAME - frame.shape[-1]), frame.dtype)
-        none = xp.zeros((*batch, 7), frame.dtype)
-        joints = [now.qpos[..., i] if i is not None else none[..., 0] for i in self.joints]
-        wall = none
+        padding = xp.zeros((*batch, FRAME - frame.shape[-1]), frame.dtype)
+        zeros = xp.zeros((*batch, 7), frame.dtype)
+        joints = [now.qpos[..., i] if i is not None else zeros[..., 0] for i in self.joints]
+        wall = zeros
         if self.wall:
             read = (now.read[name][..., self.wall_body, :] for name in READ)
             wall = xp.concatenate(list(read), axis=-1)
-        return Seen(
-            frame=xp.concatenate([frame, rest], axis=-1),
+        return Reading(
+            frame=xp.concatenate([frame, padding], axis=-1),
             tcp=(tips[0] + tips[1]) / 2,
             left=left,
             right=right,
-            lock=places[..., -1, :] if self.lock else none[..., :3],
+            lock=places[..., -1, :] if self.lock else zeros[..., :3],
             joints=xp.stack(joints, axis=-1),
             wall=wall,
         )
@@ -163,6 +163,6 @@ def clipped(xp: Any, frame: Any) -> Any:
 def entities(xp: Any, task: Task, frame: Any, goal: Any, wall: Any) -> Any:
     """The 91-d entity observation: gripper, target, and a block for each entity, zeros if it is absent."""
     blocks = {part.name: frame[..., 4 + 7 * i : 11 + 7 * i] for i, part in enumerate(task.parts)}
-    none = xp.zeros_like(wall)
-    found = [wall if name == "wall" else blocks.get(name, none) for name in ENTITIES]
-    return joined(xp, frame[..., :4], goal, *found)
+    zeros = xp.zeros_like(wall)
+    poses = [wall if name == "wall" else blocks.get(name, zeros) for name in ENTITIES]
+    return joined(xp, frame[..., :4], goal, *poses)

@@ -44,8 +44,8 @@ def import_state(metaworld_env: Any, env: Any, params: Any) -> tuple[jax.Array, 
     frame = np.array(inner._prev_obs)
     time, goal = inner.curr_path_length, np.array(inner._target_pos)
     if time:
-        seen, goal = np.array(inner._last_stable_obs), np.clip(goal, *np.array(task.goal))
-        obs = np.concatenate([seen[:-3], goal])
+        last_obs, goal = np.array(inner._last_stable_obs), np.clip(goal, *np.array(task.goal))
+        obs = np.concatenate([last_obs[:-3], goal])
     else:
         obs = poses.stacked(np, frame, frame, goal)
     if world.obs == "entities":

@@ -1,4 +1,4 @@
-"""Pictures of a scene, drawn here: triangles from back to front, shaded by one light. They need no OpenGL."""
+"""Images of a scene, drawn here: triangles from back to front, shaded by one light. They need no OpenGL."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from envs_jax.physics.interface import require
 
 
 SIZE, FINE = 480, 2
-"""Side of a picture in pixels, and how many times larger it is drawn before it is averaged, which smooths edges."""
+"""Side of an image in pixels, and how many times larger it is drawn before it is averaged, which smooths edges."""
 EYE, LOOK, FIELD = np.array([0.75, -0.2, 0.75]), np.array([0.0, 0.68, 0.14]), 0.5
-"""Where the camera is, what it looks at, and half the width of what it sees at a distance of 1."""
+"""The position of the camera, the point it looks at, and half the width of its view at a distance of 1."""
 LIGHT = np.array([0.35, -0.45, 0.82])
 SKY, MARK = (226, 232, 238), (40, 200, 70)
 PAINTS = {"table_wood": (0.72, 0.58, 0.43), "wall_metal": (0.62, 0.64, 0.68), "wall_brick": (0.66, 0.36, 0.28)}
-"""Colours of materials that only a picture coloured in the package."""
+"""Colours of materials that only a texture colours in the package."""
 PLAIN = (0.5, 0.5, 0.5, 1.0)
 """MuJoCo's colour of a geom that was given none: then its material has one."""
 COARSE = 0.06
@@ -77,25 +77,25 @@ def shape(mujoco: Any, model: Any, geom: int) -> tuple[np.ndarray, np.ndarray] |
 
 def _paint(model: Any, geom: int) -> np.ndarray:
     """The colour of a geom, RGBA from 0 to 1."""
-    material, own = model.geom_matid[geom], model.geom_rgba[geom]
-    if material < 0 or not np.allclose(own, PLAIN):
-        return np.array(own)
+    material, color = model.geom_matid[geom], model.geom_rgba[geom]
+    if material < 0 or not np.allclose(color, PLAIN):
+        return np.array(color)
     name = model.mat(material).name
     return np.array([*PAINTS[name], 1.0]) if name in PAINTS else np.array(model.mat_rgba[material])
 
 
 def _cut(triangles: np.ndarray) -> np.ndarray:
     """Triangles `[F, 3, 3]`, the large ones cut into four until none is coarse."""
-    done = []
+    pieces = []
     while len(triangles):
         sides = np.linalg.norm(triangles - np.roll(triangles, 1, axis=1), axis=2).max(axis=1)
         large = sides > COARSE
-        done.append(triangles[~large])
+        pieces.append(triangles[~large])
         a, b, c = (triangles[large][:, i] for i in range(3))
         ab, bc, ca = (a + b) / 2, (b + c) / 2, (c + a) / 2
         parts = (a, ab, ca), (ab, b, bc), (ca, bc, c), (ab, bc, ca)
         triangles = np.concatenate([np.stack(part, axis=1) for part in parts])
-    return np.concatenate(done)
+    return np.concatenate(pieces)
 
 
 class Painter:
@@ -105,9 +105,9 @@ class Painter:
         """**Arguments:** `model`, a `mujoco.MjModel`."""
         self._mujoco = require("mujoco")
         self.model, self._data = model, self._mujoco.MjData(model)
-        shown = [i for i in range(model.ngeom) if model.geom_group[i] < 3 and _paint(model, i)[3] > 0.05]
-        found = [(i, shape(self._mujoco, model, i)) for i in shown]
-        self.shapes = [(i, _cut(parts[0][parts[1]])) for i, parts in found if parts is not None]
+        visible = [i for i in range(model.ngeom) if model.geom_group[i] < 3 and _paint(model, i)[3] > 0.05]
+        meshes = [(i, shape(self._mujoco, model, i)) for i in visible]
+        self.shapes = [(i, _cut(parts[0][parts[1]])) for i, parts in meshes if parts is not None]
 
     def picture(self, qpos: np.ndarray, mocap: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The scene with its joints at `qpos` `[nq]`, mocap bodies at `mocap` `[nmocap, 3]`, and a ball at `target`.
@@ -140,15 +140,15 @@ def _projected(corners: np.ndarray, colors: np.ndarray) -> tuple[np.ndarray, np.
     right = np.cross(forward, [0, 0, 1])
     right /= np.linalg.norm(right)
     axes = np.stack([right, -np.cross(right, forward), forward])
-    seen = (corners - EYE) @ axes.T
-    across = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    across /= np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-12)
-    facing = ((EYE - corners.mean(axis=1)) * across).sum(axis=1)
-    kept = (seen[..., 2].min(axis=1) > 0.05) & (np.abs(facing) > 0)
-    across = np.where(facing[:, None] < 0, -across, across)  # some meshes are inside out
-    bright = 0.45 + 0.55 * np.clip(across @ (LIGHT / np.linalg.norm(LIGHT)), 0, 1)
-    order = np.argsort(-seen[..., 2].mean(axis=1))
-    order = order[kept[order]]
-    pixels = (seen[order, :, :2] / seen[order, :, 2:] / FIELD + 1) * SIZE * FINE / 2
+    points = (corners - EYE) @ axes.T
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    facing = ((EYE - corners.mean(axis=1)) * normals).sum(axis=1)
+    visible = (points[..., 2].min(axis=1) > 0.05) & (np.abs(facing) > 0)
+    normals = np.where(facing[:, None] < 0, -normals, normals)  # some meshes are inside out
+    bright = 0.45 + 0.55 * np.clip(normals @ (LIGHT / np.linalg.norm(LIGHT)), 0, 1)
+    order = np.argsort(-points[..., 2].mean(axis=1))
+    order = order[visible[order]]
+    pixels = (points[order, :, :2] / points[order, :, 2:] / FIELD + 1) * SIZE * FINE / 2
     shaded = np.clip(colors[order] * bright[order, None], 0, 255).astype(int)
     return pixels.reshape(-1, 6), shaded

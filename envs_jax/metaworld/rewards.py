@@ -14,7 +14,7 @@ from flax import struct
 
 @struct.dataclass
 class View:
-    """What rewards are computed from: positions in metres, `[..., 3]` unless said otherwise."""
+    """The quantities from which rewards are computed: positions in metres, `[..., 3]` unless said otherwise."""
 
     action: Any
     """`[..., 4]`."""
@@ -37,10 +37,10 @@ class View:
     """`[...]`, the position of the task's joint; 0 for a task without one."""
     target: Any
     object_start: Any
-    """Where the task's object began, in the sense of its reward."""
+    """The initial position of the task's object, in the sense of its reward."""
     tcp_start: Any
     handle_start: Any
-    """Where the handle of a window began."""
+    """The initial position of a window's handle."""
     hand_start: Any
 
 
@@ -68,9 +68,9 @@ def gaussian(xp: Any, d: Any) -> Any:
 
 def tolerance(xp: Any, x: Any, high: Any, margin: Any, tail: Callable = long_tail, low: Any = 0.0) -> Any:
     """1 where `low <= x <= high`; outside, `tail` of the distance from there in units of `margin`, or 0 without one."""
-    out = xp.where(x < low, low - x, x - high)
-    some = margin > 0
-    fading = xp.where(some, tail(xp, out / xp.where(some, margin, 1.0)), 0.0)
+    distance = xp.where(x < low, low - x, x - high)
+    has_margin = margin > 0
+    fading = xp.where(has_margin, tail(xp, distance / xp.where(has_margin, margin, 1.0)), 0.0)
     return xp.where((low <= x) & (x <= high), 1.0, fading)
 
 
@@ -135,8 +135,8 @@ def reach(xp: Any, v: View) -> tuple[Any, Any]:
 def push(xp: Any, v: View) -> tuple[Any, Any]:
     """The puck to the target, along the table."""
     away, placed = _placed(xp, v)
-    held = sum(caging(xp, v, v.object, 0.015, 0.05, 0.005))
-    reward = xp.where(_in_hand(xp, v, 0.02), 2 * held + 1 + 5 * placed, held)
+    grasped = sum(caging(xp, v, v.object, 0.015, 0.05, 0.005))
+    reward = xp.where(_in_hand(xp, v, 0.02), 2 * grasped + 1 + 5 * placed, grasped)
     return xp.where(away < 0.05, 10.0, reward), away <= 0.05
 
 
@@ -145,16 +145,18 @@ def pick_place(xp: Any, v: View) -> tuple[Any, Any]:
     away, placed = _placed(xp, v)
     caged = hamacher(xp, _signed_sides(xp, v, 0.015, 0.05), _close_in_plane(xp, v))
     closed = xp.where(caged > 0.97, xp.clip(v.action[..., 3], 0, 1), 0.0)
-    held = (hamacher(xp, caged, closed) + caged) / 2
+    grasped = (hamacher(xp, caged, closed) + caged) / 2
     lifted = _in_hand(xp, v, 0.02) & (v.object[..., 2] - 0.01 > v.object_start[..., 2])
-    reward = hamacher(xp, held, placed) + xp.where(lifted, 1 + 5 * placed, 0.0)
+    reward = hamacher(xp, grasped, placed) + xp.where(lifted, 1 + 5 * placed, 0.0)
     return xp.where(away < 0.05, 10.0, reward), away <= 0.07
 
 
-def _two_legs(xp: Any, v: View, way: Any, scale: Any) -> tuple[Any, Any, Any]:
+def _two_legs(xp: Any, v: View, waypoint: Any, scale: Any) -> tuple[Any, Any, Any]:
     """The reward of the way past a wall, the distance from the target, and the tolerance of the first leg."""
     scale = np.asarray(scale)
-    first = tolerance(xp, length(xp, (v.object - way) * scale), 0.05, length(xp, (v.object_start - way) * scale))
+    first = tolerance(
+        xp, length(xp, (v.object - waypoint) * scale), 0.05, length(xp, (v.object_start - waypoint) * scale)
+    )
     away, second = _placed(xp, v)
     return 1 + xp.where(v.object[..., 1] > 0.75, 4 + 3 * second, 4 * first), away, first
 
@@ -162,31 +164,31 @@ def _two_legs(xp: Any, v: View, way: Any, scale: Any) -> tuple[Any, Any, Any]:
 def push_wall(xp: Any, v: View) -> tuple[Any, Any]:
     """The puck round the wall to the target."""
     z = v.object[..., 2]
-    way = xp.stack([xp.full_like(z, -0.05), xp.full_like(z, 0.77), z], axis=-1)
-    bonus, away, _ = _two_legs(xp, v, way, (3.0, 1.0, 1.0))
-    held = sum(caging(xp, v, v.object, 0.015, 0.05, 0.005))
-    reward = held + xp.where(_in_hand(xp, v, 0.02), bonus, 0.0)
+    waypoint = xp.stack([xp.full_like(z, -0.05), xp.full_like(z, 0.77), z], axis=-1)
+    bonus, away, _ = _two_legs(xp, v, waypoint, (3.0, 1.0, 1.0))
+    grasped = sum(caging(xp, v, v.object, 0.015, 0.05, 0.005))
+    reward = grasped + xp.where(_in_hand(xp, v, 0.02), bonus, 0.0)
     return xp.where(away < 0.05, 10.0, reward), away <= 0.07
 
 
 def pick_place_wall(xp: Any, v: View) -> tuple[Any, Any]:
     """The puck over the wall to the target."""
     x = v.target[..., 0]
-    way = xp.stack([x, xp.full_like(x, 0.77), xp.full_like(x, 0.25)], axis=-1)
-    bonus, away, first = _two_legs(xp, v, way, (1.0, 1.0, 3.0))
-    held = hamacher(xp, caging(xp, v, v.object, 0.015, 0.05, 0.005)[1], first)
+    waypoint = xp.stack([x, xp.full_like(x, 0.77), xp.full_like(x, 0.25)], axis=-1)
+    bonus, away, first = _two_legs(xp, v, waypoint, (1.0, 1.0, 3.0))
+    grasped = hamacher(xp, caging(xp, v, v.object, 0.015, 0.05, 0.005)[1], first)
     lifted = _in_hand(xp, v, 0.02) & (v.object[..., 2] - 0.015 > v.object_start[..., 2])
-    reward = held + xp.where(lifted, bonus, 0.0)
+    reward = grasped + xp.where(lifted, bonus, 0.0)
     return xp.where(away < 0.05, 10.0, reward), away <= 0.07
 
 
 def coffee_push(xp: Any, v: View) -> tuple[Any, Any]:
     """The mug under the machine."""
     away, placed = _placed(xp, v, np.array([2.0, 2.0, 1.0]))
-    _, held = caging(xp, v, v.object, 0.02, 0.05, 0.05, effort=0.7)
+    _, grasped = caging(xp, v, v.object, 0.02, 0.05, 0.05, effort=0.7)
     margin = xp.abs(length(xp, v.object_start - v.tcp_start) - 0.04)
-    near = tolerance(xp, length(xp, v.object - v.tcp), 0.04, margin)
-    reward = hamacher(xp, (held + near) / 2, placed) + xp.where(_in_hand(xp, v, 0.04), 1 + 5 * placed, 0.0)
+    reached = tolerance(xp, length(xp, v.object - v.tcp), 0.04, margin)
+    reward = hamacher(xp, (grasped + reached) / 2, placed) + xp.where(_in_hand(xp, v, 0.04), 1 + 5 * placed, 0.0)
     return xp.where(away < 0.05, 10.0, reward), length(xp, v.object - v.target) <= 0.07
 
 
@@ -196,13 +198,13 @@ def soccer(xp: Any, v: View) -> tuple[Any, Any]:
     away = length(xp, (v.object - v.target) * scale)
     placed = tolerance(xp, away, 0.07, length(xp, (v.object - v.object_start) * scale))
     line = v.target[..., 1] - 0.1
-    behind = v.object[..., 1] - line
-    missed = (behind > 0) & (xp.abs((v.object - v.target)[..., 0]) > 0.1)
-    placed = xp.where(missed, xp.clip(placed - 2 * behind / (1 - line), 0, 1), placed)
+    overshoot = v.object[..., 1] - line
+    missed = (overshoot > 0) & (xp.abs((v.object - v.target)[..., 0]) > 0.1)
+    placed = xp.where(missed, xp.clip(placed - 2 * overshoot / (1 - line), 0, 1), placed)
     radius = 0.013
     caged = hamacher(xp, _signed_sides(xp, v, radius, 0.05), _close_in_plane(xp, v))
-    held = (caged + xp.where(caged > 0.95, _signed_sides(xp, v, radius, radius + 0.01), 0.0)) / 2
-    reward = xp.where(away < 0.07, 10.0, 3 * held + 6.5 * placed)
+    grasped = (caged + xp.where(caged > 0.95, _signed_sides(xp, v, radius, radius + 0.01), 0.0)) / 2
+    reward = xp.where(away < 0.07, 10.0, 3 * grasped + 6.5 * placed)
     return reward, length(xp, v.object - v.target) <= 0.07
 
 
@@ -210,43 +212,43 @@ def button(travel: float) -> Judge:
     """A button in a wall that faces the robot, `travel` metres from its target."""
 
     def judge(xp, v):
-        near = length(xp, v.object - v.tcp)
+        distance = length(xp, v.object - v.tcp)
         left = xp.abs((v.target - v.object)[..., 1])
-        at_it = tolerance(xp, near, 0.05, length(xp, v.object - v.tcp_start))
+        at_it = tolerance(xp, distance, 0.05, length(xp, v.object - v.tcp_start))
         reward = 2 * hamacher(xp, xp.maximum(v.gripper, 0), at_it)
         pressed = tolerance(xp, left, 0.005, travel)
-        return reward + xp.where(near <= 0.05, 8 * pressed, 0.0), left <= 0.02
+        return reward + xp.where(distance <= 0.05, 8 * pressed, 0.0), left <= 0.02
 
     return judge
 
 
 def button_wall(xp: Any, v: View) -> tuple[Any, Any]:
     """A button behind a wall."""
-    near = length(xp, v.object - v.tcp)
+    distance = length(xp, v.object - v.tcp)
     left = xp.abs((v.target - v.object)[..., 1])
-    at_it = tolerance(xp, near, 0.01, length(xp, v.object - v.tcp_start))
+    at_it = tolerance(xp, distance, 0.01, length(xp, v.object - v.tcp_start))
     pressed = tolerance(xp, left, 0.005, 0.0935)
-    far = 2 * hamacher(xp, (1 - v.gripper) / 2, at_it)
-    return xp.where(near > 0.07, far, 4 + 2 * v.gripper + 4 * pressed**2), left <= 0.03
+    approach = 2 * hamacher(xp, (1 - v.gripper) / 2, at_it)
+    return xp.where(distance > 0.07, approach, 4 + 2 * v.gripper + 4 * pressed**2), left <= 0.03
 
 
 SHOULDER, FLAT = np.array([0.0, 0.055, 0.07]), np.array([0.25, 1.0, 0.5])
-"""What pushes the lock, seen from the hand; and the scale of its distance."""
+"""The point that pushes the lock, relative to the hand; and the scale of its distance."""
 
 
 def unlock(xp: Any, v: View) -> tuple[Any, Any]:
     """The lock to the right. The margin follows the hinge of the lock, which is the package's start of the object."""
-    near = length(xp, (v.hand + SHOULDER - v.object) * FLAT)
-    ready = tolerance(xp, near, 0.02, length(xp, (v.tcp_start + SHOULDER - v.lock) * FLAT))
+    distance = length(xp, (v.hand + SHOULDER - v.object) * FLAT)
+    ready = tolerance(xp, distance, 0.02, length(xp, (v.tcp_start + SHOULDER - v.lock) * FLAT))
     left = xp.abs((v.target - v.object)[..., 0])
     return 2 * ready + 8 * tolerance(xp, left, 0.005, 0.1), left <= 0.02
 
 
 def lock(xp: Any, v: View) -> tuple[Any, Any]:
     """The lock downwards. The margin is the distance itself: the package's start of the pad follows the pad."""
-    near = length(xp, (v.object - v.left) * FLAT)
+    distance = length(xp, (v.object - v.left) * FLAT)
     left = xp.abs((v.target - v.object)[..., 2])
-    ready = hamacher(xp, xp.maximum(v.gripper, 0), tolerance(xp, near, 0.01, near))
+    ready = hamacher(xp, xp.maximum(v.gripper, 0), tolerance(xp, distance, 0.01, distance))
     return 2 * ready + 8 * tolerance(xp, left, 0.005, 0.1), left <= 0.02
 
 
@@ -256,15 +258,15 @@ def door_open(xp: Any, v: View) -> tuple[Any, Any]:
     radius = length(xp, (v.hand - door)[..., :2])
     outside = radius > 0.12
     floor = xp.where(outside, 0.04 * xp.log(xp.where(outside, radius - 0.12, 1.0)) + 0.4, 0.0)
-    below = floor - v.hand[..., 2]
-    above = xp.where(below <= 0, 1.0, tolerance(xp, below, 0.01, floor / 2))
+    depth = floor - v.hand[..., 2]
+    clearance = xp.where(depth <= 0, 1.0, tolerance(xp, depth, 0.01, floor / 2))
     at_it = tolerance(xp, length(xp, v.hand - door - np.array([0.05, 0.03, -0.01])), 0.06, 0.5)
     effort = (xp.clip(v.action[..., 3], -1, 1) + 1) / 2
     ajar = xp.where(v.joint < -np.pi / 90, 0.2, 0.0)
     wide = tolerance(xp, np.pi * 2 / 3 + v.joint, 0.5, np.pi / 3)
-    reward = 2 * hamacher(xp, hamacher(xp, above, at_it), effort) + 8 * (ajar + 0.8 * wide)
-    done = xp.abs((v.object - v.target)[..., 0]) <= 0.08
-    return xp.where(done, 10.0, reward), done
+    reward = 2 * hamacher(xp, hamacher(xp, clearance, at_it), effort) + 8 * (ajar + 0.8 * wide)
+    success = xp.abs((v.object - v.target)[..., 0]) <= 0.08
+    return xp.where(success, 10.0, reward), success
 
 
 def door_close(xp: Any, v: View) -> tuple[Any, Any]:
@@ -272,8 +274,8 @@ def door_close(xp: Any, v: View) -> tuple[Any, Any]:
     away = length(xp, v.object - v.target)
     placed = tolerance(xp, away, 0.05, length(xp, v.object_start - v.target), gaussian)
     margin = length(xp, v.hand_start - v.object) + 0.1
-    near = tolerance(xp, length(xp, v.tcp - v.target), 0.0125, margin, gaussian)
-    return xp.where(away < 0.05, 10.0, 3 * near + 6 * placed), away <= 0.08
+    reached = tolerance(xp, length(xp, v.tcp - v.target), 0.0125, margin, gaussian)
+    return xp.where(away < 0.05, 10.0, 3 * reached + 6 * placed), away <= 0.08
 
 
 def window(tail: Callable, start: str) -> Judge:
@@ -282,8 +284,8 @@ def window(tail: Callable, start: str) -> Judge:
     def judge(xp, v):
         left = xp.abs((v.object - v.target)[..., 0])
         margin = xp.abs(xp.abs((getattr(v, start) - v.target)[..., 0]) - 0.05)
-        near = length(xp, v.object - v.tcp)
-        at_it = tolerance(xp, near, 0.02, xp.abs(length(xp, v.handle_start - v.tcp_start) - 0.02), tail)
+        distance = length(xp, v.object - v.tcp)
+        at_it = tolerance(xp, distance, 0.02, xp.abs(length(xp, v.handle_start - v.tcp_start) - 0.02), tail)
         return 10 * hamacher(xp, at_it, tolerance(xp, left, 0.05, margin)), left <= 0.05
 
     return judge
@@ -297,8 +299,8 @@ def faucet(offset: tuple[float, float, float]) -> Judge:
         away = length(xp, end - v.target)
         placed = tolerance(xp, away, 0.07, xp.abs(length(xp, v.object_start - v.target) - 0.07))
         margin = xp.abs(length(xp, v.object_start - v.tcp_start) - 0.01)
-        near = tolerance(xp, length(xp, end - v.tcp), 0.01, margin, gaussian)
-        return xp.where(away <= 0.07, 10.0, 4 * near + 6 * placed), away <= 0.07
+        reached = tolerance(xp, length(xp, end - v.tcp), 0.01, margin, gaussian)
+        return xp.where(away <= 0.07, 10.0, 4 * reached + 6 * placed), away <= 0.07
 
     return judge
 
@@ -307,12 +309,12 @@ def hammer(xp: Any, v: View) -> tuple[Any, Any]:
     """The nail into the block by `joint` metres, with the hammer."""
     head = v.object + np.array([0.16, 0.06, 0.0])
     level = xp.maximum(1 - length(xp, v.turned - np.array([1.0, 0.0, 0.0, 0.0])) / 0.4, 0)
-    beside = xp.abs((v.object - v.hand)[..., 0]) < 0.07  # along its handle, the hammer may be held anywhere
-    x = xp.where(beside, v.hand[..., 0], v.object[..., 0])
+    at_handle = xp.abs((v.object - v.hand)[..., 0]) < 0.07  # along its handle, the hammer may be held anywhere
+    x = xp.where(at_handle, v.hand[..., 0], v.object[..., 0])
     handle = xp.concatenate([x[..., None], v.object[..., 1:]], axis=-1)
-    held = sum(caging(xp, v, handle, 0.015, 0.02, 0.01)) / 2
-    there = tolerance(xp, length(xp, v.target - head), 0.02, 0.2)
-    placed = xp.where(head[..., 2] > 0.02, 0.1, 0.0) + 0.9 * there
-    reward = (2 * held + 6 * placed) * level
-    done = v.joint > 0.09
-    return xp.where(done & (reward > 5), 10.0, reward), done
+    grasped = sum(caging(xp, v, handle, 0.015, 0.02, 0.01)) / 2
+    driven = tolerance(xp, length(xp, v.target - head), 0.02, 0.2)
+    placed = xp.where(head[..., 2] > 0.02, 0.1, 0.0) + 0.9 * driven
+    reward = (2 * grasped + 6 * placed) * level
+    success = v.joint > 0.09
+    return xp.where(success & (reward > 5), 10.0, reward), success

@@ -20,7 +20,7 @@ class Params:
 
 @struct.dataclass
 class Start:
-    """What rewards remember of the start of an episode: float32, in metres."""
+    """The initial quantities of an episode that rewards need: float32, in metres."""
 
     targets: Any
     """`[S, 3]`, the target of each stage."""

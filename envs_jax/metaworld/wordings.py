@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 
 class Phrases(NamedTuple):
-    """How a task is named in a frame."""
+    """The phrases for a task in a frame."""
 
     do: str
     doing: str
     done: str
     wrong: str = ""
-    """What there is to complain about before it is done; for the tasks of level rephrase."""
+    """A complaint about the state before the task is done; for the tasks of level rephrase."""
 
 
 PHRASES = {

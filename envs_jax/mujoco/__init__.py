@@ -26,5 +26,5 @@ _TASKS = {
     "Walker2d": "walk forward on two legs",
     "HalfCheetah": "run forward, in the plane",
 }
-for _task, _about in _TASKS.items():
-    register(f"{_task}-v5", f"envs_jax.mujoco.tasks:{_task}", about=_about)
+for _task, _summary in _TASKS.items():
+    register(f"{_task}-v5", f"envs_jax.mujoco.tasks:{_task}", about=_summary)

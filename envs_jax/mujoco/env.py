@@ -34,7 +34,7 @@ def _model_path(xml_file: str) -> Path:
         return Path(xml_file)
     package = importlib.util.find_spec("gymnasium")
     if package is None or package.origin is None:
-        raise missing(f"{xml_file}, a model of Gymnasium's,", "control", "gymnasium", otherwise="name a file")
+        raise missing(f"{xml_file}, a model of Gymnasium's,", "control", "gymnasium", remedy="name a file")
     return Path(package.origin).parent / "envs" / "mujoco" / "assets" / xml_file
 
 
@@ -88,9 +88,9 @@ class MujocoEnv(Environment[MujocoState, Any]):
         **Raises:** `ValueError` for an invalid value; `ModuleNotFoundError` without mujoco or, for its models,
         gymnasium; `FileNotFoundError` if there is no such model.
         """
-        known = Backend.__args__  # type: ignore[attr-defined]
-        if physics not in known:
-            raise ValueError(f"unknown physics {physics!r}; it is one of {', '.join(known)}")
+        options = Backend.__args__  # type: ignore[attr-defined]
+        if physics not in options:
+            raise ValueError(f"unknown physics {physics!r}; it is one of {', '.join(options)}")
         for name, value in (("frame_skip", frame_skip), ("threads", threads)):
             if value is not None:
                 at_least(name, value, 1)
@@ -151,8 +151,8 @@ class MujocoEnv(Environment[MujocoState, Any]):
                 "number for each actuator: take step under vmap for a batch of actions"
             )
         numbers = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-        physics, seen = self.physics.advance(state.physics, action, going, self.look, action, numbers)
-        obs, reward, terminated, info = seen
+        physics, result = self.physics.advance(state.physics, action, going, self.look, action, numbers)
+        obs, reward, terminated, info = result
         time = state.time + going
         obs = jnp.where(going, obs, state.obs)
         terminated = jnp.where(going, terminated, state.terminated)
@@ -161,7 +161,7 @@ class MujocoEnv(Environment[MujocoState, Any]):
         return obs, MujocoState(physics, obs, time, terminated, truncated), reward, terminated, truncated, info
 
     def observation_space(self, params):
-        obs = self.physics.seen(lambda xp, _, now: self.observe(xp, now), ())
+        obs = self.physics.result_shapes(lambda xp, _, now: self.observe(xp, now), ())
         return spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
 
     def action_space(self, params):

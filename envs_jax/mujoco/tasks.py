@@ -101,9 +101,9 @@ class InvertedPendulum(MujocoEnv):
         return PendulumParams()
 
     def start(self, key, params):
-        places, speeds = jax.random.split(key)
+        qpos_key, qvel_key = jax.random.split(key)
         scale = params.reset_noise_scale
-        return self.pose(places, scale), uniform(speeds, self.model.nv, scale)
+        return self.pose(qpos_key, scale), uniform(qvel_key, self.model.nv, scale)
 
     def observe(self, xp, now):
         return xp.concatenate([now.qpos, now.qvel], axis=-1)
@@ -132,9 +132,9 @@ class InvertedDoublePendulum(MujocoEnv):
         return DoublePendulumParams()
 
     def start(self, key, params):
-        places, speeds = jax.random.split(key)
+        qpos_key, qvel_key = jax.random.split(key)
         scale = params.reset_noise_scale
-        return self.pose(places, scale), jax.random.normal(speeds, (self.model.nv,), jnp.float32) * scale
+        return self.pose(qpos_key, scale), jax.random.normal(qvel_key, (self.model.nv,), jnp.float32) * scale
 
     def observe(self, xp, now):
         cart, angles = now.qpos[..., :1], now.qpos[..., 1:]
@@ -175,21 +175,27 @@ class Reacher(MujocoEnv):
         goal = radius * jnp.stack([jnp.cos(direction), jnp.sin(direction)])
         # the last two positions and velocities are the target's; all others are the arm's
         arm = jnp.asarray(self.model.qpos0[:-2], jnp.float32) + uniform(angles, self.model.nq - 2, 0.1)
-        speeds, still = uniform(speeds, self.model.nv - 2, 0.005), jnp.zeros(2, jnp.float32)
-        return jnp.concatenate([arm, goal]), jnp.concatenate([speeds, still])
+        speeds, target_speeds = uniform(speeds, self.model.nv - 2, 0.005), jnp.zeros(2, jnp.float32)
+        return jnp.concatenate([arm, goal]), jnp.concatenate([speeds, target_speeds])
 
-    def _way(self, now):
+    def _fingertip_offset(self, now):
         fingertip, target = (self.model.body(name).id for name in ("fingertip", "target"))
-        places = now.read["xpos"]
-        return places[..., fingertip, :] - places[..., target, :]
+        positions = now.read["xpos"]
+        return positions[..., fingertip, :] - positions[..., target, :]
 
     def observe(self, xp, now):
         angles = now.qpos[..., :2]
-        parts = [xp.cos(angles), xp.sin(angles), now.qpos[..., 2:], now.qvel[..., :2], self._way(now)[..., :2]]
+        parts = [
+            xp.cos(angles),
+            xp.sin(angles),
+            now.qpos[..., 2:],
+            now.qvel[..., :2],
+            self._fingertip_offset(now)[..., :2],
+        ]
         return xp.concatenate(parts, axis=-1)
 
     def judge(self, xp, before, after, action, params):
-        distance = xp.linalg.norm(self._way(after), axis=-1)
+        distance = xp.linalg.norm(self._fingertip_offset(after), axis=-1)
         info = {
             "reward_dist": -distance * params.reward_dist_weight,
             "reward_ctrl": -xp.square(action).sum(axis=-1) * params.reward_control_weight,
@@ -219,9 +225,9 @@ class Runner(MujocoEnv):
         self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
 
     def start(self, key, params):
-        places, speeds = jax.random.split(key)
+        qpos_key, qvel_key = jax.random.split(key)
         scale = params.reset_noise_scale
-        return self.pose(places, scale), uniform(speeds, self.model.nv, scale)
+        return self.pose(qpos_key, scale), uniform(qvel_key, self.model.nv, scale)
 
     def observe(self, xp, now):
         first = self.hidden if self.exclude_current_positions_from_observation else 0
@@ -249,10 +255,10 @@ class Swimmer(Runner):
 
     def judge(self, xp, before, after, action, params):
         reward, terminated, info = super().judge(xp, before, after, action, params)
-        place = after.qpos[..., :2]
-        info["y_position"] = place[..., 1]
-        info["y_velocity"] = (place[..., 1] - before.qpos[..., 1]) / self.dt
-        info["distance_from_origin"] = xp.linalg.norm(place, axis=-1)
+        position = after.qpos[..., :2]
+        info["y_position"] = position[..., 1]
+        info["y_velocity"] = (position[..., 1] - before.qpos[..., 1]) / self.dt
+        info["distance_from_origin"] = xp.linalg.norm(position, axis=-1)
         return reward, terminated, info
 
 
@@ -266,9 +272,9 @@ class HalfCheetah(Runner):
         return RunnerParams(ctrl_cost_weight=0.1, reset_noise_scale=0.1)
 
     def start(self, key, params):
-        places, speeds = jax.random.split(key)
+        qpos_key, qvel_key = jax.random.split(key)
         scale = params.reset_noise_scale
-        return self.pose(places, scale), jax.random.normal(speeds, (self.model.nv,), jnp.float32) * scale
+        return self.pose(qpos_key, scale), jax.random.normal(qvel_key, (self.model.nv,), jnp.float32) * scale
 
 
 class Walker2d(Runner):
@@ -313,5 +319,5 @@ class Hopper(Walker2d):
 
     def healthy(self, xp, now, params):
         low, high = (xp.asarray(bound)[..., None] for bound in params.healthy_state_range)
-        rest = xp.concatenate([now.qpos[..., 2:], now.qvel], axis=-1)
-        return super().healthy(xp, now, params) & ((low < rest) & (rest < high)).all(axis=-1)
+        values = xp.concatenate([now.qpos[..., 2:], now.qvel], axis=-1)
+        return super().healthy(xp, now, params) & ((low < values) & (values < high)).all(axis=-1)

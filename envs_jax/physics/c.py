@@ -56,8 +56,8 @@ class PhysicsC(Physics):
 
     def begin(self, qpos, qvel, look, *args, mocap=None):
         qpos, qvel, mocap = self._checked(qpos, qvel, mocap)
-        rest, ctrl = (jnp.zeros(n, jnp.float32) for n in (self.model.na + self.model.nv, self.model.nu))
-        start = jnp.concatenate([qpos, qvel, rest, mocap.ravel()])
+        blank, ctrl = (jnp.zeros(n, jnp.float32) for n in (self.model.na + self.model.nv, self.model.nu))
+        start = jnp.concatenate([qpos, qvel, blank, mocap.ravel()])
         return self._call(self._forward, (start, ctrl), jnp.bool_(True), look, args)
 
     def advance(self, state, ctrl, going, look, *args, edit=None):
@@ -80,13 +80,13 @@ class PhysicsC(Physics):
         args: tuple[Any, ...],
         edit: Edit | None = None,
     ) -> Any:
-        seen = self.seen(look, args)
-        results = jax.ShapeDtypeStruct((self.size, 2), np.uint32), seen
-        host = functools.partial(self._host, run, look, seen, **({"edit": edit} if edit else {}))
+        shapes = self.result_shapes(look, args)
+        results = jax.ShapeDtypeStruct((self.size, 2), np.uint32), shapes
+        host = functools.partial(self._host, run, look, shapes, **({"edit": edit} if edit else {}))
         return jax.pure_callback(host, results, inputs, going, args, vmap_method="expand_dims")
 
     def _host(
-        self, run: Callable, look: Look, seen: Any, inputs: Any, going: Any, args: Any, edit: Edit | None = None
+        self, run: Callable, look: Look, shapes: Any, inputs: Any, going: Any, args: Any, edit: Edit | None = None
     ) -> tuple[np.ndarray, Any]:
         """Advance a batch. Every array has the same number of leading axes, of size 1 for an array that was not
         batched."""
@@ -98,34 +98,36 @@ class PhysicsC(Physics):
         after = before.copy()
         # MuJoCo's order puts the controls between what a step changes and the mocap bodies
         rows = np.empty((*batch, self._mujoco.mj_stateSize(self.model, self._inputs)))
-        held = self.size - 3 * self.model.nmocap
-        rows[..., :held], rows[..., held : held + self.model.nu] = before[..., :held], ctrl
-        rows[..., held + self.model.nu :] = before[..., held:]
+        ctrl_start = self.size - 3 * self.model.nmocap
+        rows[..., :ctrl_start], rows[..., ctrl_start : ctrl_start + self.model.nu] = before[..., :ctrl_start], ctrl
+        rows[..., ctrl_start + self.model.nu :] = before[..., ctrl_start:]
         args = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, args)
         if edit is not None:
             nq, nv = self.model.nq, self.model.nv
             with np.errstate(all="ignore"):  # inactive rows may hold any values
                 rows[..., :nq], rows[..., nq : nq + nv], *mocap = edit(np, self.moment(before, {}), *args)
             if mocap:
-                rows[..., held + self.model.nu :] = mocap[0].reshape(*batch, -1)
+                rows[..., ctrl_start + self.model.nu :] = mocap[0].reshape(*batch, -1)
         read = {name: np.zeros((*batch, *shape)) for name, shape in self.read.items()}
         chosen = np.flatnonzero(np.broadcast_to(going, batch))
         self._share(run, chosen, [x.reshape(-1, *x.shape[axes:]) for x in (rows, after, *read.values())])
         with np.errstate(all="ignore"):  # inactive rows may hold any values
-            made = look(np, self.moment(before, {}), self.moment(after, read), *args)
-            made = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), seen, made)
-        return self.encode(after), made
+            result = look(np, self.moment(before, {}), self.moment(after, read), *args)
+            result = jax.tree.map(lambda s, x: np.broadcast_to(np.asarray(x, s.dtype), batch + s.shape), shapes, result)
+        return self.encode(after), result
 
     def _share(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
         """Advance the chosen rows of `arrays`, flat, in place, on all threads."""
         pieces = min(self.threads * PIECES, len(chosen) // ROWS) if self.threads > 1 else 1
         if pieces < 2:
-            self._some(run, chosen, arrays)
+            self._run_rows(run, chosen, arrays)
             return
-        for _ in _pool(self.threads).map(lambda some: self._some(run, some, arrays), np.array_split(chosen, pieces)):
+        for _ in _pool(self.threads).map(
+            lambda rows: self._run_rows(run, rows, arrays), np.array_split(chosen, pieces)
+        ):
             pass
 
-    def _some(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
+    def _run_rows(self, run: Callable, chosen: np.ndarray, arrays: list[np.ndarray]) -> None:
         """Advance some rows, one after the other, in one `mjData`. MuJoCo releases the GIL in each step."""
         rows, after, *read = arrays
         model, inputs, spec = self.model, self._inputs, self.spec

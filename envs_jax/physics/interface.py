@@ -1,7 +1,7 @@
 """The interface to rigid-body physics: how a state is created, advanced and read.
 
-Nothing here is specific to one world. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
-`envs_jax.physics.mjx` on the device with MJX, and a world may have programs of its own, as CLEVR-Robot
+Nothing here is specific to one environment. `envs_jax.physics.c` computes on the host's threads with C MuJoCo,
+`envs_jax.physics.mjx` on the device with MJX, and an environment may have its own programs, as CLEVR-Robot
 (`envs_jax.clevr.spheres`, `envs_jax.clevr.compiled`); all hold the same numbers in their state.
 """
 
@@ -77,7 +77,7 @@ def collides(model: Any) -> bool:
 
 
 class Physics:
-    """A model, the number of its time steps per step of the world, and the fields to read.
+    """A model, the number of its time steps per step of the environment, and the fields to read.
 
     A state holds the `size` numbers that determine the next state: positions, velocities, activations of the actuators,
     the accelerations from which the constraint solver starts, and the positions of mocap bodies, in the order of
@@ -147,17 +147,17 @@ class Physics:
 
     def moment(self, numbers: Any, read: Mapping[str, Any]) -> Moment:
         """The positions and velocities among a state's numbers, and the fields that were read."""
-        nq, many = self.model.nq, self.model.nmocap
-        mocap = numbers[..., self.size - 3 * many :].reshape(*numbers.shape[:-1], many, 3)
+        nq, count = self.model.nq, self.model.nmocap
+        mocap = numbers[..., self.size - 3 * count :].reshape(*numbers.shape[:-1], count, 3)
         return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read, mocap)
 
-    def seen(self, look: Look, args: tuple[Any, ...]) -> Any:
+    def result_shapes(self, look: Look, args: tuple[Any, ...]) -> Any:
         """The shapes and dtypes of the result of `look` for one world, as `jax.ShapeDtypeStruct`s."""
         blank = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
         numbers, read = blank((self.size,)), {name: blank(shape) for name, shape in self.read.items()}
 
-        def once(numbers, read, args):
+        def evaluate(numbers, read, args):
             return look(jnp, self.moment(numbers, {}), self.moment(numbers, read), *args)
 
-        made = jax.eval_shape(once, numbers, read, args)
-        return jax.tree.map(lambda x: blank(x.shape, dtype=bool if x.dtype == bool else np.float32), made)
+        result = jax.eval_shape(evaluate, numbers, read, args)
+        return jax.tree.map(lambda x: blank(x.shape, dtype=bool if x.dtype == bool else np.float32), result)

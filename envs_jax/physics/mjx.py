@@ -91,8 +91,8 @@ class PhysicsMjx(Physics):
             with _explained():
                 data = tracing.fori_loop(0, self.frame_skip, lambda _, d: self._mjx.step(self._compiled, d), data)
                 readable = self._mjx.forward(self._compiled, data) if self.read else data
-            after, seen = self._result(data, self.moment(state, {}), readable, look, args)
-            return jnp.where(going, after, state), seen
+            after, result = self._result(data, self.moment(state, {}), readable, look, args)
+            return jnp.where(going, after, state), result
 
     def encode(self, numbers):
         return np.asarray(numbers, np.float32)
@@ -107,5 +107,5 @@ class PhysicsMjx(Physics):
     def _result(self, data: Any, before: Any, readable: Any, look: Any, args: tuple[Any, ...]) -> tuple[jax.Array, Any]:
         numbers = self._numbers(data)
         after = self.moment(numbers, {name: getattr(readable, name) for name in self.read})
-        made = look(jnp, before, after, *args)
-        return numbers, jax.tree.map(lambda s, x: x.astype(s.dtype), self.seen(look, args), made)
+        result = look(jnp, before, after, *args)
+        return numbers, jax.tree.map(lambda s, x: x.astype(s.dtype), self.result_shapes(look, args), result)

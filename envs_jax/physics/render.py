@@ -1,4 +1,4 @@
-"""Pictures of a MuJoCo scene, by MuJoCo's own renderer."""
+"""Images of a MuJoCo scene, by MuJoCo's own renderer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envs_jax.physics.interface import require
 
 
 SIZE = 480
-"""Side of a picture in pixels."""
+"""Side of an image in pixels."""
 
 
 def _screen() -> bool:

@@ -77,35 +77,35 @@ class CompiledPrompt:
 
     # Tables, on the host.
 
-    def _before(self, place: int) -> str:
+    def _before(self, index: int) -> str:
         """A text that may come right before a unit: the context in which it is tokenized."""
-        return self.prompt.units[place - 1].texts[0] if place else ""
+        return self.prompt.units[index - 1].texts[0] if index else ""
 
     def _after(self, context: str, text: str) -> list[int]:
         """The tokens that `text` adds after `context`."""
-        head, whole = self.tokenizer.encode(context), self.tokenizer.encode(context + text)
-        if whole[: len(head)] != head:
+        head, full = self.tokenizer.encode(context), self.tokenizer.encode(context + text)
+        if full[: len(head)] != head:
             raise self._border_error(context, text)
-        return whole[len(head) :]
+        return full[len(head) :]
 
     def _border_error(self, left: str, right: str) -> PromptError:
         def show(ids: Sequence[int]) -> str:
             return " ".join(repr(self.tokenizer.decode([i])) for i in ids)
 
-        head, whole = self.tokenizer.encode(left), self.tokenizer.encode(left + right)
-        same = next((i for i, (a, b) in enumerate(zip(head, whole)) if a != b), min(len(head), len(whole)))
+        head, full = self.tokenizer.encode(left), self.tokenizer.encode(left + right)
+        start = next((i for i, (a, b) in enumerate(zip(head, full)) if a != b), min(len(head), len(full)))
         return PromptError(
             f"the tokenizer joins tokens across the border between {left!r} and {right!r} (near "
-            f"{show(whole[max(0, same - 2) : same + 3])}), so prompts cannot be assembled from parts: use a "
+            f"{show(full[max(0, start - 2) : start + 3])}), so prompts cannot be assembled from parts: use a "
             "tokenizer that cuts at white space, or move the border"
         )
 
-    def _table(self, place: int) -> int:
+    def _table(self, index: int) -> int:
         """The first row of a unit's texts; units with the same texts share rows."""
-        texts = self.prompt.units[place].texts
+        texts = self.prompt.units[index].texts
         if texts not in self._bases:
             self._bases[texts] = len(self._rows)
-            context = self._before(place)
+            context = self._before(index)
             self._rows += [self._after(context, text) for text in texts]
         return self._bases[texts]
 
@@ -119,11 +119,11 @@ class CompiledPrompt:
         """The pairs of units that may be adjacent when optional units between them are absent."""
         pairs: set[tuple[int, int]] = set()
         open_: list[int] = []
-        for place, unit in enumerate(self.prompt.units):
-            pairs |= {(before, place) for before in open_}
-            pairs |= {(place, place)} if unit.size > 1 else set()
+        for index, unit in enumerate(self.prompt.units):
+            pairs |= {(before, index) for before in open_}
+            pairs |= {(index, index)} if unit.size > 1 else set()
             skippable = unit.optional or bool(unit.blocks)
-            open_ = [*open_, place] if skippable else [place]
+            open_ = [*open_, index] if skippable else [index]
         return pairs
 
     def _check_borders(self) -> None:
@@ -176,11 +176,11 @@ class CompiledPrompt:
         end, number = len(self._bos), 0
         for unit, base in zip(self.prompt.units, self._plan):
             sizes = [len(self._rows[base + i]) for i in range(len(unit.texts))]
-            start = len(self._bos) + sum(least for needs, least in certain if set(needs) <= set(unit.blocks))
-            for place in range(unit.size if unit.slot is not None else 1):
+            start = len(self._bos) + sum(minimum for required, minimum in certain if set(required) <= set(unit.blocks))
+            for position in range(unit.size if unit.slot is not None else 1):
                 end += max(sizes)
                 for b, block in enumerate(blocks):
-                    if start + place * min(sizes) < (b + 1) * BLOCK and end > b * BLOCK:
+                    if start + position * min(sizes) < (b + 1) * BLOCK and end > b * BLOCK:
                         block.append(number)
                 number += 1
             certain.append((unit.blocks, 0 if unit.optional else min(sizes)))
@@ -205,7 +205,7 @@ class CompiledPrompt:
     def tokens(self, slots: Slots) -> list[int]:
         """The tokens for one environment, on the host, without padding; what `__call__` computes on the device."""
         pieces = self.prompt.pieces(slots)
-        return self._bos + [t for place, i in pieces for t in self._rows[self._plan[place] + i]] + self._end
+        return self._bos + [t for index, i in pieces for t in self._rows[self._plan[index] + i]] + self._end
 
     def verify(self, samples: Sequence[Slots] | Mapping[str, Any]) -> int:
         """Check prompts against the tokenizer.
@@ -227,10 +227,12 @@ class CompiledPrompt:
             text = self.prompt.render(slots, tail=not self.heal)
             ours, theirs = self.tokens(slots), self._bos + list(self.tokenizer.encode(text))
             if ours != theirs:
-                at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-                window = slice(max(0, at - 2), at + 3)
+                position = next(
+                    (i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs))
+                )
+                window = slice(max(0, position - 2), position + 3)
                 raise PromptError(
-                    f"assembled and whole tokens differ at {at}: {self.tokenizer.decode(ours[window])!r} is "
+                    f"assembled and whole tokens differ at {position}: {self.tokenizer.decode(ours[window])!r} is "
                     f"{ours[window]}, but the tokenizer makes {theirs[window]} of it, in the prompt {text!r}"
                 )
         return len(samples)
@@ -288,10 +290,10 @@ class CompiledPrompt:
         jumps = jnp.asarray(self._starts)[index] - offsets
         sources = []
         for first, entries in zip(range(0, self.max_length, BLOCK), self._blocks):
-            here = jnp.arange(first, min(first + BLOCK, self.max_length), dtype=jnp.int32)
-            source = here
+            positions = jnp.arange(first, min(first + BLOCK, self.max_length), dtype=jnp.int32)
+            source = positions
             for entry in entries:  # a later one overwrites an earlier one, so empty ones have no effect
-                source = jnp.where(here >= offsets[entry], here + jumps[entry], source)
+                source = jnp.where(positions >= offsets[entry], positions + jumps[entry], source)
             sources.append(source)
         position = jnp.arange(self.max_length, dtype=jnp.int32)
         source = jnp.concatenate(sources)

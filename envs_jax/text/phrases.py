@@ -90,8 +90,8 @@ class Counted:
         if counts.shape != (len(self.nouns),):
             raise ValueError(f"counts are {list(counts.shape)}; one for each of {len(self.nouns)} nouns is needed")
         step = jnp.minimum(counts.astype(jnp.int32), self.high) - self.low
-        each = self.high - self.low + 1
-        ids = first + np.arange(len(self.nouns), dtype=np.int32) * each + step
+        per_noun = self.high - self.low + 1
+        ids = first + np.arange(len(self.nouns), dtype=np.int32) * per_noun + step
         return jnp.where(step >= 0, ids, -1).astype(jnp.int16)
 
 
@@ -120,13 +120,13 @@ class Phrasebook:
 
         **Raises:** `ValueError` for an empty book, more phrases than int16 can index, an empty phrase, white space at
         its ends, or a duplicate."""
-        every: list[str] = []
+        expanded: list[str] = []
         self._first: dict[Counted, int] = {}
         for part in phrases:
             if isinstance(part, Counted):
-                self._first[part] = len(every)
-            every += part.phrases if isinstance(part, Counted) else [part]
-        self.phrases, self.separator, self.name = tuple(every), separator, name
+                self._first[part] = len(expanded)
+            expanded += part.phrases if isinstance(part, Counted) else [part]
+        self.phrases, self.separator, self.name = tuple(expanded), separator, name
         self._index = {phrase: i for i, phrase in enumerate(self.phrases)}
         if not self.phrases:
             raise ValueError(f"{name}: a phrasebook needs at least one phrase")
@@ -209,20 +209,20 @@ def compact(ids: jax.Array, length: int, head: Sequence[jax.Array] = ()) -> jax.
     for i, entry in enumerate(head):
         words[i // 32] = words[i // 32] | (entry >= 0).astype(jnp.uint32) << np.uint32(i % 32)
     nth = jnp.arange(length, dtype=jnp.int32)
-    word, place, left = jnp.zeros(length, jnp.uint32), jnp.zeros(length, jnp.int32), nth
-    kept = jnp.int32(0)
+    word, index, left = jnp.zeros(length, jnp.uint32), jnp.zeros(length, jnp.int32), nth
+    count = jnp.int32(0)
     for w, candidate in enumerate(words):
-        here = nth >= kept
-        word, place, left = (
-            jnp.where(here, new, old) for new, old in ((candidate, word), (32 * w, place), (nth - kept, left))
+        in_word = nth >= count
+        word, index, left = (
+            jnp.where(in_word, new, old) for new, old in ((candidate, word), (32 * w, index), (nth - count, left))
         )
-        kept = kept + jax.lax.population_count(candidate).astype(jnp.int32)
+        count = count + jax.lax.population_count(candidate).astype(jnp.int32)
     for half in (16, 8, 4, 2, 1):  # the bit of `word` that has `left` set ones below it
         low = jax.lax.population_count(word & np.uint32((1 << half) - 1)).astype(jnp.int32)
-        up = left >= low
-        left, place = jnp.where(up, left - low, left), jnp.where(up, place + half, place)
-        word = jnp.where(up, word >> np.uint32(half), word)
-    result = jnp.where(nth < kept, jnp.take(ids, place - h, mode="clip"), jnp.asarray(-1, ids.dtype))
+        upper = left >= low
+        left, index = jnp.where(upper, left - low, left), jnp.where(upper, index + half, index)
+        word = jnp.where(upper, word >> np.uint32(half), word)
+    result = jnp.where(nth < count, jnp.take(ids, index - h, mode="clip"), jnp.asarray(-1, ids.dtype))
     for i, entry in enumerate(head):
-        result = jnp.where((place == i) & (nth < kept), entry.astype(ids.dtype), result)
+        result = jnp.where((index == i) & (nth < count), entry.astype(ids.dtype), result)
     return result

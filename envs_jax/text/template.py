@@ -82,7 +82,7 @@ class Unit:
     slot: str | None = None
     """The name of the slot or choice; None for a literal."""
     size: int = 1
-    """How many phrases may follow one another here."""
+    """The most phrases that may follow one another."""
     optional: bool = False
     """Whether it may be empty, apart from `blocks`."""
     limits: tuple[Limit, ...] = ()
@@ -172,11 +172,11 @@ class Template:
                     f"the prompt needs a slot {name!r}{nearest(name, list(slots))} (it got {', '.join(slots)})"
                 )
         pieces: list[tuple[int, int]] = []
-        for place, unit in enumerate(self.units):
+        for index, unit in enumerate(self.units):
             if not all(bool(slots[name]) for name in unit.blocks):
                 continue
             if unit.slot is None:
-                pieces.append((place, 0))
+                pieces.append((index, 0))
                 continue
             ids = [i for i in np.asarray(slots[unit.slot]).reshape(-1).tolist() if i >= 0 or not unit.optional]
             if len(ids) > unit.size:
@@ -186,11 +186,11 @@ class Template:
                     raise ValueError(
                         f"the slot {unit.slot!r} has no phrase {i}; ids run from 0 to {len(unit.texts) - 1}"
                     )
-            pieces += [(place, i) for i in ids]
+            pieces += [(index, i) for i in ids]
         return pieces
 
     def render(self, slots: Slots, *, tail: bool = True) -> str:
         """The text of the prompt for the slots of one environment, on the host; with or without its trailing white
         space."""
-        text = "".join(self.units[place].texts[i] for place, i in self.pieces(slots))
+        text = "".join(self.units[index].texts[i] for index, i in self.pieces(slots))
         return text + (self.tail if tail else "")

@@ -21,7 +21,7 @@ from envs_jax.text import Phrasebook
 
 NAMES = ("Up", "Right", "Down", "Left")
 
-TWO = 0.9
+TWO_PROBABILITY = 0.9
 """The probability that a new tile is a 2; else it is a 4."""
 
 GOAL = 11
@@ -111,13 +111,13 @@ def slide(lines: jax.Array) -> tuple[jax.Array, jax.Array]:
 def valid_actions(board: jax.Array) -> jax.Array:
     """Which of up, right, down and left change the board: bool `[4]`."""
 
-    def ways(lines: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def slides(lines: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = lines[:, :-1], lines[:, 1:]
         merge = jnp.any((first == second) & (first > 0))
         return merge | jnp.any((first == 0) & (second > 0)), merge | jnp.any((first > 0) & (second == 0))
 
-    (left, right), (up, down) = ways(board), ways(board.T)
-    return jnp.stack([up, right, down, left])
+    (left, right), (upwards, downwards) = slides(board), slides(board.T)
+    return jnp.stack([upwards, right, downwards, left])
 
 
 class Game2048(Environment[Game2048State, Game2048Params]):
@@ -195,9 +195,9 @@ class Game2048(Environment[Game2048State, Game2048Params]):
         flat = board.reshape(-1)
         empty = flat == 0
         chosen = jnp.floor(uniforms[0] * jnp.sum(empty, dtype=jnp.int32)).astype(jnp.int32)
-        at = empty & (jnp.cumsum(empty, dtype=jnp.int32) == chosen + 1)
-        tile = jnp.where(uniforms[1] < TWO, 1, 2).astype(jnp.int8)
-        return jnp.where(at, tile, flat).reshape(board.shape)
+        slot = empty & (jnp.cumsum(empty, dtype=jnp.int32) == chosen + 1)
+        tile = jnp.where(uniforms[1] < TWO_PROBABILITY, 1, 2).astype(jnp.int8)
+        return jnp.where(slot, tile, flat).reshape(board.shape)
 
     def reset(self, key, params):
         first, second = jax.random.uniform(key, (2, 2), jnp.float32)

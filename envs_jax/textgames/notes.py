@@ -97,24 +97,24 @@ class Notes(Environment[NotesState, NotesParams]):
 
     def observe(self, state: NotesState, params: NotesParams) -> dict[str, jax.Array]:
         """The observation of a state; the question is the last phrase of the book."""
-        shown = jnp.take(state.shown, state.time, mode="clip")
-        return {"text": jnp.where(state.time < params.turns, shown, len(self.book) - 1).astype(jnp.int16)[None]}
+        phrase = jnp.take(state.shown, state.time, mode="clip")
+        return {"text": jnp.where(state.time < params.turns, phrase, len(self.book) - 1).astype(jnp.int16)[None]}
 
     def reset(self, key, params):
-        shown, answer = self.draw_game(key, params)
-        state = NotesState(shown, answer + 1, jnp.int32(0))
+        phrases, answer = self.draw_game(key, params)
+        state = NotesState(phrases, answer + 1, jnp.int32(0))
         return self.observe(state, params), state
 
     def step(self, key, state, action, params):
-        asked = state.time >= params.turns
-        success = asked & (action == state.answer)
+        at_question = state.time >= params.turns
+        success = at_question & (action == state.answer)
         state = state.replace(time=state.time + 1)
-        terminated = asked | (action != WAIT)
+        terminated = at_question | (action != WAIT)
         info = {"success": success}
         return self.observe(state, params), state, success.astype(jnp.float32), terminated, jnp.bool(False), info
 
     def letters(self, state):
-        """What the turns show, the current turn marked."""
+        """The phrases of the turns, the current turn marked."""
         lines = [self.book.phrases[i] for i in np.asarray(state.shown)] + [self.book.phrases[-1]]
         marks = [">" if t == int(state.time) else " " for t in range(len(lines))]
         return "\n".join(f"{mark} {line}" for mark, line in zip(marks, lines))
@@ -172,8 +172,8 @@ class Count(Notes):
         )
 
     def draw_game(self, key, params):
-        shown = jax.random.randint(key, (self.turns,), 0, 2, jnp.int32)
-        return shown, jnp.sum(shown * (np.arange(self.turns) < params.turns), dtype=jnp.int32)
+        phrases = jax.random.randint(key, (self.turns,), 0, 2, jnp.int32)
+        return phrases, jnp.sum(phrases * (np.arange(self.turns) < params.turns), dtype=jnp.int32)
 
     @property
     def reactive_optimum(self):

@@ -21,14 +21,17 @@ from envs_jax.textgames.sokoban_rooms import FLOOR, MOVES, TARGET, WALL, Room, d
 
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = 3, 4, 5, 6
-"""What a cell of the observation's board holds, beside wall, floor and target; gym-sokoban's numbers, and RAGEN's 6."""
+"""Content of a cell of the observation's board, beside wall, floor and target: gym-sokoban's numbers, and RAGEN's 6."""
 
 SYMBOLS = "#_O√XPS"
 """The symbol of each number."""
 
 ACTIONS = {
     "push": ("Up", "Down", "Left", "Right"),
-    "all": ("no operation", *(f"{verb} {way}" for verb in ("push", "move") for way in ("up", "down", "left", "right"))),
+    "all": (
+        "no operation",
+        *(f"{verb} {direction}" for verb in ("push", "move") for direction in ("up", "down", "left", "right")),
+    ),
 }
 """RAGEN's actions, which push and move, and all of gym-sokoban's."""
 
@@ -70,9 +73,9 @@ def rows_of(width: int, boxes: int) -> list[tuple[int, ...]]:
     rows = []
     for cells in product(range(len(SYMBOLS)), repeat=width - 2):
         count = np.bincount(cells, minlength=len(SYMBOLS))
-        players, shown = count[PLAYER] + count[PLAYER_ON_TARGET], count[BOX] + count[BOX_ON_TARGET]
+        players, num_boxes = count[PLAYER] + count[PLAYER_ON_TARGET], count[BOX] + count[BOX_ON_TARGET]
         targets = count[TARGET] + count[BOX_ON_TARGET] + count[PLAYER_ON_TARGET]
-        if players <= 1 and shown <= boxes and targets <= boxes:
+        if players <= 1 and num_boxes <= boxes and targets <= boxes:
             rows.append(cells)
     return rows
 
@@ -132,7 +135,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
     @property
     def keys(self):
         first = 1 if self.actions == "all" else 0
-        return MappingProxyType({way: first + i for i, way in enumerate(("up", "down", "left", "right"))})
+        return MappingProxyType({direction: first + i for i, direction in enumerate(("up", "down", "left", "right"))})
 
     def observation_space(self, params):
         parts: dict[str, spaces.Space] = {"board": spaces.Box(0, 6, (self.height, self.width), np.uint8)}
@@ -144,7 +147,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         return spaces.Discrete(len(self.action_names))
 
     def board(self, room: Room) -> jax.Array:
-        """What each cell holds: uint8 `[H, W]`."""
+        """The contents of each cell: uint8 `[H, W]`."""
         fixed, cells = unpack(room.fixed, self.height * self.width), np.arange(self.height * self.width, dtype=np.int32)
         on_target = fixed == TARGET
         board = jnp.where(jnp.any(room.boxes[:, None] == cells, axis=0), jnp.where(on_target, 3, 4), fixed)

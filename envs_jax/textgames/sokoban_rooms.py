@@ -67,28 +67,28 @@ def look_up(packed: jax.Array, cells: jax.Array) -> jax.Array:
 def _floor(key: jax.Array, height: int, width: int) -> jax.Array:
     """The cells that the walk digs, without the outer walls: bool `[H * W]`."""
     steps = int(1.7 * (height + width))
-    start, first, turns, ways, shapes = jax.random.split(key, 5)
+    start, first, turns, directions, shapes = jax.random.split(key, 5)
     high = jnp.array([height, width], jnp.int32)
     position = jax.random.randint(start, (2,), 1, high, jnp.int32)
     direction = jax.random.randint(first, (), 0, 4, jnp.int32)
     turn = jax.random.uniform(turns, (steps,), jnp.float32) < TURN
-    way = jax.random.randint(ways, (steps,), 0, 4, jnp.int32)
+    new_direction = jax.random.randint(directions, (steps,), 0, 4, jnp.int32)
     moves = jnp.array(MOVES, jnp.int32)
 
-    def walk(carry, drawn):
+    def walk(carry, sampled):
         position, direction = carry
-        direction = jnp.where(drawn[0], drawn[1], direction)
+        direction = jnp.where(sampled[0], sampled[1], direction)
         position = jnp.clip(position + moves[direction], 1, high - 2)
         return (position, direction), position
 
-    _, positions = jax.lax.scan(walk, (position, direction), (turn, way))
+    _, positions = jax.lax.scan(walk, (position, direction), (turn, new_direction))
     dug = jnp.array(DUG)[jax.random.randint(shapes, (steps,), 0, len(DUG), jnp.int32)]
     row, column = (jnp.array(x.reshape(-1), jnp.int32) for x in np.mgrid[:height, :width])
     r, c = row - positions[:, :1] + 1, column - positions[:, 1:] + 1
-    near = (r >= 0) & (r < 3) & (c >= 0) & (c < 3)
-    bit = (dug[:, None] >> jnp.where(near, 3 * r + c, 31)) & 1
+    nearby = (r >= 0) & (r < 3) & (c >= 0) & (c < 3)
+    bit = (dug[:, None] >> jnp.where(nearby, 3 * r + c, 31)) & 1
     inside = (row > 0) & (row < height - 1) & (column > 0) & (column < width - 1)
-    return jnp.any(near & (bit > 0), axis=0) & inside
+    return jnp.any(nearby & (bit > 0), axis=0) & inside
 
 
 def _distinct(key: jax.Array, allowed: jax.Array, count: int) -> jax.Array:
@@ -113,13 +113,13 @@ def _pulled(key: jax.Array, floor: jax.Array, player: jax.Array, targets: jax.Ar
         player, boxes, pulls, best = carry
         offset = offsets[action % 4]
         ahead = player + offset
-        goes = floor[ahead] & ~jnp.any(boxes == ahead)
-        follows = (boxes == player - offset) & goes & (action < 4)
-        boxes, player = jnp.where(follows, player, boxes), jnp.where(goes, ahead, player)
+        moves = floor[ahead] & ~jnp.any(boxes == ahead)
+        follows = (boxes == player - offset) & moves & (action < 4)
+        boxes, player = jnp.where(follows, player, boxes), jnp.where(moves, ahead, player)
         pulls = pulls + jnp.any(follows)
-        apart = jnp.abs(boxes // width - targets // width) + jnp.abs(boxes % width - targets % width)
+        distances = jnp.abs(boxes // width - targets // width) + jnp.abs(boxes % width - targets % width)
         open_ = ~jnp.any(boxes[:, None] == targets) & ~jnp.any(player == targets)
-        score = jnp.where(open_, pulls * jnp.sum(apart, dtype=jnp.int32), 0)
+        score = jnp.where(open_, pulls * jnp.sum(distances, dtype=jnp.int32), 0)
         better = score >= best[0]
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), (score, player, boxes), best)
         return (player, boxes, pulls, best), None
@@ -135,9 +135,9 @@ def draw_room(key: jax.Array, height: int, width: int, boxes: int) -> Room:
     **Arguments:** `key`; `height` and `width` of the room, outer walls included; `boxes`, their number."""
 
     def attempt(number, key):
-        dig, place, pull = jax.random.split(jax.random.fold_in(key, number), 3)
+        dig, placement, pull = jax.random.split(jax.random.fold_in(key, number), 3)
         floor = _floor(dig, height, width)
-        player, *targets = _distinct(place, floor, boxes + 1)
+        player, *targets = _distinct(placement, floor, boxes + 1)
         score, player, pulled = _pulled(pull, floor, player, jnp.stack(targets), width)
         fixed = pack(floor.astype(jnp.int32).at[jnp.stack(targets)].set(TARGET))
         enough = jnp.sum(floor, dtype=jnp.int32) > boxes + 1

@@ -24,7 +24,7 @@ def solve(board: Any, limit: int = 1_000_000) -> list[int] | None:
     walls = (board == WALL).reshape(-1).tolist()
     start = (int(players[0]), frozenset(np.flatnonzero((board == 3) | (board == 4)).tolist()))
     offsets = [dr * board.shape[1] + dc for dr, dc in MOVES]
-    came: dict[Any, tuple[Any, int]] = {start: (None, -1)}
+    parents: dict[Any, tuple[Any, int]] = {start: (None, -1)}
     frontier = [start]
     while frontier:
         reached = []
@@ -33,7 +33,7 @@ def solve(board: Any, limit: int = 1_000_000) -> list[int] | None:
             if boxes <= targets:
                 moves = []
                 while position is not None:
-                    position, move = came[position]
+                    position, move = parents[position]
                     moves.append(move)
                 return moves[-2::-1]
             for move, offset in enumerate(offsets):
@@ -44,10 +44,10 @@ def solve(board: Any, limit: int = 1_000_000) -> list[int] | None:
                     if walls[beyond] or beyond in boxes:
                         continue
                     after = boxes - {ahead} | {beyond}
-                if (ahead, after) not in came:
-                    came[ahead, after] = position, move
+                if (ahead, after) not in parents:
+                    parents[ahead, after] = position, move
                     reached.append((ahead, after))
-        if len(came) > limit:
+        if len(parents) > limit:
             raise RuntimeError(f"no solution among the {limit} positions nearest to the start; raise limit")
         frontier = reached
     return None

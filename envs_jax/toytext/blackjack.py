@@ -25,7 +25,7 @@ HANDS: list[Hand] = [
 ]
 """The hands of a player: without a usable ace (over 21: bust), with one, and the natural."""
 
-INDEX = {held: index for index, held in enumerate(HANDS)}
+INDEX = {player: index for index, player in enumerate(HANDS)}
 
 DEALERS = 110
 """The number of pairs of the dealer's cards: the open one, and the other, which may be unseen."""
@@ -41,34 +41,34 @@ def hand(cards: list[int]) -> Hand:
     return sum(cards) + 10 * usable, usable, sorted(cards) == [1, 10]
 
 
-def draw(held: Hand, card: int) -> Hand:
+def draw(current: Hand, card: int) -> Hand:
     """A hand of at least two cards after drawing another one."""
-    total, usable, _ = held
+    total, usable, _ = current
     low = total - 10 * usable + card
     usable = (usable or card == 1) and low + 10 <= 21
     return low + 10 * usable, usable, False
 
 
-def encode(player: Hand, shown: int, hidden: int) -> int:
+def encode(player: Hand, upcard: int, hidden: int) -> int:
     """The table row for the player's hand and the dealer's two cards; `hidden` may be `UNSEEN`."""
-    return INDEX[player] * DEALERS + (shown - 1) * 11 + hidden
+    return INDEX[player] * DEALERS + (upcard - 1) * 11 + hidden
 
 
 def decode(index: int) -> tuple[Hand, int, int]:
     """The player's hand and the dealer's two cards; the inverse of `encode`."""
-    held, dealer = divmod(index, DEALERS)
-    return HANDS[held], dealer // 11 + 1, dealer % 11
+    hand_index, dealer = divmod(index, DEALERS)
+    return HANDS[hand_index], dealer // 11 + 1, dealer % 11
 
 
 @functools.cache
-def _dealt(held: Hand) -> dict[int, float]:
+def _dealt(current: Hand) -> dict[int, float]:
     """The final scores of a dealer with a given hand (bust: 0), with their probabilities. The dealer draws up to 17."""
-    if held[0] >= 17:
-        return {held[0] if held[0] <= 21 else 0: 1.0}
+    if current[0] >= 17:
+        return {current[0] if current[0] <= 21 else 0: 1.0}
     scores: dict[int, float] = {}
     for card, prob in CARDS.items():
-        for score, share in _dealt(draw(held, card)).items():
-            scores[score] = scores.get(score, 0.0) + prob * share
+        for score, score_prob in _dealt(draw(current, card)).items():
+            scores[score] = scores.get(score, 0.0) + prob * score_prob
     return scores
 
 
@@ -98,36 +98,36 @@ class Blackjack(TabularEnvironment):
         """**Arguments:** `natural`, whether winning with a natural pays 1.5; `sab`, Sutton and Barto's rules instead,
         under which a natural wins unless the dealer has one too. The defaults are those of Gymnasium's registry."""
         self.natural, self.sab = natural, sab
-        drawn: dict[Hand, list[Outcome]] = {}
+        hits: dict[Hand, list[Outcome]] = {}
         """The outcomes of hitting, as hand indices, for each hand of at most 21."""
-        for held in HANDS:
-            if held[0] <= 21:
-                hands = [(prob, draw(held, card)) for card, prob in CARDS.items()]
-                drawn[held] = [(p, INDEX[h], -1.0 if h[0] > 21 else 0.0, h[0] > 21) for p, h in hands]
+        for player in HANDS:
+            if player[0] <= 21:
+                hands = [(prob, draw(player, card)) for card, prob in CARDS.items()]
+                hits[player] = [(p, INDEX[h], -1.0 if h[0] > 21 else 0.0, h[0] > 21) for p, h in hands]
 
-        def stick(player, shown, hidden):
+        def stick(player, upcard, hidden):
             """Rewards and their probabilities."""
             rewards: dict[float, float] = {}
-            for card, share in CARDS.items() if hidden == UNSEEN else [(hidden, 1.0)]:
-                dealer = hand([shown, card])
+            for card, card_prob in CARDS.items() if hidden == UNSEEN else [(hidden, 1.0)]:
+                dealer = hand([upcard, card])
                 for score, prob in _dealt(dealer).items():
                     reward = _pay(player, dealer, score, natural, sab)
-                    rewards[reward] = rewards.get(reward, 0.0) + share * prob
+                    rewards[reward] = rewards.get(reward, 0.0) + card_prob * prob
             return rewards
 
         def outcomes(index, action):
-            player, shown, hidden = decode(index)
+            player, upcard, hidden = decode(index)
             if player[0] > 21:
                 return [(1.0, index, 0.0, True)]
             if action == STICK:
-                return [(prob, index, reward, True) for reward, prob in stick(player, shown, hidden).items()]
-            return [(prob, after * DEALERS + index % DEALERS, *rest) for prob, after, *rest in drawn[player]]
+                return [(prob, index, reward, True) for reward, prob in stick(player, upcard, hidden).items()]
+            return [(prob, after * DEALERS + index % DEALERS, *outcome) for prob, after, *outcome in hits[player]]
 
         ranks = [min(rank, 10) for rank in range(1, 14)]
-        starts = [encode(hand([a, b]), shown, UNSEEN) for shown, a, b in itertools.product(ranks, repeat=3)]
+        starts = [encode(hand([a, b]), upcard, UNSEEN) for upcard, a, b in itertools.product(ranks, repeat=3)]
         size = len(HANDS) * DEALERS
-        seen = [(total, shown, usable) for (total, usable, _), shown, _ in map(decode, range(size))]
-        super().__init__(tabulate(size, 2, outcomes), starts, observations=np.array(seen, np.int32))
+        observations = [(total, upcard, usable) for (total, usable, _), upcard, _ in map(decode, range(size))]
+        super().__init__(tabulate(size, 2, outcomes), starts, observations=np.array(observations, np.int32))
 
     def observation_space(self, params):
         return spaces.Box(0, np.array([31, 10, 1], np.int32), (3,), np.int32)
@@ -142,9 +142,9 @@ class Blackjack(TabularEnvironment):
 
     def render(self, state):
         """The dealer's open card above, the player's sum below with a star for a usable ace: uint8 `[160, 128, 3]`."""
-        (total, usable, _), shown, _ = decode(int(state.index))
+        (total, usable, _), upcard, _ = decode(int(state.index))
         picture = np.full((160, 128, 3), (7, 99, 36), np.uint8)
         picture[12:72, 42:86] = WHITE
-        write(picture, "A" if shown == 1 else str(shown), 28, 64, RED)
+        write(picture, "A" if upcard == 1 else str(upcard), 28, 64, RED)
         write(picture, f"{total}*" if usable else str(total), 104, 64, WHITE)
         return picture

@@ -33,9 +33,9 @@ class CliffWalking(TabularEnvironment):
         def outcomes(cell, action):
             branches = []
             for turn in turns:
-                there = neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
-                fall = there in CLIFF
-                branches.append((1 / len(turns), START if fall else there, -100 if fall else -1, there == GOAL))
+                next_cell = neighbor(cell, MOVES[(action + turn) % 4], SHAPE)
+                fall = next_cell in CLIFF
+                branches.append((1 / len(turns), START if fall else next_cell, -100 if fall else -1, next_cell == GOAL))
             return branches
 
         super().__init__(tabulate(SHAPE[0] * SHAPE[1], 4, outcomes), [START])

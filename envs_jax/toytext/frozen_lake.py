@@ -26,7 +26,7 @@ SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
 """RAGEN's symbol of each letter of a map."""
 
 AGENT = {"S": "P", "F": "P", "H": "X", "G": "√"}
-"""That of the cell where the agent is."""
+"""The symbols of the cell of the agent."""
 
 COLORS: dict[str, Color] = {"S": (190, 225, 240), "F": (225, 240, 250), "H": (40, 70, 120), "G": YELLOW}
 
@@ -46,7 +46,7 @@ def random_map(seed: int, size: int = 8, p: float = 0.8) -> list[str]:
         while frontier:
             cell = frontier.pop()
             new = {neighbor(cell, move, (size, size)) for move in MOVES} - reached
-            frontier += [there for there in new if cells.flat[there] != "H"]
+            frontier += [index for index in new if cells.flat[index] != "H"]
             reached.update(frontier)
         if size * size - 1 in reached:
             return ["".join(row) for row in cells]
@@ -111,19 +111,19 @@ class FrozenLake(TabularEnvironment):
             branches = []
             cell = index % self.cells
             for turn, prob in ((-1, side), (0, success_rate), (1, side)) if is_slippery else ((0, 1.0),):
-                there = index - cell + neighbor(cell, MOVES[(action + turn) % 4], shape)
-                branches.append((prob, there, rewards[letters[there]], letters[there] in "GH"))
+                successor = index - cell + neighbor(cell, MOVES[(action + turn) % 4], shape)
+                branches.append((prob, successor, rewards[letters[successor]], letters[successor] in "GH"))
             return branches
 
         starts = [cell for cell, letter in enumerate(letters) if letter == "S"]
         super().__init__(tabulate(len(letters), 4, outcomes), starts, max_steps)
         self.book: Phrasebook | None = None
-        if between := separators(text):
+        if gaps := separators(text):
             self.names = tuple(name.capitalize() for name in self.names)
-            shown = [self._symbols(index) for index in range(len(letters))]
-            rows = sorted({row for rows in shown for row in rows})
-            self.book = Phrasebook(map(between[0].join, rows), separator=between[1], name="toytext.FrozenLake")
-            self._captions = np.array([[rows.index(row) for row in lake] for lake in shown], np.int16)
+            grids = [self._symbols(index) for index in range(len(letters))]
+            rows = sorted({row for rows in grids for row in rows})
+            self.book = Phrasebook(map(gaps[0].join, rows), separator=gaps[1], name="toytext.FrozenLake")
+            self._captions = np.array([[rows.index(row) for row in lake] for lake in grids], np.int16)
 
     def _symbols(self, index: int) -> list[str]:
         """The map in RAGEN's symbols, row by row."""

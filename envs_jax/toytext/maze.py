@@ -44,17 +44,17 @@ class Maze(TabularEnvironment):
         step_reward = -0.1 / (width * height)
 
         def outcomes(cell, action):
-            there = self.walk(cell, action)
-            return [(1.0, there, 1.0 if there == goal else step_reward, there == goal)]
+            next_cell = self.walk(cell, action)
+            return [(1.0, next_cell, 1.0 if next_cell == goal else step_reward, next_cell == goal)]
 
         super().__init__(tabulate(height * width, 4, outcomes), [0], max_steps=200)
 
     def walk(self, cell: int, action: int) -> int:
         """The cell that a move leads to, considering walls."""
-        there = neighbor(cell, MOVES[action], self.shape)
-        (y, x), (v, u) = divmod(cell, self.shape[1]), divmod(there, self.shape[1])
+        next_cell = neighbor(cell, MOVES[action], self.shape)
+        (y, x), (v, u) = divmod(cell, self.shape[1]), divmod(next_cell, self.shape[1])
         passable = self.cells[x][y] & OPEN[action] or self.cells[u][v] & OPEN[BACK[action]]
-        return there if passable else cell
+        return next_cell if passable else cell
 
     def read(self, inner):
         theirs = tuple(map(tuple, inner.maze_view.maze.maze_cells.tolist()))

@@ -42,8 +42,8 @@ def encode(cell: int, passenger: int, destination: int) -> int:
 
 def decode(index: int) -> tuple[int, int, int]:
     """The cell, the passenger's location and the destination; the inverse of `encode`."""
-    rest, destination = divmod(index % NUM_STATES, 4)
-    return *divmod(rest, 5), destination
+    remaining, destination = divmod(index % NUM_STATES, 4)
+    return *divmod(remaining, 5), destination
 
 
 def drive(cell: int, move: int) -> int:
@@ -85,11 +85,11 @@ class Taxi(TabularEnvironment):
         def settled(index, action):
             cell, passenger, destination = decode(index)
             if action < PICK_UP:
-                there = drive(cell, action)
+                next_cell = drive(cell, action)
                 if not is_rainy:
-                    return [(1.0, encode(there, passenger, destination), -1, False)]
+                    return [(1.0, encode(next_cell, passenger, destination), -1, False)]
                 # a move that is blocked ahead does not slip either
-                cells = [there, *(drive(cell, move) if there != cell else cell for move in ASIDE[action])]
+                cells = [next_cell, *(drive(cell, move) if next_cell != cell else cell for move in ASIDE[action])]
                 side = (1.0 - rainy_probability) / 2.0
                 return [
                     (prob, encode(c, passenger, destination), -1, False)
@@ -107,13 +107,13 @@ class Taxi(TabularEnvironment):
             cell, passenger, destination = decode(index)
             change = {SETTLED: 0.0, FICKLE: 1.0, UNDECIDED: fickle_probability}[mood]
             branches = []
-            for prob, there, reward, terminated in settled(index % NUM_STATES, action):
-                if mood == SETTLED or passenger != RIDING or decode(there)[0] == cell:
-                    branches.append((prob, there + mood * NUM_STATES, reward, terminated))
+            for prob, successor, reward, terminated in settled(index % NUM_STATES, action):
+                if mood == SETTLED or passenger != RIDING or decode(successor)[0] == cell:
+                    branches.append((prob, successor + mood * NUM_STATES, reward, terminated))
                     continue
-                for other in range(len(STOPS)):
-                    share = 1 - change if other == destination else change / 3
-                    branches.append((prob * share, encode(decode(there)[0], RIDING, other), reward, terminated))
+                for stop in range(len(STOPS)):
+                    fraction = 1 - change if stop == destination else change / 3
+                    branches.append((prob * fraction, encode(decode(successor)[0], RIDING, stop), reward, terminated))
             return branches
 
         moods = 3 if fickle_passenger else 1
@@ -125,8 +125,8 @@ class Taxi(TabularEnvironment):
             if passenger != destination
         ]
         table = tabulate(moods * NUM_STATES, 6, outcomes)
-        seen = np.arange(moods * NUM_STATES, dtype=np.int32) % NUM_STATES if fickle_passenger else None
-        super().__init__(table, starts, max_steps=200, observations=seen)
+        observations = np.arange(moods * NUM_STATES, dtype=np.int32) % NUM_STATES if fickle_passenger else None
+        super().__init__(table, starts, max_steps=200, observations=observations)
         moves = (table.successor != np.arange(len(table.prob))[:, None, None]).any(-1)
         self._masks = moves[:NUM_STATES].astype(np.int8)
 

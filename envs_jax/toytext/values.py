@@ -56,7 +56,7 @@ def policy_value(env: Environment, params: Any, table: Any, horizon: int | None 
     or with an invalid action.
     """
     world, steps = _checked(env, params, horizon)
-    actions, seen = np.asarray(table), world.observations.reshape(len(world.table.prob), -1).T
+    actions, observations = np.asarray(table), world.observations.reshape(len(world.table.prob), -1).T
     space = world.observation_space(params)
     if isinstance(space, Dict):  # with text beside the state
         space = Discrete(len(world.observations))
@@ -66,8 +66,8 @@ def policy_value(env: Environment, params: Any, table: Any, horizon: int | None 
     wrong = (actions != np.floor(actions)) | (actions < 0) | (actions >= world.num_actions)
     if wrong.any():
         raise ValueError(f"{actions[wrong][0]} in the table is no action; they are 0 to {world.num_actions - 1}")
-    taken = actions.astype(int)[tuple(seen)]
-    values = np.zeros(len(taken))
+    chosen = actions.astype(int)[tuple(observations)]
+    values = np.zeros(len(chosen))
     for _ in range(steps):
-        values = _backed_up(world, values)[np.arange(len(taken)), taken]
+        values = _backed_up(world, values)[np.arange(len(chosen)), chosen]
     return float(values @ world.initial)

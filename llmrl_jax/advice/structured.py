@@ -58,7 +58,7 @@ def ask(
     outcomes: list[Parsed[T] | ChatError] = [ChatError("not asked")] * len(requests)
     waiting = dict(enumerate(requests))
     for tried in range(repairs + 1):
-        again = {}
+        retries = {}
         for i, outcome in zip(waiting, outcomes_of(model, list(waiting.values()))):
             if isinstance(outcome, ChatError):
                 outcomes[i] = outcome
@@ -67,11 +67,11 @@ def ask(
                 outcomes[i] = Parsed(parse(outcome.text), outcome, tried)
             except ValueError as error:
                 outcomes[i] = UnparsedReply(_describe(outcome, error, tried + 1))
-                again[i] = waiting[i].then(
+                retries[i] = waiting[i].with_messages(
                     Message("assistant", strip_thinking(outcome.text) or "(no text)"),
                     Message("user", REPAIR.format(error=error)),
                 )
-        waiting = again
+        waiting = retries
         if not waiting:
             break
     failed = [outcome for outcome in outcomes if isinstance(outcome, ChatError)]
@@ -148,13 +148,13 @@ def json_values(text: str) -> list[Any]:
 
 
 def _scan(text: str) -> list[Any]:
-    values, at = [], 0
-    while match := _OPENING.search(text, at):
+    values, position = [], 0
+    while match := _OPENING.search(text, position):
         try:
-            value, at = _strict.raw_decode(text, match.start())
+            value, position = _strict.raw_decode(text, match.start())
             values.append(value)
         except ValueError:
-            at = match.start() + 1
+            position = match.start() + 1
         except RecursionError:  # no schema has a thousand levels, and each of them would be tried in turn
             break
     return values
@@ -196,13 +196,13 @@ def check_schema(schema: Any, path: str = "$") -> None:
     """**Raises:** `ValueError`, naming the path, for a keyword or type that `validate` does not support."""
     if not isinstance(schema, Mapping):
         raise ValueError(f"the schema at {path} is {schema!r}, not an object")
-    known: set[str] = {*_NOTES, "type", "enum", "const", "anyOf"}
+    keywords: set[str] = {*_NOTES, "type", "enum", "const", "anyOf"}
     kind = schema.get("type")
     if kind is not None:
         if not isinstance(kind, str) or kind not in _OF_TYPE:
             raise ValueError(f"the schema at {path} has the type {kind!r}; known are {', '.join(_OF_TYPE)}")
-        known |= set(_OF_TYPE[kind])
-    unknown = sorted(set(schema) - known)
+        keywords |= set(_OF_TYPE[kind])
+    unknown = sorted(set(schema) - keywords)
     if unknown:
         raise ValueError(f"the schema at {path} has {unknown[0]!r}, which is not checked here for the type {kind!r}")
     if not {"type", "enum", "const", "anyOf"} & set(schema):
@@ -235,9 +235,9 @@ def validate(value: Any, schema: Mapping[str, Any], path: str = "$") -> None:
                 problems.append(str(error))
         else:
             raise ValueError(f"{path} fits none of {len(problems)} alternatives: " + "; ".join(problems))
-    if "const" in schema and not _same(value, schema["const"]):
+    if "const" in schema and not _equal(value, schema["const"]):
         raise ValueError(f"{path} is {_show(value)}; expected {_show(schema['const'])}")
-    if "enum" in schema and not any(_same(value, allowed) for allowed in schema["enum"]):
+    if "enum" in schema and not any(_equal(value, allowed) for allowed in schema["enum"]):
         raise ValueError(f"{path} is {_show(value)}; expected one of {', '.join(map(_show, schema['enum']))}")
     kind = schema.get("type")
     if kind is None:
@@ -258,25 +258,25 @@ def validate(value: Any, schema: Mapping[str, Any], path: str = "$") -> None:
 
 
 def _validate_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> None:
-    properties, more = schema.get("properties", {}), schema.get("additionalProperties", False)
+    properties, additional = schema.get("properties", {}), schema.get("additionalProperties", False)
     for name in schema.get("required", ()):
         if name not in value:
             raise ValueError(f"{path} has no {name!r}; it has {', '.join(map(repr, value)) or 'nothing'}")
     for name, item in value.items():
         if name in properties:
             validate(item, properties[name], f"{path}.{name}")
-        elif more is False:
+        elif additional is False:
             raise ValueError(f"{path} has {name!r}; expected only {', '.join(map(repr, properties)) or 'nothing'}")
-        elif more is not True:
-            validate(item, more, f"{path}.{name}")
+        elif additional is not True:
+            validate(item, additional, f"{path}.{name}")
 
 
 def _bounded(number: float, schema: Mapping[str, Any], suffix: str, path: str, unit: str) -> None:
     low, high = schema.get(f"min{suffix}", -math.inf), schema.get(f"max{suffix}", math.inf)
     if not low <= number <= high:
-        what = f"has {number} {unit}" if unit else f"is {number}"
+        problem = f"has {number} {unit}" if unit else f"is {number}"
         bound = f"at least {low}" if number < low else f"at most {high}"
-        raise ValueError(f"{path} {what}; expected {bound}")
+        raise ValueError(f"{path} {problem}; expected {bound}")
 
 
 def _has_type(value: Any, kind: str) -> bool:
@@ -284,12 +284,12 @@ def _has_type(value: Any, kind: str) -> bool:
         return kind == ("null" if value is None else "boolean")
     if kind == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    of: dict[str, Any] = {"object": Mapping, "array": list, "string": str, "number": (int, float)}
-    return kind in of and isinstance(value, of[kind])
+    python_types: dict[str, Any] = {"object": Mapping, "array": list, "string": str, "number": (int, float)}
+    return kind in python_types and isinstance(value, python_types[kind])
 
 
-def _same(value: Any, other: Any) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+def _equal(value: Any, expected: Any) -> bool:
+    return value == expected and isinstance(value, bool) == isinstance(expected, bool)
 
 
 def _show(value: Any) -> str:

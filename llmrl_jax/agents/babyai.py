@@ -48,8 +48,8 @@ class StateView(Wrapper):
         return state, state
 
     def step(self, key, state, action, params):
-        _, state, *rest = self.env.step(key, state, action, params)
-        return state, state, *rest
+        _, state, *outputs = self.env.step(key, state, action, params)
+        return state, state, *outputs
 
     def observation_space(self, params):
         raise TypeError("what the bot observes is the world's state, for which there is no space")
@@ -119,8 +119,8 @@ class NoisyExpert:
         """Take one step in every copy. **Returns:** what `envs.step` returns."""
         noise_key, pick_key, step_key = jax.random.split(key, 3)
         best = self.best(state)
-        other = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
-        action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), other, best)
+        random_action = jax.random.randint(pick_key, best.shape, 0, self.num_actions)
+        action = jnp.where(jax.random.bernoulli(noise_key, self.noise, best.shape), random_action, best)
         return self.envs.step(step_key, state, action, self.env_params)
 
     @tracing.default_types
@@ -196,8 +196,8 @@ def babyai_steps(world: BabyAI) -> Record:
 
     def see(state: Any) -> dict[str, Any]:
         obs = world.observe(state)
-        own = {"direction": state.direction, "position": state.position, "max_steps": state.max_steps}
-        return {**{name: obs[name] for name in world.captions}, **own}
+        fields = {"direction": state.direction, "position": state.position, "max_steps": state.max_steps}
+        return {**{name: obs[name] for name in world.captions}, **fields}
 
     return see
 
@@ -213,7 +213,7 @@ class Written:
     played: int
     """Number of episodes played."""
     succeeded: int
-    kept: int
+    saved: int
     steps: int
     """Number of rows, of the kept episodes."""
 
@@ -264,7 +264,7 @@ def write_demos(
         raise ValueError(f"{path} does not end in .parquet, which is what demonstrations are")
     if path.exists():
         raise FileExistsError(f"{path} exists already; give another name")
-    played = succeeded = kept = steps = 0
+    played = succeeded = saved = steps = 0
     limits: list[int] = []
     schema = _schema()
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
@@ -281,10 +281,10 @@ def write_demos(
 
         for episode in episodes:
             played, succeeded = played + 1, succeeded + episode.success
-            limits.append(int(episode.seen["max_steps"][0]))
+            limits.append(int(episode.observed["max_steps"][0]))
             if keep != "all" and episode.success != (keep == "successes"):
                 continue
-            kept, steps = kept + 1, steps + len(episode.action)
+            saved, steps = saved + 1, steps + len(episode.action)
             activity.done = steps
             for name, values in _rows(episode, world, seed).items():
                 rows[name] += values
@@ -301,33 +301,33 @@ def write_demos(
             "keep": keep,
             "episodes_played": played,
             "episodes_succeeded": succeeded,
-            "episodes_kept": kept,
+            "episodes_kept": saved,
             "max_steps": [min(limits, default=0), max(limits, default=0)],
             **facts,
         }
         writer.add_key_value_metadata({METADATA: json.dumps(metadata)})
-    return Written(played, succeeded, kept, steps)
+    return Written(played, succeeded, saved, steps)
 
 
 def _rows(episode: Episode, world: BabyAI, seed: int) -> dict[str, list[Any]]:
     """The rows of an episode, by column."""
     n, names = len(episode.action), world.action_names
-    mission = world.books.missions.render(episode.seen["mission"][0])
+    mission = world.books.missions.render(episode.observed["mission"][0])
     return {
         "episode": [episode.number] * n,
         "step": list(range(n)),
         "seed": [seed] * n,
         "level": [world.id] * n,
         "mission": [mission] * n,
-        "text": [world.books.view.render(caption) for caption in episode.seen["text"]],
+        "text": [world.books.view.render(caption) for caption in episode.observed["text"]],
         "action": episode.action.tolist(),
         "action_name": [names[a] for a in episode.action.tolist()],
         "reward": episode.reward.tolist(),
         "terminated": episode.terminated.tolist(),
         "truncated": episode.truncated.tolist(),
         "success": [episode.success] * n,
-        "direction": episode.seen["direction"].tolist(),
-        "position": episode.seen["position"].tolist(),
+        "direction": episode.observed["direction"].tolist(),
+        "position": episode.observed["position"].tolist(),
     }
 
 
@@ -340,17 +340,17 @@ def read_demos(path: str | Path) -> tuple[dict[str, Any], Iterator[Demonstration
     """
     (_, parquet), path = arrow(), Path(path)
     if not path.is_file():
-        here = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there is no file of demonstrations {path}{nearest(path.name, here)}")
+        files = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there is no file of demonstrations {path}{nearest(path.name, files)}")
     try:
         schema = parquet.read_schema(path)
-        said = (parquet.read_metadata(path).metadata or {}).get(METADATA)
+        text = (parquet.read_metadata(path).metadata or {}).get(METADATA)
     except Exception as error:
         raise DemosError(f"{path} is not parquet: {error}") from error
-    if said is None:
+    if text is None:
         raise DemosError(f"{path} says nothing of demonstrations in its metadata: `llmrl envs demos` writes such files")
     try:
-        metadata = json.loads(said)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DemosError(f"{path} has metadata of demonstrations that are no JSON ({error}): write it again") from None
     if not isinstance(metadata, dict):

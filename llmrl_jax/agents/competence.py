@@ -32,7 +32,7 @@ class Outcome:
 
     success: jax.Array
     """float32 `[T, N]`: 1 or 0, or the estimate at the rollout's end if the episode continues."""
-    known: jax.Array
+    ended: jax.Array
     """bool `[T, N]`: whether the episode ended."""
 
 
@@ -91,11 +91,11 @@ class Competence:
 
         report = {
             "competence": jnp.mean(estimate),
-            "competence_brier": mean(error**2, target.known),
-            "competence_bias": mean(error, target.known),
+            "competence_brier": mean(error**2, target.ended),
+            "competence_bias": mean(error, target.ended),
         }
         for i, task in enumerate(task_names if len(task_names) > 1 else ()):
-            report[f"competence_bias/{task}"] = mean(error, target.known & (rollout.info["task"] == i))
+            report[f"competence_bias/{task}"] = mean(error, target.ended & (rollout.info["task"] == i))
         return report
 
 

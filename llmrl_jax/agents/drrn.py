@@ -83,7 +83,7 @@ class DRRNNetwork(nn.Module):
 
 class DRRNPolicy(Policy):
     """DRRN's agent, a `llmrl_jax.rl.policy.Policy`: a softmax over the Q-values of the actions, or, with an epsilon,
-    the best one but for a share of random actions."""
+    the best one but for a fraction of random actions."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DRRNPolicy(Policy):
     ):
         """**Arguments:** `config`, for its sizes; `vocab_size`, of the tokenizer; `prompts`, from a batched observation
         to `(tokens int32 [B, S], lengths int32 [B])`, inside jit; `actions`, the tokens of the action strings;
-        `epsilon` and `temperature`, how actions are drawn after training."""
+        `epsilon` and `temperature`, how actions are sampled after training."""
         self.prompts, self.actions = prompts, actions
         self.epsilon, self.temperature = epsilon, temperature
         self.network = DRRNNetwork(vocab_size, config.embedding_dim, config.hidden_dim)

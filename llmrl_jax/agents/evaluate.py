@@ -51,7 +51,7 @@ class _Loop:
 
     episode: Any
     """int32 `[lanes]`, the number of each lane's episode."""
-    begun: Any
+    next_episode: Any
     """int32 `[]`, the number of the next episode to begin, also beyond the last."""
     rows: EpisodeBatch
     results: Any
@@ -97,19 +97,19 @@ def make_evaluator(
     lanes = min(lanes, episodes)
     estimate = policy.estimate if outcomes is outcomes_of else None
 
-    def params_of(given: Any) -> Any:
-        return env_params if given is None else given
+    def params_of(override: Any) -> Any:
+        return env_params if override is None else override
 
     @tracing.default_types
     def start(
-        policy_params: Any, frozen: Any, given: Any, key: jax.Array, greedy: jax.Array
+        policy_params: Any, frozen: Any, override: Any, key: jax.Array, greedy: jax.Array
     ) -> tuple[EpisodeBatch, _Loop]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
         keys = key_pairs(key, episodes)
-        starts = begin(env, params_of(given), actor, keys[:, 0], keys[:, 1])
+        starts = begin(env, params_of(override), actor, keys[:, 0], keys[:, 1])
         first = jnp.arange(lanes)
         rows = _rows_of(starts, first)
-        shapes = jax.eval_shape(lambda rows: outcomes(advance(env, params_of(given), actor, rows)[1]), rows)
+        shapes = jax.eval_shape(lambda rows: outcomes(advance(env, params_of(override), actor, rows)[1]), rows)
         blank = jax.tree.map(lambda x: jnp.zeros((episodes, *x.shape[1:]), x.dtype), shapes)
         return starts, _Loop(first, jnp.int32(lanes), rows, blank)
 
@@ -117,7 +117,7 @@ def make_evaluator(
     def play(
         policy_params: Any,
         frozen: Any,
-        given: Any,
+        override: Any,
         greedy: jax.Array,
         starts: EpisodeBatch,
         loop: _Loop,
@@ -125,24 +125,24 @@ def make_evaluator(
     ) -> tuple[_Loop, jax.Array]:
         actor = policy_actor(policy, policy_params, frozen, greedy)
 
-        def step(taken: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
-            t, loop = taken
-            # rows that are over are refilled, or not read
-            rows, step = advance(env, params_of(given), actor, loop.rows, max_steps, freeze_finished=False)
-            place = jnp.where(
+        def step(loop_state: tuple[jax.Array, _Loop]) -> tuple[jax.Array, _Loop]:
+            t, loop = loop_state
+            # rows that have ended are refilled, or not read
+            rows, step = advance(env, params_of(override), actor, loop.rows, max_steps, freeze_finished=False)
+            index = jnp.where(
                 step.ended, loop.episode, episodes
             )  # the index of other rows is out of range, and dropped
-            results = jax.tree.map(lambda all, some: all.at[place].set(some, mode="drop"), loop.results, outcomes(step))
-            episode = jnp.where(step.ended, loop.begun + jnp.cumsum(step.ended) - 1, loop.episode)
+            results = jax.tree.map(lambda x, values: x.at[index].set(values, mode="drop"), loop.results, outcomes(step))
+            episode = jnp.where(step.ended, loop.next_episode + jnp.cumsum(step.ended) - 1, loop.episode)
             if lanes < episodes:
                 rows = select(step.ended & (episode < episodes), _rows_of(starts, episode), rows)
-            return t + 1, _Loop(episode, loop.begun + jnp.sum(step.ended), rows, results)
+            return t + 1, _Loop(episode, loop.next_episode + jnp.sum(step.ended), rows, results)
 
-        def unfinished(taken: tuple[jax.Array, _Loop]) -> jax.Array:
-            return (taken[0] < steps) & ~jnp.all(taken[1].rows.done)
+        def unfinished(loop_state: tuple[jax.Array, _Loop]) -> jax.Array:
+            return (loop_state[0] < steps) & ~jnp.all(loop_state[1].rows.done)
 
         loop = tracing.while_loop(unfinished, step, (jnp.int32(0), loop))[1]
-        return loop, loop.begun - lanes
+        return loop, loop.next_episode - lanes
 
     @functools.cache
     def programs(home: Sharding) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -158,17 +158,17 @@ def make_evaluator(
         return values.reshape(-1)[:episodes]
 
     def evaluate(policy_params: Any, frozen: Any, key: jax.Array, *, greedy: bool, env_params: Any = None) -> Any:
-        how = jnp.bool_(greedy)
+        is_greedy = jnp.bool_(greedy)
         with doing("greedy" if greedy else "sampled", episodes, "episodes") as activity:
             begin_all, play_on = programs(_home((policy_params, frozen, env_params)))
             with doing("compiling"):
-                starts, loop = begin_all(policy_params, frozen, env_params, key, how)
-                loop, _ = play_on(policy_params, frozen, env_params, how, starts, loop, np.int32(0))
+                starts, loop = begin_all(policy_params, frozen, env_params, key, is_greedy)
+                loop, _ = play_on(policy_params, frozen, env_params, is_greedy, starts, loop, np.int32(0))
             steps = FIRST_STEPS if jax.process_count() == 1 else ALL_STEPS  # one chunk: processes measure other times
             while activity.done < episodes:
                 began = time.monotonic()
-                loop, done = play_on(policy_params, frozen, env_params, how, starts, loop, np.int32(steps))
-                activity.done = int(done)
+                loop, finished = play_on(policy_params, frozen, env_params, is_greedy, starts, loop, np.int32(steps))
+                activity.done = int(finished)
                 rate = steps / max(time.monotonic() - began, 1e-9)
                 steps = int(np.clip(rate * CHUNK_SECONDS, 1, ALL_STEPS))
             results = loop.results
@@ -201,7 +201,7 @@ def play_random(
 
 
 def _home(weights: Any) -> Sharding:
-    """Where episodes are kept between chunks: on the device of the weights, or copied to every device of their mesh."""
+    """Sharding of the episodes between chunks: on the weights' device, or copied to every device of their mesh."""
     shardings = [leaf.sharding for leaf in jax.tree.leaves(weights) if isinstance(leaf, jax.Array)]
     for sharding in shardings:
         if isinstance(sharding, NamedSharding):

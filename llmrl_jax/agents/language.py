@@ -95,11 +95,11 @@ class LanguagePolicy(Policy):
         heads = self.init_heads(head_key)
         if self.model.lora is None:
             return {"params": base, **heads}, {}
-        out = None
+        out_shardings = None
         if self.mesh is not None:
-            out = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
+            out_shardings = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
         token = jnp.zeros((1, 1), jnp.int32)
-        adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out)(lora_key)
+        adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out_shardings)(lora_key)
         return {"lora": adapters, **heads}, {"params": base}
 
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
@@ -112,8 +112,8 @@ class LanguagePolicy(Policy):
     def init_head(self, head: nn.Module, key: jax.Array) -> Any:
         """A head's parameters, replicated on all devices."""
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
-        whole = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
-        return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=whole)(key)
+        replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
+        return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=replicated)(key)
 
     def score_prompts(
         self, params: Any, frozen: Any, obs: Any, candidates: Candidates, mask: Bool[Array, "B A"] | None = None

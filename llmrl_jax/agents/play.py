@@ -94,7 +94,7 @@ def policy_actor(policy: Policy, params: Any, frozen: Any, greedy: Any) -> Actor
 
     def act(obs, carry, first, keys):
         distribution, value, carry = policy.step(params, frozen, obs, carry, first)
-        noise = jax.vmap(lambda one, key: one.noise(key))(distribution, keys)
+        noise = jax.vmap(lambda row, key: row.noise(key))(distribution, keys)
         action = jnp.where(greedy, distribution.mode(), distribution.choose(noise))
         return action, carry, (distribution, value)
 
@@ -167,14 +167,14 @@ def rollout(
     """Take `steps` steps and keep what `record` gives for each, from the rows before it and the step; see `advance`.
 
     **Returns:** the rows after the last step, and the recorded leaves `[steps, B, ...]`; `live`, bool `[steps, B]`,
-    marks the rows that were not over before a step.
+    marks the rows that had not ended before a step.
     """
 
-    def one(rows, _):
+    def step_rows(rows, _):
         after, step = advance(env, env_params, actor, rows, max_steps, freeze_finished=freeze_finished)
         return after, {"live": ~rows.done, **record(rows, step)}
 
-    return tracing.scan(one, rows, None, steps)
+    return tracing.scan(step_rows, rows, None, steps)
 
 
 # --- whole episodes ---------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Episode:
     number: int
     success: bool
     """The environment's success flag; without one, whether the environment ended the episode."""
-    seen: Any
+    observed: Any
     """The view before each step, leaves `[T, ...]`."""
     action: np.ndarray
     """`[T, ...]`."""
@@ -215,9 +215,9 @@ class Episode:
     @functools.cached_property
     def views(self) -> Any:
         """The views before each step and after the last, leaves `[T + 1, ...]`."""
-        return jax.tree.map(lambda x, end: _concatenated(x, end[None]), self.seen, self.end)
+        return jax.tree.map(lambda x, end: _concatenated(x, end[None]), self.observed, self.end)
 
-    def at(self, t: int) -> Any:
+    def view_at(self, t: int) -> Any:
         """The view before step `t`, or after the last one for `t = T`."""
         return jax.tree.map(lambda x: x[t], self.views)
 
@@ -253,7 +253,7 @@ def make_player(
 
     def record(rows: EpisodeBatch, step: Step) -> dict[str, Any]:
         return {
-            "seen": jax.vmap(view)(rows.obs, rows.state),
+            "observed": jax.vmap(view)(rows.obs, rows.state),
             "action": step.action,
             "reward": step.reward,
             "terminated": step.terminated,
@@ -281,34 +281,34 @@ def make_player(
     def play(variables: Any, keys: Key[Array, "E 2"], *, lanes: int | None = None) -> Iterator[Episode]:
         episodes = len(keys)
         lanes = min(lanes or episodes, episodes)
-        numbers, following, done = np.arange(lanes), lanes, 0
+        numbers, next_number, yielded = np.arange(lanes), lanes, 0
         parts: list[list[dict[str, Any]]] = [[] for _ in range(lanes)]
         waiting: dict[int, Episode] = {}
         rows = start(variables, keys[:lanes])
         with doing("playing", episodes, "episodes") as activity:
-            while done < episodes:
+            while yielded < episodes:
                 rows, steps, last = continue_(variables, rows)
-                steps, last, over = jax.device_get((steps, last, rows.done))
+                steps, last, ended = jax.device_get((steps, last, rows.done))
                 lengths = steps.pop("live").sum(axis=0)
                 for lane in np.flatnonzero(numbers != IDLE):
-                    taken = np.s_[: lengths[lane], lane]
-                    parts[lane].append(jax.tree.map(lambda x, taken=taken: x[taken], steps))
-                    if over[lane]:
-                        whole = jax.tree.map(_concatenated, *parts[lane])
-                        whole["success"] = bool(whole["success"][-1])
+                    index = np.s_[: lengths[lane], lane]
+                    parts[lane].append(jax.tree.map(lambda x, index=index: x[index], steps))
+                    if ended[lane]:
+                        results = jax.tree.map(_concatenated, *parts[lane])
+                        results["success"] = bool(results["success"][-1])
                         final = jax.tree.map(lambda x, lane=lane: x[lane].copy(), last)
                         number = int(numbers[lane])
-                        waiting[number] = Episode(number=number, end=final, **whole)
+                        waiting[number] = Episode(number=number, end=final, **results)
                         numbers[lane], parts[lane] = IDLE, []
-                activity.done = done + len(waiting)
-                while done in waiting:
-                    yield waiting.pop(done)
-                    done += 1
+                activity.done = yielded + len(waiting)
+                while yielded in waiting:
+                    yield waiting.pop(yielded)
+                    yielded += 1
                 idle = np.flatnonzero(numbers == IDLE)
-                if following < episodes and 2 * len(idle) >= lanes:
-                    refilled = idle[: episodes - following]
-                    numbers[refilled] = np.arange(following, following + len(refilled))
-                    following += len(refilled)
+                if next_number < episodes and 2 * len(idle) >= lanes:
+                    refilled = idle[: episodes - next_number]
+                    numbers[refilled] = np.arange(next_number, next_number + len(refilled))
+                    next_number += len(refilled)
                     chosen = np.isin(np.arange(lanes), refilled)
                     rows = renew(variables, rows, keys[np.where(chosen, numbers, 0)], chosen)
 
@@ -387,8 +387,8 @@ def record_episode(
     length = len(episode)
     frames = [
         Frame(
-            picture=env.render(episode.at(t)["state"]),
-            text=env.describe(episode.at(t)["obs"]),
+            picture=env.render(episode.view_at(t)["state"]),
+            text=env.describe(episode.view_at(t)["obs"]),
             probabilities=np.zeros(0, np.float32) if t == length else episode.extra["probabilities"][t],
             action=-1 if t == length else int(episode.action[t]),
             value=0.0 if t == length else float(episode.extra["value"][t]),

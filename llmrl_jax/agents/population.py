@@ -124,8 +124,8 @@ def make_population_evaluator(
         lengths = rows.t
         if left:
             chosen = jnp.argsort(rows.done)[:left]  # stable: unfinished rows come first
-            some, rest, earned = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
-            later, ends = play(some, rest, earned, gathers - 1)
+            params, rows, earned = jax.tree.map(lambda x: x[chosen], (params, rows, returns))
+            later, ends = play(params, rows, earned, gathers - 1)
             returns, lengths = returns.at[chosen].set(later), lengths.at[chosen].set(ends)
         return returns, lengths
 

@@ -108,43 +108,43 @@ class Budget:
                 "or limit calls or tokens"
             )
 
-    def most(self, model: str, request: ChatRequest) -> Spent:
+    def maximum(self, model: str, request: ChatRequest) -> Spent:
         """The maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
         usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
         return Spent(1, usage.total, cost(usage, model, self.prices))
 
-    def admit(self, mosts: Sequence[Spent]) -> int:
+    def admit(self, maxima: Sequence[Spent]) -> int:
         """Reserve the maxima of as many requests, from the first, as fit; if not even the first fits, wait for those in
         flight.
 
-        **Arguments:** `mosts`, the maximum of each request (`most`).
+        **Arguments:** `maxima`, those of each request (`maximum`).
         **Returns:** the number of admitted requests, at least 1; each must be passed to `settle` afterwards.
         **Raises:** `BudgetExceeded` if the first does not fit, and nothing is in flight.
         """
         with self._changed:
             while True:
                 admitted = 0
-                for most in mosts:
-                    if not self._fits(self._spent + self._reserved + most):
+                for maximum in maxima:
+                    if not self._fits(self._spent + self._reserved + maximum):
                         break
-                    self._reserved += most
+                    self._reserved += maximum
                     self._in_flight += 1
                     admitted += 1
                 if admitted:
                     return admitted
                 if not self._in_flight:
-                    raise BudgetExceeded(self._refusal(mosts[0]))
+                    raise BudgetExceeded(self._refusal(maxima[0]))
                 self._changed.wait()
 
-    def settle(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> None:
+    def settle(self, model: str, maximum: Spent, outcome: ChatReply | ChatError | None) -> None:
         """Spend a request's actual amounts and release the rest; None is a request with an unknown outcome."""
-        took = self._took(model, most, outcome)
+        amounts = self._amounts(model, maximum, outcome)
         with self._changed:
-            self._reserved -= most
+            self._reserved -= maximum
             self._in_flight -= 1
             if not self._in_flight:
                 self._reserved = Spent()  # removes rounding errors and an unknown price
-            self._spent += took
+            self._spent += amounts
             self._changed.notify_all()
 
     def recall(self, path: str | Path) -> None:
@@ -167,25 +167,25 @@ class Budget:
                     f"line {number} of {path} is none of a recording: {type(error).__name__}: {error}; name the file "
                     "that a recorder wrote"
                 ) from error
-            took = self._took(model, self.most(model, request), outcome)
+            amounts = self._amounts(model, self.maximum(model, request), outcome)
             with self._changed:
-                self._spent += took
+                self._spent += amounts
 
-    def _took(self, model: str, most: Spent, outcome: ChatReply | ChatError | None) -> Spent:
-        """The amounts spent by a request with the maximum `most`."""
+    def _amounts(self, model: str, maximum: Spent, outcome: ChatReply | ChatError | None) -> Spent:
+        """The amounts spent by a request, at most `maximum` per attempt."""
         if outcome is None:
-            took = most
+            amounts = maximum
         elif isinstance(outcome, ChatError):
-            took = Spent(1, 0, 0.0)
+            amounts = Spent(1, 0, 0.0)
         elif outcome.cached >= len(outcome.choices):
-            took = Spent()
+            amounts = Spent()
         elif outcome.usage is None:
-            took = most
+            amounts = maximum
         else:
-            took = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
+            amounts = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
         for _ in range(outcome.lost if outcome is not None else 0):
-            took += replace(most, calls=0)
-        return took
+            amounts += replace(maximum, calls=0)
+        return amounts
 
     def _fits(self, total: Spent) -> bool:
         for name, limit in self.limits.items():
@@ -194,12 +194,14 @@ class Budget:
                 return False
         return True
 
-    def _refusal(self, most: Spent) -> str:
+    def _refusal(self, maximum: Spent) -> str:
         parts = []
         for name, limit in self.limits.items():
             if limit is not None:
-                spent, more = (_number(getattr(x, name)) for x in (self._spent, most))
-                parts.append(f"{spent} of {_number(limit)} {name} are spent, and the next request may take {more}")
+                spent, next_amount = (_number(getattr(x, name)) for x in (self._spent, maximum))
+                parts.append(
+                    f"{spent} of {_number(limit)} {name} are spent, and the next request may take {next_amount}"
+                )
         return f"the budget stops here: {'; '.join(parts)}; raise it, or lower max_tokens"
 
 
@@ -223,21 +225,21 @@ class Budgeted:
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch, in parts that fit the budget (`ChatModel.complete`)."""
-        mosts = [self.budget.most(self.name, request) for request in requests]
+        maxima = [self.budget.maximum(self.name, request) for request in requests]
         outcomes: list[ChatReply | ChatError] = []
         while (start := len(outcomes)) < len(requests):
             try:
-                end = start + self.budget.admit(mosts[start:])
+                end = start + self.budget.admit(maxima[start:])
             except BudgetExceeded as error:
                 outcomes += [error] * (len(requests) - start)
                 break
-            got: list[ChatReply | ChatError] = []
+            batch: list[ChatReply | ChatError] = []
             try:
-                got = outcomes_of(self.model, requests[start:end])
+                batch = outcomes_of(self.model, requests[start:end])
             finally:  # also if the model was interrupted: the reserved amounts are then spent
-                for most, outcome in itertools.zip_longest(mosts[start:end], got):
-                    self.budget.settle(self.name, most, outcome)
-            outcomes += got
+                for maximum, outcome in itertools.zip_longest(maxima[start:end], batch):
+                    self.budget.settle(self.name, maximum, outcome)
+            outcomes += batch
         return settle(outcomes)
 
 
@@ -301,6 +303,8 @@ def cost(usage: Usage | None, model: str, prices: Prices) -> float | None:
     if usage is None or price is None:
         return None
     cached = min(usage.cached_tokens, usage.prompt_tokens)
-    at = price.input if price.cached_input is None else price.cached_input
-    total = (usage.prompt_tokens - cached) * price.input + cached * at + usage.completion_tokens * price.output
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    total = (
+        (usage.prompt_tokens - cached) * price.input + cached * cached_price + usage.completion_tokens * price.output
+    )
     return total / 1e6

@@ -40,7 +40,7 @@ class Cached:
 
     **Arguments:** `model`, the wrapped one; in the mode `replay` only its name is used, and a name is sufficient;
     `path`, of the SQLite file; `mode`; `namespace`, a string in every key: use one if different models have the same
-    name (two fine-tunings on the same server), or for an experiment that must draw new samples.
+    name (two fine-tunings on the same server), or for an experiment that needs new samples.
     **Raises:** `CacheError` if the file cannot be used; `complete` also raises `ReplayMiss` and the errors of `model`.
     """
 
@@ -136,7 +136,7 @@ class Cached:
                 rows.append(Row(self.name, replace(request, n=1, sample=request.sample + i), part, self.namespace))
                 fresh[key] = part
         if self.mode == "write" and self._store is not None and rows:
-            if self._store.put(rows) < len(rows):  # another process was first
+            if self._store.add(rows) < len(rows):  # another process was first
                 fresh |= {key: replace(reply, cached=0) for key, reply in self._store.get(list(fresh)).items()}
         for key, part in fresh.items():
             futures[key].set_result(part)
@@ -198,12 +198,12 @@ class Recorder:
 
 def _append(path: Path, text: bytes) -> None:
     with path.open("a+b") as file, _locked(file):
-        file.truncate(_end_of_whole_lines(file))
+        file.truncate(_end_of_complete_lines(file))
         file.write(text)
         file.flush()
 
 
-def _end_of_whole_lines(file: BinaryIO) -> int:
+def _end_of_complete_lines(file: BinaryIO) -> int:
     """The offset after the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:

@@ -76,7 +76,7 @@ class ServerConfig:
 
 
 def check_server(config: ServerConfig) -> str:
-    """What a server's client needs, before work that asks it later.
+    """Check the settings of a server's client, before work that uses it later.
 
     **Returns:** the key; empty if there is none. **Raises:** `ModuleNotFoundError` without the extra `api`;
     `ValueError` if the key is missing."""
@@ -146,8 +146,8 @@ class _Session:
         self._sleep = sleep or asyncio.sleep
         self._slots = asyncio.Semaphore(config.concurrency)
         # Fields that are not sent: by configuration, and those that the server refused (`adapted`).
-        self._without: set[str] = {"max_tokens"} if config.token_limit == "max_completion_tokens" else set()
-        self._without |= {field for field, sent in (("n", not config.split), ("stop", config.send_stop)) if not sent}
+        self._omitted: set[str] = {"max_tokens"} if config.token_limit == "max_completion_tokens" else set()
+        self._omitted |= {field for field, sent in (("n", not config.split), ("stop", config.send_stop)) if not sent}
         self._loop = asyncio.new_event_loop()
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",  # the package requires one; servers without keys ignore it
@@ -165,10 +165,10 @@ class _Session:
         self._thread.join()
 
     def run(self, requests: Sequence[ChatRequest]) -> list[ChatReply | ChatError]:
-        async def together() -> list[ChatReply | ChatError]:
-            return await self._asyncio.gather(*(self._one(request) for request in requests))
+        async def gather_all() -> list[ChatReply | ChatError]:
+            return await self._asyncio.gather(*(self._complete(request) for request in requests))
 
-        future = self._asyncio.run_coroutine_threadsafe(together(), self._loop)
+        future = self._asyncio.run_coroutine_threadsafe(gather_all(), self._loop)
         try:
             return future.result()
         except CancelledError:
@@ -177,10 +177,10 @@ class _Session:
             future.cancel()
             raise
 
-    async def _one(self, request: ChatRequest) -> ChatReply | ChatError:
-        if request.n > 1 and "n" in self._without:
+    async def _complete(self, request: ChatRequest) -> ChatReply | ChatError:
+        if request.n > 1 and "n" in self._omitted:
             return await self._one_by_one(request)
-        outcome = await self._whole(request)
+        outcome = await self._with_retries(request)
         if request.n > 1 and isinstance(outcome, ServerError) and outcome.unsupported == "n":
             return await self._one_by_one(request)
         return outcome
@@ -188,16 +188,16 @@ class _Session:
     async def _one_by_one(self, request: ChatRequest) -> ChatReply | ChatError:
         """The samples of a request, each asked for by one of its own."""
         parts = [replace(request, n=1, sample=request.sample + i) for i in range(request.n)]
-        outcomes = await self._asyncio.gather(*map(self._whole, parts))
+        outcomes = await self._asyncio.gather(*map(self._with_retries, parts))
         failed = [part for part in outcomes if isinstance(part, ChatError)]
-        whole = [part for part in outcomes if isinstance(part, ChatReply)]
+        replies = [part for part in outcomes if isinstance(part, ChatReply)]
         if not failed:
-            return ChatReply.join(whole)
+            return ChatReply.join(replies)
         # The parts that succeeded are billed, but useless without the rest.
-        failed[0].lost = sum(part.lost for part in outcomes) + len(whole)
+        failed[0].lost = sum(part.lost for part in outcomes) + len(replies)
         return failed[0]
 
-    async def _whole(self, request: ChatRequest) -> ChatReply | ChatError:
+    async def _with_retries(self, request: ChatRequest) -> ChatReply | ChatError:
         lost, tried = 0, 0
 
         async def attempt() -> ChatReply:
@@ -211,7 +211,7 @@ class _Session:
 
         retrying = self._tenacity.AsyncRetrying(
             stop=self._tenacity.stop_after_attempt(self._config.attempts),
-            retry=self._tenacity.retry_if_exception(self._worth_another),
+            retry=self._tenacity.retry_if_exception(self._should_retry),
             wait=self._wait,
             sleep=self._sleep,
             reraise=True,
@@ -232,20 +232,20 @@ class _Session:
     async def _adapting(self, request: ChatRequest) -> ChatReply:
         """An attempt, repeated without the fields that the server refuses if the request's meaning allows it."""
         while True:
-            without = frozenset(self._without)
-            if request.n > 1 and "n" in without:  # refused since this request began to wait
+            omitted = frozenset(self._omitted)
+            if request.n > 1 and "n" in omitted:  # refused since this request began to wait
                 raise ServerError("n is refused", unsupported="n")
             try:
-                return await self._attempt(request, without)
+                return await self._attempt(request, omitted)
             except ServerError as error:
-                fewer = adapted(error.unsupported, request, without)
+                fewer = adapted(error.unsupported, request, omitted)
                 if fewer is None:
                     raise
-                self._without |= fewer
+                self._omitted |= fewer
 
-    async def _attempt(self, request: ChatRequest, without: frozenset[str]) -> ChatReply:
+    async def _attempt(self, request: ChatRequest, omitted: frozenset[str]) -> ChatReply:
         openai, limit = self._openai, self._config.timeout
-        body, extra = to_wire(self.name, request, without)
+        body, extra = to_wire(self.name, request, omitted)
         started = time.monotonic()
         # `from None` below: openai's errors contain the request with its headers, which may contain the key.
         try:
@@ -258,8 +258,8 @@ class _Session:
             raise self._refusal(error) from None
         except openai.APIConnectionError as error:
             reached = "Connect" not in type(error.__cause__).__name__
-            what = "the connection broke before the answer was whole" if reached else "the server cannot be reached"
-            cause = f"{what} ({type(error.__cause__).__name__})"
+            reason = "the connection broke before the answer was whole" if reached else "the server cannot be reached"
+            cause = f"{reason} ({type(error.__cause__).__name__})"
             raise ServerError(cause, transient=True, lost=int(reached)) from None
         except openai.OpenAIError as error:
             raise ServerError(f"the openai package failed: {type(error).__name__}: {error}") from None
@@ -272,10 +272,10 @@ class _Session:
         return self._config.model
 
     def _refusal(self, error: Any) -> ServerError:
-        said = error.body or str(error.message)
-        return refusal(said, int(error.status_code), retry_after(error.response.headers), self._key)
+        body = error.body or str(error.message)
+        return refusal(body, int(error.status_code), retry_after(error.response.headers), self._key)
 
-    def _worth_another(self, error: BaseException) -> bool:
+    def _should_retry(self, error: BaseException) -> bool:
         if not isinstance(error, ServerError) or not error.transient:
             return False
         return error.retry_after is None or error.retry_after <= self._config.longest_wait
@@ -294,7 +294,7 @@ class _Session:
         if error.unsupported in ("temperature", "top_p"):
             text += f"; set {error.unsupported} to None, the server's default (--chat.temperature -1)"
         text += f" (attempt {tried} of {self._config.attempts})"
-        if error.transient and not self._worth_another(error):
+        if error.transient and not self._should_retry(error):
             text += (
                 f"; the server asks to wait {error.retry_after:g} s, longer than "
                 f"longest_wait={self._config.longest_wait:g}"

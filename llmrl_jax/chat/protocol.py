@@ -78,25 +78,25 @@ class ChatRequest:
     n: int = 1
     """Number of samples."""
     sample: int = 0
-    """The index of the first sample. The same request with another index is another draw, also through a cache."""
+    """The index of the first sample. The same request with another index is another sample, also through a cache."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further fields of the request's body, with the server's names (`top_k`, `response_format`, `reasoning_effort`,
     ...). JSON values; they are part of the cache key."""
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        set_field = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         if isinstance(self.stop, str):
             raise ValueError(f"stop is the string {self.stop!r}; give a tuple of strings")
-        put("messages", tuple(self.messages))
-        put("stop", tuple(self.stop))
+        set_field("messages", tuple(self.messages))
+        set_field("stop", tuple(self.stop))
         if not self.messages:
             raise ValueError("a request has no messages; give at least one")
         if not all(self.stop):
             raise ValueError("stop holds an empty string, at which every sample would end at once; leave it out")
         if self.temperature is not None:
-            put("temperature", _tidy(self.temperature, "temperature", 0.0))
+            set_field("temperature", _tidy(self.temperature, "temperature", 0.0))
         if self.top_p is not None:
-            put("top_p", _tidy(self.top_p, "top_p", 0.0, 1.0))
+            set_field("top_p", _tidy(self.top_p, "top_p", 0.0, 1.0))
         for name, low in (("max_tokens", 1), ("n", 1), ("sample", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
@@ -109,9 +109,9 @@ class ChatRequest:
             text = json.dumps(dict(self.extra), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"extra is not JSON: {error}") from None
-        put("extra", json.loads(text))
+        set_field("extra", json.loads(text))
 
-    def then(self, *messages: Message) -> ChatRequest:
+    def with_messages(self, *messages: Message) -> ChatRequest:
         """The same request with further messages."""
         return replace(self, messages=self.messages + messages)
 
@@ -122,7 +122,12 @@ class ChatRequest:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatRequest:
         """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
-        return cls(**{**_known(cls, data), "messages": tuple(Message(**_known(Message, m)) for m in data["messages"])})
+        return cls(
+            **{
+                **_checked_fields(cls, data),
+                "messages": tuple(Message(**_checked_fields(Message, m)) for m in data["messages"]),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ class Choice:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
-        values = _known(cls, data)
+        values = _checked_fields(cls, data)
         return cls(**{**values, "scores": tuple(values.get("scores", ()))})
 
 
@@ -191,7 +196,7 @@ class ChatReply:
     model: str
     """The model's name in the server's answer, which may be more exact than the requested one."""
     usage: Usage | None = None
-    """The tokens billed for these samples when they were first drawn; None if the server does not report them all."""
+    """The tokens billed when these samples were first generated; None if the server does not report them all."""
     fingerprint: str | None = None
     """The server's identifier of its weights and configuration (`system_fingerprint`)."""
     seconds: float = 0.0
@@ -213,8 +218,8 @@ class ChatReply:
         for i, choice in enumerate(self.choices):
             usage = self.usage
             if usage is not None:
-                each, rest = divmod(usage.completion_tokens, n)
-                usage = replace(usage, completion_tokens=each + rest) if i == 0 else Usage(0, each)
+                quotient, remainder = divmod(usage.completion_tokens, n)
+                usage = replace(usage, completion_tokens=quotient + remainder) if i == 0 else Usage(0, quotient)
             first = i == 0
             parts.append(
                 replace(
@@ -232,11 +237,11 @@ class ChatReply:
     def join(cls, parts: Sequence[ChatReply]) -> ChatReply:
         """The inverse of `split`. Usage is unknown if that of one part is."""
         usages = [part.usage for part in parts]
-        known = [usage for usage in usages if usage is not None]
+        reported = [usage for usage in usages if usage is not None]
         return cls(
             choices=tuple(choice for part in parts for choice in part.choices),
             model=parts[0].model,
-            usage=sum(known, Usage()) if len(known) == len(usages) else None,
+            usage=sum(reported, Usage()) if len(reported) == len(usages) else None,
             fingerprint=parts[0].fingerprint,
             seconds=sum(part.seconds for part in parts),
             lost=sum(part.lost for part in parts),
@@ -252,10 +257,10 @@ class ChatReply:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatReply:
         """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
-        values = _known(cls, data)
+        values = _checked_fields(cls, data)
         values["choices"] = tuple(map(Choice.from_json, data["choices"]))
         if values.get("usage") is not None:
-            counts = _known(Usage, values["usage"])
+            counts = _checked_fields(Usage, values["usage"])
             values["usage"] = Usage.read(*(counts.get(f.name) for f in fields(Usage)))
         return cls(**values)
 
@@ -320,7 +325,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _known(cls: type, data: Any) -> dict[str, Any]:
+def _checked_fields(cls: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ValueError(f"a {cls.__name__} is a JSON object, not {type(data).__name__}")
     unknown = sorted(set(data) - {f.name for f in fields(cls)})

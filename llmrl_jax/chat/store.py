@@ -86,13 +86,13 @@ class Store:
         # The file is never opened outside of SQLite: closing it would drop all of this process's locks on it, and
         # another process could then remove the log that a thread still uses.
         if 0 < self._size() < _SMALLEST:
-            raise self._another_file()
+            raise self._not_a_cache()
         with self._connect() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if tables and ("samples" not in tables or version != FORMAT):
-                what = f"a cache of format {version}" if "samples" in tables else "a database of something else"
-                raise CacheError(f"{self.path} is {what}; this program reads format {FORMAT}: name another file")
+                kind = f"a cache of format {version}" if "samples" in tables else "a database of something else"
+                raise CacheError(f"{self.path} is {kind}; this program reads format {FORMAT}: name another file")
             if not read_only and not tables:
                 # One transaction, so that no other process sees the table without its version.
                 db.execute("BEGIN IMMEDIATE")
@@ -108,7 +108,7 @@ class Store:
         except OSError as error:
             raise CacheError(f"no cache can be kept at {self.path} ({error.strerror}): choose another path") from error
 
-    def _another_file(self) -> CacheError:
+    def _not_a_cache(self) -> CacheError:
         return CacheError(f"{self.path} is not a cache but another file; choose another path")
 
     @contextmanager
@@ -128,7 +128,7 @@ class Store:
             yield db
         except sqlite3.Error as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-                raise self._another_file() from error
+                raise self._not_a_cache() from error
             raise CacheError(
                 f"the cache {self.path} cannot be used: {error}; if it is damaged, move it away and import its JSONL"
             ) from error
@@ -148,7 +148,7 @@ class Store:
                     replies[key] = self._reply(key, text)
         return replies
 
-    def put(self, rows: Iterable[Row]) -> int:
+    def add(self, rows: Iterable[Row]) -> int:
         """Add samples, all or none. Existing samples are not changed: the first stored reply is kept.
 
         **Returns:** the number of new samples.
@@ -248,4 +248,4 @@ def import_jsonl(path: str | Path, cache: str | Path, *, namespace: str | None =
         except (ValueError, TypeError, KeyError) as error:
             raise CacheError(f"line {number} of {path} is no sample: {type(error).__name__}: {error}") from None
         rows += parts if namespace is None else [replace(row, namespace=namespace) for row in parts]
-    return Store(cache).put(rows)
+    return Store(cache).add(rows)

@@ -53,7 +53,7 @@ def strip_thinking(text: str) -> str:
     **Returns:** the text without white space at both ends; empty if the reply was cut within its thoughts.
     """
     spans = _thoughts(text)
-    answer = "".join(text[start:end] for start, end in _between(spans, len(text))).strip()
+    answer = "".join(text[start:end] for start, end in _gaps(spans, len(text))).strip()
     wrapped = _ANSWER.fullmatch(answer) if spans else None
     return next(group for group in wrapped.groups() if group is not None).strip() if wrapped else answer
 
@@ -62,9 +62,9 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """A reply up to the first stop string of its answer. Thoughts, and white space after them, do not count: a model
     that thinks in paragraphs would otherwise never get to its answer."""
     ends = []
-    for start, end in _between(_thoughts(text), len(text)):
+    for start, end in _gaps(_thoughts(text), len(text)):
         begin = end - len(text[start:end].lstrip()) if start else start
-        ends += [at for string in stop if (at := text.find(string, begin, end)) >= 0]
+        ends += [index for string in stop if (index := text.find(string, begin, end)) >= 0]
     return text[: min(ends, default=len(text))]
 
 
@@ -74,13 +74,13 @@ def opens_thinking(prompt: str) -> str:
     return tags[-1][0] if tags and not prompt[tags[-1].end() :].strip() else ""
 
 
-def _between(spans: Sequence[Span], length: int) -> Iterator[Span]:
+def _gaps(spans: Sequence[Span], length: int) -> Iterator[Span]:
     """The spans that lie between others, up to the end of the text."""
-    at = 0
+    position = 0
     for start, end in (*spans, (length, length)):
-        if at < start:
-            yield at, start
-        at = end
+        if position < start:
+            yield position, start
+        position = end
 
 
 def _thoughts(text: str) -> list[Span]:
@@ -97,7 +97,7 @@ def _thoughts(text: str) -> list[Span]:
             if match["closing"] and not _quoted(text, match):
                 spans.append((begin, match.end()))
                 begin = None
-        elif marker and not (match["closing"] and _alone(text, match)):  # within a code block
+        elif marker and not (match["closing"] and _is_own_line(text, match)):  # within a code block
             if match["marker"] == marker and not match["language"].strip():
                 marker = ""
         elif match["fence"]:
@@ -119,7 +119,7 @@ def _quoted(text: str, match: re.Match[str]) -> bool:
     return text[max(0, start - 1) : start] == "`" == text[end : end + 1]
 
 
-def _alone(text: str, match: re.Match[str]) -> bool:
+def _is_own_line(text: str, match: re.Match[str]) -> bool:
     """Whether a tag is alone on its line."""
     start, end = match.span()
     line = text[text.rfind("\n", 0, start) + 1 : start] + text[end : (text.find("\n", end) + 1 or len(text) + 1) - 1]
@@ -129,10 +129,10 @@ def _alone(text: str, match: re.Match[str]) -> bool:
 def _channels(text: str) -> list[Span]:
     """The spans of a reply in harmony's channels that are not the message of `final`."""
     spans: list[Span] = []
-    at = 0
+    position = 0
     for header in _HEADER.finditer(text):
         if header["channel"] == "final":
-            spans.append((at, header.end()))
+            spans.append((position, header.end()))
             end = _HEADER_END.search(text, header.end())
-            at = end.start() if end else len(text)
-    return [*spans, (at, len(text))] if at < len(text) else spans
+            position = end.start() if end else len(text)
+    return [*spans, (position, len(text))] if position < len(text) else spans

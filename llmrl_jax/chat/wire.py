@@ -21,7 +21,7 @@ LONGEST_QUOTE = 300
 def sample_seed(seed: int, sample: int) -> int:
     """The seed to send for the samples from an index on: the request's own for index 0, else 31 bits of a hash.
 
-    With the same seed a server would draw the same samples for every index."""
+    With the same seed a server would return the same samples for every index."""
     if sample == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{sample}".encode()).digest()[:4]) >> 1
@@ -31,14 +31,14 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 """The names of the token limit; OpenAI's reasoning models know the second only."""
 
 
-def to_wire(model: str, request: ChatRequest, without: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+def to_wire(model: str, request: ChatRequest, omitted: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of openai's `create`, and the additional fields of the body.
 
-    **Arguments:** `without`, fields that the model does not accept (`adapted`)."""
+    **Arguments:** `omitted`, fields that the model does not accept (`adapted`)."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-        _token_limit(without): request.max_tokens,
+        _token_limit(omitted): request.max_tokens,
     }
     for name in ("temperature", "top_p"):
         if getattr(request, name) is not None:
@@ -49,29 +49,29 @@ def to_wire(model: str, request: ChatRequest, without: Collection[str] = ()) -> 
         body["seed"] = sample_seed(request.seed, request.sample)
     if request.stop:
         body["stop"] = list(request.stop)
-    return {name: value for name, value in body.items() if name not in without or name in LIMITS}, dict(request.extra)
+    return {name: value for name, value in body.items() if name not in omitted or name in LIMITS}, dict(request.extra)
 
 
-def _token_limit(without: Collection[str]) -> str:
+def _token_limit(omitted: Collection[str]) -> str:
     """The name of the token limit that is still allowed; the first if both are refused."""
-    return next((name for name in LIMITS if name not in without), LIMITS[0])
+    return next((name for name in LIMITS if name not in omitted), LIMITS[0])
 
 
-def adapted(field: str, request: ChatRequest, without: Collection[str]) -> set[str] | None:
+def adapted(field: str, request: ChatRequest, omitted: Collection[str]) -> set[str] | None:
     """The fields to leave out after a server refused one, if the request then has the same meaning; None otherwise.
 
-    Without `stop`, replies are cut here. Without `seed`, draws cannot be repeated, as on servers that ignore it. The
-    token limit has a second name. Without `n`, samples are drawn one at a time. `temperature` and `top_p` may be left
-    out at 1, the servers' default."""
-    same = {
+    Without `stop`, replies are cut here. Without `seed`, sampling cannot be repeated, as on servers that ignore it.
+    The token limit has a second name. Without `n`, samples are requested one at a time. `temperature` and `top_p`
+    may be left out at 1, the servers' default."""
+    equivalent = {
         "stop": True,
         "seed": True,
         "n": request.n > 1,
         "temperature": request.temperature == 1,
         "top_p": request.top_p == 1,
     }
-    usable = same.get(field, False) if field not in LIMITS else not set(LIMITS) - {field} <= set(without)
-    return {*without, field} if usable and field not in without else None
+    usable = equivalent.get(field, False) if field not in LIMITS else not set(LIMITS) - {field} <= set(omitted)
+    return {*omitted, field} if usable and field not in omitted else None
 
 
 def _choice(data: Any, stop: Sequence[str]) -> Choice:
@@ -134,13 +134,13 @@ def from_wire(body: bytes, request: ChatRequest, model: str, seconds: float) -> 
         )
     if all(isinstance(c, dict) and isinstance(c.get("index"), int) for c in choices):
         choices = sorted(choices, key=lambda c: c["index"])
-    said, print_, usage = data.get("model"), data.get("system_fingerprint"), data.get("usage")
+    name, print_, usage = data.get("model"), data.get("system_fingerprint"), data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
     return ChatReply(
         choices=tuple(_choice(c, request.stop) for c in choices),
-        model=said if isinstance(said, str) and said else model,
+        model=name if isinstance(name, str) and name else model,
         usage=Usage.read(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached),
         fingerprint=print_ if isinstance(print_, str) else None,
         seconds=seconds,
@@ -167,11 +167,11 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
     data: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
     code, kind = data.get("code"), data.get("type")
     names = [name for name in (code, kind) if isinstance(name, str)]
-    said = f"status {status}: "
+    prefix = f"status {status}: "
     if status is None:
         codes = (_status(x) for x in (code, data.get("status"), data.get("status_code")))
         status = next((number for number in codes if number), None)
-        said = f"an error in the answer{'' if status is None else f', code {status}'}: "
+        prefix = f"an error in the answer{'' if status is None else f', code {status}'}: "
     transient = any(map(_TRANSIENT_CODES.search, names))  # of an error with a name at best
     if status is not None:
         transient = status in (408, 409, 429) or status >= 500
@@ -181,7 +181,7 @@ def refusal(error: Any, status: int | None = None, wait: float | None = None, ke
     if isinstance(metadata, Mapping) and isinstance(metadata.get("raw"), str):  # a gateway quotes its provider
         text += f" ({metadata['raw']})"
     return (ContextExceeded if "context_length_exceeded" in names else ServerError)(
-        said + quote(redact(text, key)),
+        prefix + quote(redact(text, key)),
         status=status,
         # An account without credit answers 429 like a busy server, and waiting does not help.
         transient=transient and "insufficient_quota" not in names,

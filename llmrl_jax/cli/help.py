@@ -36,7 +36,7 @@ class Option:
 
     @property
     def call(self) -> str:
-        """How it is given: `--run.seed INT`."""
+        """The option as typed: `--run.seed INT`."""
         return " ".join(filter(None, [", ".join(self.names), self.value]))
 
 
@@ -46,7 +46,7 @@ class Section:
 
     prefix: str
     """`run` for `--run.seed`; empty for options without one."""
-    about: str
+    description: str
     options: tuple[Option, ...]
 
 
@@ -54,7 +54,7 @@ class Section:
 class Described:
     """A command's arguments and options."""
 
-    about: str
+    description: str
     arguments: tuple[Option, ...]
     sections: tuple[Section, ...]
 
@@ -119,30 +119,30 @@ def help_text(function: Callable[..., Any], prog: str, *, everything: bool = Fal
     **Arguments:** `function`; `prog`, its name; `everything`, whether to describe the options that are not frequent.
     """
     described = describe(function)
-    known = {name.removeprefix("--"): option for option in described.options for name in option.names}
-    frequent = [known[name] for name in getattr(function, "frequent", ()) if name in known]
-    rest = [
-        Section(section.prefix, section.about, tuple(o for o in section.options if o not in frequent))
+    by_name = {name.removeprefix("--"): option for option in described.options for name in option.names}
+    frequent = [by_name[name] for name in getattr(function, "frequent", ()) if name in by_name]
+    remaining = [
+        Section(section.prefix, section.description, tuple(o for o in section.options if o not in frequent))
         for section in described.sections
     ]
-    rest = [section for section in rest if section.options]
+    remaining = [section for section in remaining if section.options]
     usage = " ".join(["usage:", prog, *(argument.value for argument in described.arguments), "[options]"])
-    parts = [usage, wrapped(described.about)]
+    parts = [usage, wrapped(described.description)]
     if described.arguments:
         parts.append("\n".join(["arguments:", *(row(a.value, a.text) for a in described.arguments)]))
     if frequent:
         parts.append("\n".join(["frequent options:", *(row(o.call, o.text) for o in frequent)]))
     if everything or not frequent:
-        parts += [_described(section) for section in rest]
-    elif rest:
-        parts.append("\n".join(["other options, which --help-all describes:", *map(_named, rest)]))
-    shown = "-h, --help shows this text" + (", --help-all also describes the other options" if frequent else "")
-    return "\n\n".join(filter(None, [*parts, f"{shown}."])) + "\n"
+        parts += [_described(section) for section in remaining]
+    elif remaining:
+        parts.append("\n".join(["other options, which --help-all describes:", *map(_named, remaining)]))
+    hint = "-h, --help shows this text" + (", --help-all also describes the other options" if frequent else "")
+    return "\n\n".join(filter(None, [*parts, f"{hint}."])) + "\n"
 
 
 def _described(section: Section) -> str:
     title = f"--{section.prefix}.*" if section.prefix else "options"
-    heading = wrapped(f"{title}: {section.about}" if section.about else f"{title}:")
+    heading = wrapped(f"{title}: {section.description}" if section.description else f"{title}:")
     return "\n".join([heading, *(row(option.call, option.text) for option in section.options)])
 
 
@@ -152,10 +152,10 @@ def _named(section: Section) -> str:
     names = " ".join(f"{prefix}{option.names[0].removeprefix(prefix)}" for option in section.options)
     if not section.prefix:
         return textwrap.fill(names, width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    about = section.about.partition(". ")[0].rstrip(".")
+    description = section.description.partition(". ")[0].rstrip(".")
     return "\n".join(
         [
-            textwrap.fill(f"  --{section.prefix}.*  {about}", width(), subsequent_indent="    "),
+            textwrap.fill(f"  --{section.prefix}.*  {description}", width(), subsequent_indent="    "),
             textwrap.fill(
                 names.replace(prefix, "."),
                 width(),
@@ -167,18 +167,18 @@ def _named(section: Section) -> str:
     )
 
 
-def usage(prog: str, what: str, rows: dict[str, str], about: str) -> str:
+def usage(prog: str, kind: str, rows: dict[str, str], description: str) -> str:
     """The help text of a group of commands, or of all groups.
 
-    **Arguments:** `what`, "command" or "group"; `rows`, the name of each and its description.
+    **Arguments:** `kind`, "command" or "group"; `rows`, the name of each and its description.
     """
     column = max(map(len, rows), default=0) + 4
-    lines = [f"usage: {prog} <{what}> ...", "", "\n".join(map(wrapped, about.split("\n"))), "", f"{what}s:"]
+    lines = [f"usage: {prog} <{kind}> ...", "", "\n".join(map(wrapped, description.split("\n"))), "", f"{kind}s:"]
     lines += [row(name, text, column) for name, text in rows.items()]
-    lines += ["", f"`{prog} <{what}> --help` says more about each.", ""]
+    lines += ["", f"`{prog} <{kind}> --help` says more about each.", ""]
     return "\n".join(lines)
 
 
-def asked(args: Sequence[str]) -> bool:
+def is_requested(args: Sequence[str]) -> bool:
     """Whether a command line asks for help."""
     return any(arg in ("-h", "--help", "--help-all") for arg in args)

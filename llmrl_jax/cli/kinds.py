@@ -41,9 +41,9 @@ def kind_of(values: Mapping[str, Any]) -> str:
         except (ValueError, KeyError):  # options of another kind
             continue
         names = {f.name for f in dataclasses.fields(settings) if f.name != "run"}
-        given = set(configs.upgraded(settings, options)) - {"run"}
-        if given and given <= names:
-            fitting.append((len(names - given), kind))
+        saved = set(configs.upgraded(settings, options)) - {"run"}
+        if saved and saved <= names:
+            fitting.append((len(names - saved), kind))
     return min(fitting, default=(0, ""))[1]
 
 
@@ -76,5 +76,5 @@ def defaults(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if begin is None:
         return None
     usual = begin(values)
-    given = {f.name: getattr(usual, f.name) for f in dataclasses.fields(usual)}
-    return {name: configs.to_json(value) for name, value in given.items() if value is not tyro.MISSING}
+    fields = {f.name: getattr(usual, f.name) for f in dataclasses.fields(usual)}
+    return {name: configs.to_json(value) for name, value in fields.items() if value is not tyro.MISSING}

@@ -22,9 +22,11 @@ def settings_of(folder: str | Path) -> Any:
     values = json.loads(file.read_text(encoding="utf-8"))
     config = kinds.loaded(values, file)
     if not hasattr(config, "experiment"):
-        kind, known = kinds.kind_of(values) or "(unknown)", ", ".join(kinds.with_attribute("experiment"))
-        other = "; `llmrl kalm test` plays it" if kind == "kalm ground" else ""
-        raise ValueError(f"{folder} is a run of llmrl {kind}, and runs of {known} can be evaluated and played{other}")
+        kind, supported = kinds.kind_of(values) or "(unknown)", ", ".join(kinds.with_attribute("experiment"))
+        hint = "; `llmrl kalm test` plays it" if kind == "kalm ground" else ""
+        raise ValueError(
+            f"{folder} is a run of llmrl {kind}, and runs of {supported} can be evaluated and played{hint}"
+        )
     return config
 
 
@@ -35,7 +37,7 @@ class Loaded:
     experiment: Experiment
     state: Any
     update: int
-    """That of the checkpoint."""
+    """The checkpoint's update."""
 
     def act(self, obs: Any, carry: Any = (), first: Any = None) -> tuple[Any, Any]:
         """The most likely actions of the policy, for a batch of observations.

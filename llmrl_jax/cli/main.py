@@ -49,7 +49,7 @@ class Group:
     """A group of commands: its module, and the first sentence of its description."""
 
     module: str
-    about: str
+    description: str
 
 
 def groups() -> dict[str, Group]:
@@ -58,14 +58,14 @@ def groups() -> dict[str, Group]:
     Found by listing folders; nothing is imported.
     """
     package = Path(__file__).parent.parent
-    own = {path.stem: path for path in (package / "cli" / "commands").glob("*.py") if path.stem != "__init__"}
+    library = {path.stem: path for path in (package / "cli" / "commands").glob("*.py") if path.stem != "__init__"}
     systems = {}
     for folder in (package / "systems").iterdir():
         for path in (folder / "commands.py", folder / "commands" / "__init__.py"):
             if path.is_file():
                 systems[folder.name] = path
     result = {}
-    for name, path in sorted({**own, **systems}.items()):
+    for name, path in sorted({**library, **systems}.items()):
         parts = path.relative_to(package.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
         result[name] = Group(module, first_sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
@@ -79,22 +79,22 @@ def first_sentence(text: str | None) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
-def _choose(args: Sequence[str], prog: str, what: str, rows: dict[str, str], about: str) -> str | None:
+def _choose(args: Sequence[str], prog: str, kind: str, rows: dict[str, str], description: str) -> str | None:
     """The group or command that the first argument names; None if help was requested and printed.
 
     **Raises:** `_Usage` if there is none, or an unknown one, naming the nearest.
     """
     from llmrl_jax.cli import help
 
-    if help.asked(args[:1]):
-        print(help.usage(prog, what, rows, about), end="")
+    if help.is_requested(args[:1]):
+        print(help.usage(prog, kind, rows, description), end="")
         return None
     if not args:
-        raise _Usage(help.usage(prog, what, rows, about) + f"error: a {what} is missing")
+        raise _Usage(help.usage(prog, kind, rows, description) + f"error: a {kind} is missing")
     if args[0] not in rows:
         from llmrl_jax.core.checks import nearest
 
-        raise _Usage(f"error: unknown {what} {args[0]!r}{nearest(args[0], list(rows))} (known: {', '.join(rows)})")
+        raise _Usage(f"error: unknown {kind} {args[0]!r}{nearest(args[0], list(rows))} (known: {', '.join(rows)})")
     return args[0]
 
 
@@ -120,13 +120,13 @@ def _is_a(module: str, name: str, error: BaseException) -> bool:
 
 
 def _lack_of_memory(error: BaseException) -> str:
-    """What an error says about a lack of memory, with the remedy; empty for any other error."""
+    """The message of an out-of-memory error, with the remedy; empty for any other error."""
     text = str(error).strip().split("\n")[0]
     device = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
     if not (isinstance(error, MemoryError) or device and ("RESOURCE_EXHAUSTED" in text or "Out of memory" in text)):
         return ""
-    said = f" ({text[:200]})" if text else ""
-    return f"not enough memory{said}: take fewer rows or a smaller model; `llmrl lm fit` computes what fits"
+    detail = f" ({text[:200]})" if text else ""
+    return f"not enough memory{detail}: take fewer rows or a smaller model; `llmrl lm fit` computes what fits"
 
 
 def _message(error: BaseException) -> str:
@@ -136,45 +136,45 @@ def _message(error: BaseException) -> str:
 def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str]] | None:
     """The command that the first two arguments name, its full name, and its arguments; None if help was requested and
     printed."""
-    known = groups()
-    about = "Reinforcement learning with language models, in one XLA program."
-    about += "\nAnywhere: --debug shows the traceback of an error; --version prints the version."
-    about += "\nWhere jax is used: --hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help,"
-    about += "\n--slurm.help)."
-    group = _choose(args, prog, "group", {name: group.about for name, group in known.items()}, about)
+    by_name = groups()
+    description = "Reinforcement learning with language models, in one XLA program."
+    description += "\nAnywhere: --debug shows the traceback of an error; --version prints the version."
+    description += "\nWhere jax is used: --hosts.* joins several processes, --slurm.* submits to SLURM (--hosts.help,"
+    description += "\n--slurm.help)."
+    group = _choose(args, prog, "group", {name: group.description for name, group in by_name.items()}, description)
     if group is None:
         return None
-    module = importlib.import_module(known[group].module)
+    module = importlib.import_module(by_name[group].module)
     if hasattr(module, "COMMAND"):
         return module.COMMAND, f"{prog} {group}", args[1:]
     commands: dict[str, Callable[..., Any]] = module.COMMANDS
     rows = {name: first_sentence(f.__doc__) for name, f in commands.items()}
-    name = _choose(args[1:], f"{prog} {group}", "command", rows, known[group].about)
+    name = _choose(args[1:], f"{prog} {group}", "command", rows, by_name[group].description)
     if name is None:
         return None
     command = commands[name]
-    rest = _own_names(args[2:], getattr(command, "aliases", {}))
+    remaining = _resolve_aliases(args[2:], getattr(command, "aliases", {}))
     prepare = getattr(command, "prepare", None)
     if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
-        command = prepare(rest)
-    return command, f"{prog} {group} {name}", rest
+        command = prepare(remaining)
+    return command, f"{prog} {group} {name}", remaining
 
 
-def _own_names(args: list[str], aliases: Mapping[str, str]) -> list[str]:
+def _resolve_aliases(args: list[str], aliases: Mapping[str, str]) -> list[str]:
     """Arguments whose flags have our names.
 
     **Arguments:** `aliases`, another program's name -> ours, without dashes; empty: ours has no flag, and its value
     comes first.
     """
-    first, rest, left = [], [], iter(args)
+    first, remaining, left = [], [], iter(args)
     for arg in left:
         name, equals, value = arg.partition("=")
         ours = aliases.get(name[2:].replace("_", "-")) if name.startswith("--") else None
         if ours == "":
             first.append(value if equals else next(left, arg))
         else:
-            rest.append(arg if ours is None else f"--{ours}{equals}{value}")
-    return first + rest
+            remaining.append(arg if ours is None else f"--{ours}{equals}{value}")
+    return first + remaining
 
 
 def _help(args: list[str], prog: str) -> int:
@@ -227,15 +227,15 @@ def _take(args: Sequence[str], prefix: str, kind: Any, prog: str) -> tuple[Any, 
         print(help_text(flags, prog), end="")
         raise SystemExit(0)
     result: Any = parse(flags, prog, list(args), return_unknown_args=True)
-    taken, left = result
+    parsed, left = result
     for arg in left:
         if arg.startswith(f"--{prefix}."):
             from llmrl_jax.core.checks import nearest
 
-            known = [f"--{prefix}.{f.name.replace('_', '-')}" for f in dataclasses.fields(kind)]
+            names = [f"--{prefix}.{f.name.replace('_', '-')}" for f in dataclasses.fields(kind)]
             name = arg.partition("=")[0]
-            raise _Usage(f"error: unknown flag {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-    return getattr(taken, prefix), left
+            raise _Usage(f"error: unknown flag {name!r}{nearest(name, names)} (known: {', '.join(names)})")
+    return getattr(parsed, prefix), left
 
 
 def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
@@ -244,8 +244,8 @@ def _join_hosts(args: Sequence[str], prog: str) -> list[str]:
     from llmrl_jax.parallel import hosts
 
     config, left = _take(args, "hosts", hosts.HostsConfig, prog)
-    given = (config.coordinator, config.num_processes, config.process_id) != (None, None, None)
-    if config.mode == "off" or not (given or hosts.expected()):
+    explicit = (config.coordinator, config.num_processes, config.process_id) != (None, None, None)
+    if config.mode == "off" or not (explicit or hosts.expected()):
         return left
     table = hosts.initialize(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
     import jax
@@ -269,13 +269,13 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
         return 0
     from llmrl_jax.options.command import parse
 
-    command, name, rest = target
+    command, name, remaining = target
 
     @functools.wraps(command)
     def parsed(*args: Any, **kwargs: Any) -> list[Any]:
         return [*args, *kwargs.values()]
 
-    slurm.submit(config, left, parse(parsed, name, rest))
+    slurm.submit(config, left, parse(parsed, name, remaining))
     return 0
 
 

@@ -64,8 +64,8 @@ def colour_text(picture: np.ndarray, columns: int = 64, lines: int = 1 << 15) ->
     if len(small) % 2:
         small = np.concatenate([small, np.zeros_like(small[:1])])
     rows = []
-    for above, below in zip(small[::2], small[1::2]):
-        cells = (f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(above, below))
+    for upper, lower in zip(small[::2], small[1::2]):
+        cells = (f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(upper, lower))
         rows.append("".join(cells) + "\x1b[0m")
     return "\n".join(rows)
 
@@ -78,18 +78,18 @@ def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
     return "\n".join("".join(RAMP[i] for i in row).rstrip() for row in index)
 
 
-def keys_of(names: tuple[str, ...], own: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Keys of the actions: the digit of an action below ten, and its letter in the world's `own` keys, else the first
-    unused letter of its name."""
-    keys = {str(i): i for i in range(min(10, len(names)))} | dict(own or {})
-    taken = {"q", "r", "?", *keys}
+def keys_of(names: tuple[str, ...], world_keys: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Keys of the actions: the digit of an action below ten, and its letter in `world_keys`, else the first unused
+    letter of its name."""
+    keys = {str(i): i for i in range(min(10, len(names)))} | dict(world_keys or {})
+    used = {"q", "r", "?", *keys}
     for i, name in enumerate(names):
-        if i in (own or {}).values():
+        if i in (world_keys or {}).values():
             continue
         for letter in name.lower():
-            if letter.isalpha() and letter not in taken:
+            if letter.isalpha() and letter not in used:
                 keys[letter] = i
-                taken.add(letter)
+                used.add(letter)
                 break
     return keys
 
@@ -100,9 +100,9 @@ def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
     arrows = {}
     for key, meanings in MEANINGS.items():
         for meaning in meanings:
-            which = [i for i, name in enumerate(words) if meaning in name]
-            if which:
-                arrows[key] = which[0]
+            indices = [i for i, name in enumerate(words) if meaning in name]
+            if indices:
+                arrows[key] = indices[0]
                 break
     return arrows
 
@@ -143,10 +143,10 @@ class Game:
         if gif:
             check_writable(gif, "--gif")
         self.names, self.picture, self.max_steps, self.live = self.env.action_names, picture, max_steps, live
-        own = dict(self.env.keys)
-        letters = {key: action for key, action in own.items() if key not in MEANINGS}
+        world_keys = dict(self.env.keys)
+        letters = {key: action for key, action in world_keys.items() if key not in MEANINGS}
         self.keys = keys_of(self.names, letters)
-        self.arrows = arrows_of(self.names) | {key: action for key, action in own.items() if key in MEANINGS}
+        self.arrows = arrows_of(self.names) | {key: action for key, action in world_keys.items() if key in MEANINGS}
         self.gif, self.frames = gif, list[np.ndarray]()
         self.key, self.episode, self.steps = jax.random.key(seed), 0, 0
         self._reset, self._step = jax.jit(self.env.reset), jax.jit(self.env.step)
@@ -158,7 +158,7 @@ class Game:
         """Start an episode and show it."""
         with doing("compiling the reset"):
             self.obs, self.state = self._reset(jax.random.fold_in(self.key, self.episode), self.params)
-        self.episode, self.length, self.total, self.over = self.episode + 1, 0, 0.0, False
+        self.episode, self.length, self.total, self.ended = self.episode + 1, 0, 0.0, False
         self.show(f"--- episode {self.episode} ---")
 
     def show(self, news: str) -> None:
@@ -216,17 +216,17 @@ class Game:
         self.steps, self.length, self.total = self.steps + 1, self.length + 1, self.total + float(reward)
         news = self.env.news(jax.device_get(info))
         self.show(f"\n{self.names[action]}: reward {float(reward):g}{f'; {news}' if news else ''}")
-        self.over = bool(terminated | truncated)
-        if self.over:
-            how = "terminated" if terminated else "truncated"
+        self.ended = bool(terminated | truncated)
+        if self.ended:
+            outcome = "terminated" if terminated else "truncated"
             success = ", success" if info.get("success", False) else ""
-            self._say(f"episode {self.episode} {how} after {self.length} steps, return {self.total:g}{success}")
+            self._say(f"episode {self.episode} {outcome} after {self.length} steps, return {self.total:g}{success}")
 
     def obey(self, text: str) -> bool:
         """Execute a line or a key. **Returns:** whether the game continues."""
         if text == "q":
             return False
-        if text == "r" or self.over and self.live:
+        if text == "r" or self.ended and self.live:
             self.start()
         elif text == "?":
             self.help()
@@ -236,12 +236,12 @@ class Game:
             except ValueError as error:
                 self._say(str(error))
                 return True
-            if self.over:
+            if self.ended:
                 self.start()
             self.step(action)
             if self.max_steps and self.steps >= self.max_steps:
                 return False
-            if self.over and self.live:
+            if self.ended and self.live:
                 self._say("any key begins the next episode, q quits")
         return True
 
@@ -253,16 +253,16 @@ class Game:
         if not self.live:
             self.help()
         self.start()
-        some = False
+        received = False
         try:
             for text in texts:
-                some = True
+                received = True
                 if not self.obey(text.strip()):
                     break
         finally:
-            if self.gif and some:
+            if self.gif and received:
                 self._say(f"wrote {write_gif(self.gif, self.frames)}")
-        if not some and not self.live:
+        if not received and not self.live:
             raise ValueError(
                 "no action was given, and standard input is not a terminal: play in one, pass "
                 "--actions, or pipe actions, a line each"

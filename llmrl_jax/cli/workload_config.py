@@ -15,7 +15,7 @@ Workload = Literal[
 ]  # fmt: skip
 OF_A_MODEL = (*LANGUAGE, "glam", "kalm-ground", "kalm-imagine")
 """Workloads that need a model's architecture."""
-ONCE = ("score", "generate", "kalm-imagine", "world")
+WITHOUT_UPDATES = ("score", "generate", "kalm-imagine", "world")
 """Workloads that are no update in a run's loop."""
 
 
@@ -60,4 +60,4 @@ class WorkloadConfig(FitConfig):
     @property
     def repeats(self) -> bool:
         """Whether the program is that of a run, a loop over any number of updates."""
-        return self.workload not in ONCE
+        return self.workload not in WITHOUT_UPDATES

@@ -31,34 +31,34 @@ from llmrl_jax.workflows.memory.programs import place_like, placed
 
 @dataclass(frozen=True)
 class Setting(Placement):
-    """The options, and where arrays are: a placement of shapes, which answers with shardings."""
+    """The options, and the shardings of arrays: a `Placement` that maps shapes to shardings."""
 
     config: WorkloadConfig = field(default_factory=WorkloadConfig)
-    one: Sharding | None = None
+    device: Sharding | None = None
     """Without a mesh: the device."""
 
-    def rows(self, tree: Any, axis: int = 0) -> Any:
+    def shard_batch(self, tree: Any, axis: int = 0) -> Any:
         """For every leaf the sharding with an axis split over the devices."""
-        where = self.one if self.mesh is None else batch_sharding(self.mesh, axis)
-        return jax.tree.map(lambda _: where, tree)
+        sharding = self.device if self.mesh is None else batch_sharding(self.mesh, axis)
+        return jax.tree.map(lambda _: sharding, tree)
 
-    def whole(self, tree: Any) -> Any:
+    def replicate(self, tree: Any) -> Any:
         """For every leaf the sharding of a copy on every device."""
-        where = self.one if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(lambda _: where, tree)
+        sharding = self.device if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda _: sharding, tree)
 
     def collections(self, llama: lm.Llama, tree: Any) -> Any:
-        """`whole`, but collections of a language model (`params`, `lora`) split as the mesh says."""
-        found = self.whole(tree)
+        """`replicate`, but collections of a language model (`params`, `lora`) split as the mesh says."""
+        copies = self.replicate(tree)
         if self.mesh is None or not isinstance(tree, dict):
-            return found
+            return copies
         shapes, axes = llama.abstract(), llama.logical_axes()
-        return found | {name: shardings(shapes[name], axes[name], self.mesh) for name in tree if name in shapes}
+        return copies | {name: shardings(shapes[name], axes[name], self.mesh) for name in tree if name in shapes}
 
     def options(self, settings: Any, rows: str = "num_envs", steps: str = "num_steps") -> Any:
         """Settings of a learner with the batch size and the steps that are asked for."""
-        asked = {rows: self.config.batch_size} | ({steps: self.config.steps} if self.config.steps else {})
-        return replace(settings, **asked)
+        overrides = {rows: self.config.batch_size} | ({steps: self.config.steps} if self.config.steps else {})
+        return replace(settings, **overrides)
 
 
 Parts = tuple[Any, Any, Any]
@@ -90,16 +90,18 @@ def _size(tree: Any) -> int:
 
 
 def _update(learner: Any, state: Any) -> tuple[Any, dict[str, Any]]:
-    rest, frozen = state.replace(frozen=()), state.frozen
+    trainable, frozen = state.replace(frozen=()), state.frozen
     compiled = (
-        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, rest), 1).lower(rest, frozen, np.int32(1)).compile()
+        jit_chunk(learner, jax.tree.map(lambda x: x.sharding, trainable), 1)
+        .lower(trainable, frozen, np.int32(1))
+        .compile()
     )
     optimiser = getattr(state, "opt_state", ())
     return compiled, {
         "base": frozen,
         "trained": state.params,
         "optimiser": optimiser,
-        "data": rest.replace(params=(), **({"opt_state": ()} if hasattr(state, "opt_state") else {})),
+        "data": trainable.replace(params=(), **({"opt_state": ()} if hasattr(state, "opt_state") else {})),
     }
 
 
@@ -115,12 +117,12 @@ def _key() -> Any:
 def _played(s: Setting, learner: Any, state: Any) -> Parts:
     """A learner that acts in environments, with the shardings that it gives its state."""
     from llmrl_jax.rl import bonus
-    from llmrl_jax.rl.rollout import place
+    from llmrl_jax.rl.rollout import shard_runner
 
-    places = s.whole(state).replace(runner=place(state.runner, s), bonus=bonus.place(state.bonus, s))
+    places = s.replicate(state).replace(runner=shard_runner(state.runner, s), bonus=bonus.shard(state.bonus, s))
     if hasattr(state, "replay"):
         memory = learner.update.args[0].__self__.memory
-        places = places.replace(replay=memory.place(state.replay, s.rows, s.whole))
+        places = places.replace(replay=memory.shard(state.replay, s.shard_batch, s.replicate))
     return learner, state, places
 
 
@@ -158,19 +160,19 @@ def _offline(s: Setting) -> Parts:
     if name not in OFFLINE:
         raise ValueError(f"algo is {s.config.algo}; the workload offline has {', '.join(sorted(OFFLINE))}")
     discrete, count = name.startswith("discrete"), s.config.rows or RECORDED
-    seen = np.random.default_rng(0).standard_normal((count, OBSERVED), np.float32)
+    obs = np.random.default_rng(0).standard_normal((count, OBSERVED), np.float32)
     action = (
         np.arange(count) % ACTED if discrete else np.tile(np.linspace(-0.9, 0.9, ACTED, dtype=np.float32), (count, 1))
     )
     no, reward = np.zeros(count, bool), np.zeros(count, np.float32)
-    steps = Transitions(*map(jnp.asarray, (seen, action, reward, seen, no, np.arange(1, count + 1) % 1000 == 0)))
+    steps = Transitions(*map(jnp.asarray, (obs, action, reward, obs, no, np.arange(1, count + 1) % 1000 == 0)))
     actions = ActionKind(ACTED) if discrete else ActionKind.box(-1.0, 1.0, ACTED)
     entry = algorithm(name)
     config = s.options(entry.config(), "batch_size", "gradient_steps")
     learner = make_offline(entry.make(config, actions), config, steps, actions)
     state = jax.eval_shape(learner.init, _key())
     state = state.replace(frozen=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.frozen))
-    return learner, state, s.whole(state)
+    return learner, state, s.replicate(state)
 
 
 def _world(s: Setting) -> Parts:
@@ -186,13 +188,13 @@ def _world(s: Setting) -> Parts:
             act, move = jax.random.split(key)
             actions = jax.vmap(space.sample)(jax.random.split(act, count))
             obs, state, reward, terminated, truncated, _ = vector.step(move, state, actions, params)
-            seen = [*jax.tree.leaves(obs), reward, terminated, truncated]
-            return (state, total + sum(jnp.sum(x.astype(jnp.float32)) for x in seen)), None
+            outputs = [*jax.tree.leaves(obs), reward, terminated, truncated]
+            return (state, total + sum(jnp.sum(x.astype(jnp.float32)) for x in outputs)), None
 
         return tracing.scan(step, (state, jnp.float32(0)), jax.random.split(key, s.config.steps or 64))[0]
 
-    places = s.whole(state).replace(env=s.rows(state.env))
-    return play, (state, _key()), (places, s.whole(_key()))
+    places = s.replicate(state).replace(env=s.shard_batch(state.env))
+    return play, (state, _key()), (places, s.replicate(_key()))
 
 
 # --- systems ----------------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def _world(s: Setting) -> Parts:
 def _glam(s: Setting) -> Parts:
     """GLAM's PPO: play and learning of a language model of the given shape, with a token for each word."""
     from llmrl_jax.lm.tokens import WordTokenizer
-    from llmrl_jax.rl.rollout import place
+    from llmrl_jax.rl.rollout import shard_runner
     from llmrl_jax.systems.glam import config as presets
     from llmrl_jax.systems.glam.build import build, make_world
     from llmrl_jax.systems.glam.prompts import glam_prompt
@@ -210,8 +212,10 @@ def _glam(s: Setting) -> Parts:
     preset = presets.GLAM_LORA if c.tune == "lora" else presets.GLAM
     ppo = s.options(replace(preset.ppo, microbatches=c.microbatches))
     played = ppo.num_envs * ppo.num_steps
-    most = max(1, played // (preset.ppo.num_envs * preset.ppo.num_steps // preset.ppo.minibatches))  # as large as usual
-    ppo = replace(ppo, minibatches=next(n for n in range(most, 0, -1) if played % n == 0))
+    maximum = max(
+        1, played // (preset.ppo.num_envs * preset.ppo.num_steps // preset.ppo.minibatches)
+    )  # as large as usual
+    ppo = replace(ppo, minibatches=next(n for n in range(maximum, 0, -1) if played % n == 0))
     config = replace(
         preset,
         env=c.env or preset.env,
@@ -233,8 +237,10 @@ def _glam(s: Setting) -> Parts:
         built = build(config, s.mesh)
     llama = built.policy.model
     params, frozen = s.collections(llama, state.params), s.collections(llama, state.frozen)
-    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
-    places = s.whole(state).replace(params=params, frozen=frozen, opt_state=moments, runner=place(state.runner, s))
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
+    places = s.replicate(state).replace(
+        params=params, frozen=frozen, opt_state=moments, runner=shard_runner(state.runner, s)
+    )
     return built.learner(), state, places
 
 
@@ -291,9 +297,9 @@ def _grounding(s: Setting) -> Parts:
 
     state = jax.eval_shape(lambda v, key: make(v, None).init(key), shapes, _key())
     params = s.collections(llama, state.params)
-    frozen = {**s.whole(state.frozen), "base": s.collections(llama, state.frozen["base"])}
-    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.whole(0))[0])
-    return make(shapes, s.mesh), state, s.whole(state).replace(params=params, frozen=frozen, opt_state=moments)
+    frozen = {**s.replicate(state.frozen), "base": s.collections(llama, state.frozen["base"])}
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
+    return make(shapes, s.mesh), state, s.replicate(state).replace(params=params, frozen=frozen, opt_state=moments)
 
 
 def _imagining(s: Setting) -> Parts:
@@ -315,17 +321,19 @@ def _imagining(s: Setting) -> Parts:
         lengths, goals = jnp.full(c.batch_size, c.length), jnp.zeros((c.batch_size, 1))
         return imagine(model, variables, normalizer, tokens, lengths, first, goals, label, c.steps or EPISODE)
 
-    given = (
+    inputs = (
         jax.ShapeDtypeStruct((c.batch_size, c.length), jnp.int32),
         jax.ShapeDtypeStruct((c.batch_size, STATE), jnp.float32),
     )
-    return play, (variables, *given), (s.collections(llama, variables), *s.rows(given))
+    return play, (variables, *inputs), (s.collections(llama, variables), *s.shard_batch(inputs))
 
 
 def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
     c, dtype = s.config, jnp.dtype(s.config.dtype)
-    kept = jnp.dtype(jnp.float32) if c.trains and lora is None else dtype
-    return lm.Llama(read_shape(c.model), lora=lora, dtype=dtype, param_dtype=kept, remat=c.remat, attention=c.attention)
+    param_dtype = jnp.dtype(jnp.float32) if c.trains and lora is None else dtype
+    return lm.Llama(
+        read_shape(c.model), lora=lora, dtype=dtype, param_dtype=param_dtype, remat=c.remat, attention=c.attention
+    )
 
 
 WORKLOADS: dict[str, Callable[[Setting], Parts]] = {

@@ -46,7 +46,7 @@ class Fixed:
 
 @struct.dataclass
 class Scaled:
-    """A distribution over actions in [-1, 1], clipped there, as one over actions in the bounds of a world."""
+    """A distribution over actions in [-1, 1], clipped there, as one over actions in the bounds of an environment."""
 
     inner: Any
     actions: ActionKind = struct.field(pytree_node=False)
@@ -92,37 +92,37 @@ class DeterministicActor:
 
 @dataclass(frozen=True)
 class GaussianActor:
-    """A Gaussian whose mean is `tanh` of an MLP, with deviations that are the same in every state."""
+    """A Gaussian whose mean is `tanh` of an MLP, with standard deviations that do not depend on the state."""
 
     width: int
     hidden: tuple[int, ...]
     activation: str = "relu"
     low: float = -20.0
-    """Bounds of the log of the deviation."""
+    """Bounds of the log standard deviation."""
     high: float = 2.0
     sigmoid: bool = False
-    """Whether the log of the deviation moves between its bounds as a sigmoid of its parameter (d3rlpy), or is the
-    parameter, clipped (CORL)."""
+    """Whether the log standard deviation is a sigmoid of its parameter between its bounds (d3rlpy), or the parameter,
+    clipped (CORL)."""
 
     def init(self, key: jax.Array, inputs: int) -> Any:
         return {"mean": init_mlp(key, inputs, self.hidden, self.width), "log_std": jnp.zeros(self.width)}
 
     def distribution(self, params: Any, x: Float[Array, "*B n"]) -> Distribution:
         mean, raw = jnp.tanh(mlp(params["mean"], x, self.activation)), params["log_std"]
-        between = self.low + (self.high - self.low) * jax.nn.sigmoid(raw)
-        log_std = between if self.sigmoid else jnp.clip(raw, self.low, self.high)
+        bounded = self.low + (self.high - self.low) * jax.nn.sigmoid(raw)
+        log_std = bounded if self.sigmoid else jnp.clip(raw, self.low, self.high)
         return Normal(mean, jnp.broadcast_to(log_std, mean.shape))
 
 
 @dataclass(frozen=True)
 class SquashedActor:
-    """A Gaussian squashed by tanh into [-1, 1], whose deviations depend on the state (SAC)."""
+    """A Gaussian squashed by tanh into [-1, 1], whose standard deviations depend on the state (SAC)."""
 
     width: int
     hidden: tuple[int, ...]
     activation: str = "relu"
     low: float = -20.0
-    """Bounds of the log of the deviation."""
+    """Bounds of the log standard deviation."""
     high: float = 2.0
 
     def init(self, key: jax.Array, inputs: int) -> Any:
@@ -130,18 +130,18 @@ class SquashedActor:
 
     def distribution(self, params: Any, x: Float[Array, "*B n"]) -> TanhNormal:
         mean, log_std = jnp.split(mlp(params, x, self.activation), 2, axis=-1)
-        one = jnp.ones_like(mean)
-        return TanhNormal(mean, jnp.clip(log_std, self.low, self.high), -one, one)
+        ones = jnp.ones_like(mean)
+        return TanhNormal(mean, jnp.clip(log_std, self.low, self.high), -ones, ones)
 
     def sample(
         self, params: Any, x: Float[Array, "*B n"], key: jax.Array
     ) -> tuple[Float[Array, "*B D"], Float[Array, "*B"]]:
         """An action per row and its log-density, from the noise that made it: `TanhNormal.log_prob` would have to
         recover that from the action, where rounding may have lost it."""
-        found = self.distribution(params, x)
-        noise = found.noise(key)
-        raw = found.mean + jnp.exp(found.log_std) * noise
-        density = -0.5 * noise**2 - found.log_std - 0.5 * math.log(2 * math.pi) - found._log_slope(raw)
+        distribution = self.distribution(params, x)
+        noise = distribution.noise(key)
+        raw = distribution.mean + jnp.exp(distribution.log_std) * noise
+        density = -0.5 * noise**2 - distribution.log_std - 0.5 * math.log(2 * math.pi) - distribution._log_slope(raw)
         return jnp.tanh(raw), jnp.sum(density, axis=-1)
 
 
@@ -175,7 +175,7 @@ class Critics:
             return init_ensemble(key, self.count, inputs, self.hidden, self.actions.count)
         return init_ensemble(key, self.count, inputs + self.actions.width, self.hidden, 1)
 
-    def every(self, params: Any, x: Float[Array, "*B n"]) -> Float[Array, "K *B A"]:
+    def all_values(self, params: Any, x: Float[Array, "*B n"]) -> Float[Array, "K *B A"]:
         """The values of all discrete actions."""
         return ensemble(params, x, self.activation)
 
@@ -183,8 +183,8 @@ class Critics:
         """The values of one action per row, `[K, B]`, or of `S` continuous ones, `[B, S, D]`, as `[K, B, S]`."""
         if self.actions.discrete:
             chosen = action[..., None] == jnp.arange(self.actions.count)
-            return jnp.sum(jnp.where(chosen, self.every(params, x), 0.0), axis=-1)
-        return jax.vmap(lambda one: beside(one, x, action, self.activation)[..., 0])(params)
+            return jnp.sum(jnp.where(chosen, self.all_values(params, x), 0.0), axis=-1)
+        return jax.vmap(lambda layers: mlp_on_concat(layers, x, action, self.activation)[..., 0])(params)
 
 
 # --- multilayer perceptrons -------------------------------------------------------------------------------------------
@@ -195,9 +195,9 @@ def init_mlp(key: jax.Array, inputs: int, hidden: Sequence[int], outputs: int) -
     sizes = [inputs, *hidden, outputs]
     layers = []
     for layer, fan_in, fan_out in zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:]):
-        one, two = jax.random.split(layer)
+        kernel_key, bias_key = jax.random.split(layer)
         draw = uniform(fan_in)
-        layers.append({"kernel": draw(one, (fan_in, fan_out)), "bias": draw(two, (fan_out,))})
+        layers.append({"kernel": draw(kernel_key, (fan_in, fan_out)), "bias": draw(bias_key, (fan_out,))})
     return layers
 
 
@@ -208,27 +208,27 @@ def mlp(layers: list[dict[str, jax.Array]], x: Float[Array, "*B n"], activation:
     return thin_matmul(x, layers[-1]["kernel"]) + layers[-1]["bias"]
 
 
-def beside(
-    layers: list[dict[str, jax.Array]], x: Float[Array, "B n"], more: jax.Array, activation: str = "relu"
+def mlp_on_concat(
+    layers: list[dict[str, jax.Array]], x: Float[Array, "B n"], y: jax.Array, activation: str = "relu"
 ) -> jax.Array:
-    """The outputs of an MLP for `x` and `more` side by side, without joining them.
+    """The outputs of an MLP for `x` and `y` side by side, without joining them.
 
-    **Arguments:** `more`, `[B, d]`, or `[B, S, d]`: several for each row of `x`, whose part of the first layer is then
+    **Arguments:** `y`, `[B, d]`, or `[B, S, d]`: several for each row of `x`, whose part of the first layer is then
     computed once. **Returns:** `[B, m]` or `[B, S, m]`.
     """
     first, kernel = layers[0], layers[0]["kernel"]
-    own = x @ kernel[: x.shape[-1]] + first["bias"]
-    own = own[:, None] if more.ndim == 3 else own
-    h = getattr(jax.nn, activation)(own + more @ kernel[x.shape[-1] :])
+    x_part = x @ kernel[: x.shape[-1]] + first["bias"]
+    x_part = x_part[:, None] if y.ndim == 3 else x_part
+    h = getattr(jax.nn, activation)(x_part + y @ kernel[x.shape[-1] :])
     outputs = mlp(layers[1:], h.reshape(-1, h.shape[-1]), activation)  # one axis of rows: XLA's fastest products
-    return outputs.reshape(*more.shape[:-1], -1)
+    return outputs.reshape(*y.shape[:-1], -1)
 
 
 def init_ensemble(key: jax.Array, count: int, inputs: int, hidden: Sequence[int], outputs: int) -> Any:
     """`count` MLPs with different initial values: leaves `[count, ...]`."""
-    return jax.vmap(lambda one: init_mlp(one, inputs, hidden, outputs))(jax.random.split(key, count))
+    return jax.vmap(lambda k: init_mlp(k, inputs, hidden, outputs))(jax.random.split(key, count))
 
 
 def ensemble(layers: Any, x: Float[Array, "*B n"], activation: str = "relu") -> Float[Array, "K *B m"]:
     """The outputs of every member for the same inputs."""
-    return jax.vmap(lambda one: mlp(one, x, activation))(layers)
+    return jax.vmap(lambda member: mlp(member, x, activation))(layers)

@@ -56,18 +56,18 @@ class AWAC:
         self.critics = Critics(actions, config.hidden, config.activation)
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
-        one, two = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(key)
         n = batch.obs.shape[-1]
-        params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
+        params = {"actor": self.actor.init(actor_key, n), "critic": self.critics.init(critic_key, n)}
         return TrainState.create(params, ["critic"])
 
     def value(self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int) -> Float[Array, " B"]:
         """The mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
         distribution = self.actor.distribution(actor, x)
         if self.actions.discrete:
-            return jnp.sum(distribution.probs * jnp.min(self.critics.every(critic, x), axis=0), axis=-1)
-        drawn = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
-        return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(drawn, -1, 1)), axis=0), axis=1)
+            return jnp.sum(distribution.probs * jnp.min(self.critics.all_values(critic, x), axis=0), axis=-1)
+        sampled = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
+        return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(sampled, -1, 1)), axis=0), axis=1)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
         """The mean squared error, summed over the critics."""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.kernels.chunked import chunked_map, num_chunks
-from llmrl_jax.rl.actors import Critics, Fixed, beside, init_mlp
+from llmrl_jax.rl.actors import Critics, Fixed, init_mlp, mlp_on_concat
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -24,7 +24,7 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 LOG_DEVIATION = (-4.0, 15.0)
-"""Bounds of the log of the autoencoder's deviation: the authors' and d3rlpy's."""
+"""Bounds of the autoencoder's log standard deviation: the authors' and d3rlpy's."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class BCQ:
 
     def decoded(self, imitator: Any, x: jax.Array, latent: jax.Array) -> jax.Array:
         """Actions `[B, D]` or `[B, S, D]` for latent numbers `[B, L]` or `[B, S, L]`."""
-        return jnp.tanh(beside(imitator["decoder"], x, latent, self.config.activation))
+        return jnp.tanh(mlp_on_concat(imitator["decoder"], x, latent, self.config.activation))
 
     def moved(self, actor: Any, x: jax.Array, action: jax.Array, flexibility: Any) -> jax.Array:
         """Actions moved by at most `flexibility`, `[B, D]` or `[B, S, D]`."""
-        return jnp.clip(action + flexibility * jnp.tanh(beside(actor, x, action, self.config.activation)), -1, 1)
+        return jnp.clip(action + flexibility * jnp.tanh(mlp_on_concat(actor, x, action, self.config.activation)), -1, 1)
 
     def imitator_loss(self, params: Any, batch: Batch, key: jax.Array, beta: Any) -> jax.Array:
         """The mean squared error of the decoded actions, plus `beta` times the mean divergence."""
-        code = beside(params["encoder"], batch.obs, batch.action, self.config.activation)
+        code = mlp_on_concat(params["encoder"], batch.obs, batch.action, self.config.activation)
         mean, log_std = jnp.split(code, 2, axis=-1)
         log_std = jnp.clip(log_std, *LOG_DEVIATION)
         latent = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)

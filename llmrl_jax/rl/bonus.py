@@ -41,7 +41,7 @@ class BonusState:
 
 @struct.dataclass
 class Stream:
-    """How the rewards of a bonus are learned if they are a separate stream."""
+    """Learning of the rewards of a bonus that are a separate stream."""
 
     gamma: Float[Array, ""]
     """Their discount per step."""
@@ -53,8 +53,9 @@ class Stream:
     """Whether their returns stop at the end of an episode; otherwise they continue into the next episode."""
     floor: float = struct.field(pytree_node=False, default=0.1)
     """Times `coef`, the smallest standard deviation by which the summed advantages are divided, where they are
-    normalised. Rewards of novelty are scaled to returns with a deviation of 1 over the whole run. Once novelty is gone,
-    advantages are noise of far smaller deviation: normalised to 1, it would drive the policy to arbitrary actions."""
+    normalised. Rewards of novelty are scaled to returns with a standard deviation of 1 over the whole run. Once novelty
+    is gone, advantages are noise of far smaller standard deviation: normalised to 1, it would drive the policy to
+    arbitrary actions."""
 
 
 class Bonus(Protocol):
@@ -73,7 +74,7 @@ class Bonus(Protocol):
         ...
 
     def stream(self, state: BonusState) -> Stream | None:
-        """How its rewards are learned; None if they replace the environment's."""
+        """The stream of its rewards; None if they replace the environment's."""
         ...
 
     def reward(
@@ -106,7 +107,7 @@ class Bonus(Protocol):
         ...
 
 
-def place(state: Any, placement: Placement) -> Any:
+def shard(state: Any, placement: Placement) -> Any:
     """A bonus's state on a mesh; `()` (no bonus) is returned unchanged."""
     if not isinstance(state, BonusState):
         return state
@@ -117,7 +118,7 @@ def start(bonus: Bonus | None, key: jax.Array, obs: Any, placement: Placement) -
     """The state of a learner's bonus before the first update; `()` without one.
 
     **Arguments:** `key`, that of the learner's state; `obs`, see `Bonus.init`; `placement`."""
-    return () if bonus is None else place(bonus.init(jax.random.fold_in(key, INIT), obs), placement)
+    return () if bonus is None else shard(bonus.init(jax.random.fold_in(key, INIT), obs), placement)
 
 
 def learn(bonus: Bonus | None, state: Any, steps: Transitions, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -171,9 +172,11 @@ def stream_advantages(
 
 def apply_gradients(state: BonusState, grads: Any) -> BonusState:
     """The state after a step of `clipped_adam`, for a bonus whose `whole` has `params`, `opt_state` and `hparams`."""
-    whole, h = state.whole, state.whole["hparams"]
-    step = gradient.apply_gradients(clipped_adam(h), whole["params"], grads, whole["opt_state"], h["learning_rate"])
-    return state.replace(whole=whole | {"params": step[0], "opt_state": step[1]})
+    replicated, h = state.whole, state.whole["hparams"]
+    step = gradient.apply_gradients(
+        clipped_adam(h), replicated["params"], grads, replicated["opt_state"], h["learning_rate"]
+    )
+    return state.replace(whole=replicated | {"params": step[0], "opt_state": step[1]})
 
 
 # --- running statistics -----------------------------------------------------------------------------------------------
@@ -199,9 +202,9 @@ class Moments:
         samples = x.reshape(-1, *self.mean.shape)
         n = jnp.float32(samples.shape[0])
         mean, total = jnp.mean(samples, axis=0), self.count + n
-        apart = mean - self.mean
-        squares = self.var * self.count + jnp.var(samples, axis=0) * n + apart**2 * (self.count * n / total)
-        return Moments(self.mean + apart * (n / total), squares / total, total)
+        delta = mean - self.mean
+        squares = self.var * self.count + jnp.var(samples, axis=0) * n + delta**2 * (self.count * n / total)
+        return Moments(self.mean + delta * (n / total), squares / total, total)
 
     def normalize(self, x: jax.Array, clip: float | jax.Array) -> jax.Array:
         """Deviations from the mean in standard deviations, clipped to `[-clip, clip]`."""

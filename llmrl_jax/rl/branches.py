@@ -1,4 +1,4 @@
-"""Networks with branches: a picture, symbols, texts and a set of goals, each with an encoder of its own, then fused.
+"""Networks with branches: an image, symbols, texts and a set of goals, each with an encoder of its own, then fused.
 
 The encoders are those of ELLM (2302.06692; ellm reference, 1.4) with sizes as options. Embeddings of texts and goals
 are frozen tables; a linear layer on each is learned.
@@ -49,7 +49,7 @@ class BranchConfig(Checked):
 
 
 Inputs = Mapping[str, Any]
-"""What a network sees of a batch `[B]` of observations; parts that are missing have no branch:
+"""Inputs of a network from a batch `[B]` of observations; parts that are missing have no branch:
 
 * `image`, uint8 `[B, H, W, C]`;
 * `symbols`, float32 `[B, D]`, or `llmrl_jax.rl.networks.Symbols`;
@@ -179,7 +179,7 @@ class BranchActorCritic(nn.Module):
 
 
 class _Branched(Policy):
-    """What both policies share: inputs from observations, and the frozen table of goals' embeddings."""
+    """The common part of both policies: inputs from observations, and the frozen table of goals' embeddings."""
 
     network: Any
 
@@ -214,11 +214,11 @@ class BranchQPolicy(_Branched):
     def q(self, params, frozen, obs):
         return self.q_values_of([params], frozen, obs)[0]
 
-    def q_values_of(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    def q_values_of(self, param_sets: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
         """`q` of several parameters for the same observations, whose inputs are made once."""
         inputs, mask = self.inputs(obs), mask_of(obs)
-        found = [self._of_inputs(params, frozen, inputs) for params in each]
-        return found if mask is None else [jnp.where(mask, values, -jnp.inf) for values in found]
+        q_values = [self._of_inputs(params, frozen, inputs) for params in param_sets]
+        return q_values if mask is None else [jnp.where(mask, values, -jnp.inf) for values in q_values]
 
 
 class BranchPolicy(_Branched):

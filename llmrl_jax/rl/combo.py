@@ -1,8 +1,8 @@
 """COMBO (Yu et al., 2102.08363): conservative values on recorded steps and on those that a learned model imagines.
 
 First an ensemble of learned dynamics (`Dynamics`) learns from the data. Then, every `rollout_every` gradient steps, the
-policy plays a few steps in the model from recorded states, and half of every batch is drawn from them. Critics lower a
-soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
+policy plays a few steps in the model from recorded states, and half of every batch is sampled from them. Critics lower
+a soft maximum of their values over the states of both, and raise those of recorded actions. Hyper-parameters are
 OfflineRL-Kit's, but for fewer rollouts, no weight decay of the model, and the model's steps, which are counted here and
 stopped by its error there. `docs/offline-rl.md` lists what else differs.
 The soft maximum is over all proposals with their densities, as in `cql` (OfflineRL-Kit's is over three values), so the
@@ -39,7 +39,7 @@ BOUND_WEIGHT = 0.01
 
 @struct.dataclass
 class Prediction:
-    """What members expect; leaves `[*K, B, ...]`."""
+    """Predictions of members; leaves `[*K, B, ...]`."""
 
     mean: jax.Array
     """Change of features and, last, the reward, `[*K, B, n + 1]`."""
@@ -69,43 +69,45 @@ class Dynamics:
         return {"nets": nets, **bounds}
 
     def member(self, params: Any, x: Float[Array, "B n"], action: Float[Array, "B D"]) -> Prediction:
-        """What one member expects, whose leaves have no axis of members."""
-        out = mlp(params["nets"], jnp.concatenate([x, action], axis=-1), "silu")
-        mean, log_variance = jnp.split(out[..., :-1], 2, axis=-1)
+        """The prediction of one member; leaves have no axis of members."""
+        output = mlp(params["nets"], jnp.concatenate([x, action], axis=-1), "silu")
+        mean, log_variance = jnp.split(output[..., :-1], 2, axis=-1)
         log_variance = params["high"] - jax.nn.softplus(params["high"] - log_variance)
         log_variance = params["low"] + jax.nn.softplus(log_variance - params["low"])
-        return Prediction(mean, log_variance, out[..., -1])
+        return Prediction(mean, log_variance, output[..., -1])
 
     def loss(self, params: Any, rows: Batch) -> jax.Array:
         """The negative log-likelihood of each member's own rows, leaves `[K, B, ...]`, summed over members."""
 
-        def one(params: Any, rows: Batch) -> jax.Array:
-            found = self.member(params, rows.obs, rows.action)
-            error = found.mean - model_target(rows)
-            gaussian = jnp.mean(error**2 * jnp.exp(-found.log_variance) + found.log_variance)
+        def member_loss(params: Any, rows: Batch) -> jax.Array:
+            prediction = self.member(params, rows.obs, rows.action)
+            error = prediction.mean - model_target(rows)
+            gaussian = jnp.mean(error**2 * jnp.exp(-prediction.log_variance) + prediction.log_variance)
             ends = rows.terminated.astype(jnp.float32)
-            end = jnp.mean(jax.nn.softplus(found.logit) - ends * found.logit)
+            end = jnp.mean(jax.nn.softplus(prediction.logit) - ends * prediction.logit)
             return gaussian + end + BOUND_WEIGHT * (jnp.sum(params["high"]) - jnp.sum(params["low"]))
 
-        return jnp.sum(jax.vmap(one)(params, rows))
+        return jnp.sum(jax.vmap(member_loss)(params, rows))
 
     def errors(self, params: Any, rows: Batch) -> Float[Array, " K"]:
         """The mean squared error of each member's mean on the same rows, `[B, ...]`."""
-        found = jax.vmap(lambda one: self.member(one, rows.obs, rows.action))(params)
-        return jnp.mean((found.mean - model_target(rows)) ** 2, axis=(1, 2))
+        prediction = jax.vmap(lambda net: self.member(net, rows.obs, rows.action))(params)
+        return jnp.mean((prediction.mean - model_target(rows)) ** 2, axis=(1, 2))
 
     def imagined(
         self, params: Any, elite: Int[Array, " E"], x: jax.Array, action: jax.Array, key: jax.Array, features: int
     ) -> Batch:
-        """A step from each row, drawn from what a random one of the best members expects."""
-        who, noise, end = jax.random.split(key, 3)
-        found = jax.vmap(lambda i: self.member(jax.tree.map(lambda p: p[i], params), x, action))(elite)
-        chosen = jax.random.randint(who, (x.shape[0],), 0, elite.shape[0])
-        found = jax.tree.map(lambda leaf: leaf[chosen, jnp.arange(x.shape[0])], found)
-        drawn = found.mean + jnp.exp(0.5 * found.log_variance) * jax.random.normal(noise, found.mean.shape)
-        after = jnp.concatenate([x[:, :features] + drawn[:, :-1], x[:, features:]], axis=-1)
-        terminated = jax.random.uniform(end, found.logit.shape) < jax.nn.sigmoid(found.logit)
-        return Batch(x, action, drawn[:, -1], after, terminated, features)
+        """A step from each row, sampled from the prediction of a random one of the best members."""
+        member_key, noise_key, end_key = jax.random.split(key, 3)
+        prediction = jax.vmap(lambda i: self.member(jax.tree.map(lambda p: p[i], params), x, action))(elite)
+        member = jax.random.randint(member_key, (x.shape[0],), 0, elite.shape[0])
+        prediction = jax.tree.map(lambda leaf: leaf[member, jnp.arange(x.shape[0])], prediction)
+        sampled = prediction.mean + jnp.exp(0.5 * prediction.log_variance) * jax.random.normal(
+            noise_key, prediction.mean.shape
+        )
+        after = jnp.concatenate([x[:, :features] + sampled[:, :-1], x[:, features:]], axis=-1)
+        terminated = jax.random.uniform(end_key, prediction.logit.shape) < jax.nn.sigmoid(prediction.logit)
+        return Batch(x, action, sampled[:, -1], after, terminated, features)
 
 
 def model_target(rows: Batch) -> Float[Array, "B m"]:
@@ -120,7 +122,7 @@ which may be ordered by policy."""
 
 @dataclass(frozen=True)
 class COMBOConfig(OfflineConfig):
-    """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's worlds."""
+    """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's environments."""
 
     NAME: ClassVar[str] = "combo"
     batch_size: PositiveInt = 256
@@ -181,30 +183,30 @@ class COMBO(SoftActorCritic):
         self.memory = Replay(config.rollouts * config.horizon * config.kept)
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
-        one, two = jax.random.split(key)
+        policy_key, model_key = jax.random.split(key)
         n = batch.obs.shape[-1]
-        params = self.networks(one, n, hparams) | {"model": self.model.init(two, n, batch.features)}
+        params = self.networks(policy_key, n, hparams) | {"model": self.model.init(model_key, n, batch.features)}
         buffer = self.memory.init(jax.tree.map(lambda x: x[0], batch))
         extra = {"ring": buffer, "elite": jnp.arange(self.config.elites), "model_loss": jnp.float32(0)}
         return TrainState.create(params, ["critic"], extra)
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """A step of the model, or once it has had all of its own, one of the critics and the actor."""
-        done = context.count - self.config.model_steps
+        policy_count = context.count - self.config.model_steps
         buffer_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
-        elite = tracing.cond(done == 0, lambda: self.best(state, context), lambda: state.extra["elite"])
+        elite = tracing.cond(policy_count == 0, lambda: self.best(state, context), lambda: state.extra["elite"])
         state = state.replace(extra=state.extra | {"elite": elite})
-        rounds = ((done >= 0) & (done % self.config.rollout_every == 0)).astype(jnp.int32)
+        rounds = ((policy_count >= 0) & (policy_count % self.config.rollout_every == 0)).astype(jnp.int32)
 
         def round_of(turn: jax.Array, buffer: BufferState) -> BufferState:
             # XLA moves what does not depend on the turn out of the loop, and so into every step
             return self.rolled(state, buffer, context, jax.random.fold_in(buffer_key, turn))
 
-        # a loop of one turn or none, since the branches of a `cond` would copy the memory in every step
+        # a loop of one turn or none, since the branches of a `cond` would copy the buffer in every step
         buffer = tracing.fori_loop(0, rounds, round_of, state.extra["ring"])
-        drawn = self.memory.draw(buffer, draw_key, self.config.batch_size // 2)
-        imagined = self.memory.get(buffer, drawn.index)
-        without = state.replace(extra=state.extra | {"ring": ()})
+        sample = self.memory.draw(buffer, draw_key, self.config.batch_size // 2)
+        imagined = self.memory.get(buffer, sample.index)
+        without_buffer = state.replace(extra=state.extra | {"ring": ()})
 
         def of_model(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
             state = self.model_step(state, context, model_key)
@@ -215,7 +217,7 @@ class COMBO(SoftActorCritic):
             real = jax.tree.map(lambda x: x[::2], batch)
             return self.policy_step(state, real, imagined, context, policy_key)
 
-        after, metrics = tracing.cond(done < 0, of_model, of_policy, without)
+        after, metrics = tracing.cond(policy_count < 0, of_model, of_policy, without_buffer)
         metrics |= {"model_loss": after.extra["model_loss"], "imagined": buffer.size.astype(jnp.float32)}
         return after.replace(extra=after.extra | {"ring": buffer}), metrics
 
@@ -224,8 +226,8 @@ class COMBO(SoftActorCritic):
     def best(self, state: TrainState, context: Context) -> jax.Array:
         """The members of the smallest errors on the held-out steps."""
         count, gap = held_out(context.frozen.sizes[0])
-        some = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
-        rows = batch_of(context.frozen.given[0].take(some), context.frozen.table)
+        index = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
+        rows = batch_of(context.frozen.given[0].take(index), context.frozen.table)
         return jnp.argsort(self.model.errors(state.params["model"], rows))[: self.config.elites]
 
     def model_step(self, state: TrainState, context: Context, key: jax.Array) -> TrainState:
@@ -239,23 +241,23 @@ class COMBO(SoftActorCritic):
         return state.replace(extra=state.extra | {"model_loss": loss / self.config.members})
 
     def rolled(self, state: TrainState, buffer: BufferState, context: Context, key: jax.Array) -> BufferState:
-        """The memory with a round of rollouts of the policy in the model."""
+        """Add model rollouts of the policy to the buffer."""
         data, count = context.frozen.given[0], self.config.rollouts
 
-        def begun(key: jax.Array) -> jax.Array:
+        def start_states(key: jax.Array) -> jax.Array:
             index = jax.random.randint(key, (count,), 0, context.frozen.sizes[0])
             return batch_of(data.take(index), context.frozen.table).obs
 
         def play(x: jax.Array, key: jax.Array) -> tuple[jax.Array, Batch]:
-            act, dream, again = jax.random.split(key, 3)
-            action, _ = self.actor.sample(state.params["actor"], x, act)
-            seen = self.model.imagined(
-                state.params["model"], state.extra["elite"], x, action, dream, data.obs["vector"].shape[-1]
+            act_key, model_key, reset_key = jax.random.split(key, 3)
+            action, _ = self.actor.sample(state.params["actor"], x, act_key)
+            reached = self.model.imagined(
+                state.params["model"], state.extra["elite"], x, action, model_key, data.obs["vector"].shape[-1]
             )
-            return jnp.where(seen.terminated[:, None], begun(again), seen.next_obs), seen
+            return jnp.where(reached.terminated[:, None], start_states(reset_key), reached.next_obs), reached
 
-        first, rest = jax.random.split(key)
-        _, steps = tracing.scan(play, begun(first), jax.random.split(rest, self.config.horizon))
+        start_key, rollout_key = jax.random.split(key)
+        _, steps = tracing.scan(play, start_states(start_key), jax.random.split(rollout_key, self.config.horizon))
         return self.memory.add(buffer, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps))
 
     # --- the policy ---------------------------------------------------------------------------------------------------
@@ -292,15 +294,15 @@ class COMBO(SoftActorCritic):
 
 
 def held_out(count: Any) -> tuple[jax.Array, jax.Array]:
-    """How many of `count` steps the model does not learn from, and their distance: steps 0, `gap`, 2 `gap`, ..."""
-    some = jnp.clip(count // 10, 1, HELD_OUT)
-    return some, jnp.maximum(count // some, 2)
+    """The number of steps, of `count`, that are held out from the model, and their distance: 0, `gap`, 2 `gap`, ..."""
+    size = jnp.clip(count // 10, 1, HELD_OUT)
+    return size, jnp.maximum(count // size, 2)
 
 
 def learned(number: Any, count: Any) -> jax.Array:
     """The index of the step that is the `number`-th of those that the model learns from, from 0."""
-    some, gap = held_out(count)
-    return number + 1 + jnp.minimum(number // (gap - 1), some - 1)
+    size, gap = held_out(count)
+    return number + 1 + jnp.minimum(number // (gap - 1), size - 1)
 
 
 ALGORITHM = OfflineAlgorithm(COMBOConfig, COMBO)

@@ -58,18 +58,18 @@ class CQLConfig(OfflineConfig):
 def proposed(
     actor: SquashedActor, params: Any, batch: Batch, key: jax.Array, samples: int
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B S"]]:
-    """Actions for the soft maximum and the log-densities that they were drawn with: `samples` of the policy in `s`, of
-    the policy in `s'`, and uniform, each."""
+    """Actions for the soft maximum and the log-densities that they were sampled with: `samples` of the policy in `s`,
+    of the policy in `s'`, and uniform, each."""
     keys = jax.random.split(key, 3)
 
-    def drawn(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vmap(lambda one: actor.sample(params, x, one), out_axes=1)(jax.random.split(key, samples))
+    def sampled(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vmap(lambda k: actor.sample(params, x, k), out_axes=1)(jax.random.split(key, samples))
 
-    here, there = drawn(batch.obs, keys[0]), drawn(batch.next_obs, keys[1])
-    uniform = jax.random.uniform(keys[2], here[0].shape, minval=-1.0, maxval=1.0)
-    log_uniform = jnp.full(here[1].shape, -actor.width * math.log(2.0))
-    actions = jnp.concatenate([here[0], there[0], uniform], axis=1)
-    return actions, jnp.concatenate([here[1], there[1], log_uniform], axis=1)
+    current, following = sampled(batch.obs, keys[0]), sampled(batch.next_obs, keys[1])
+    uniform = jax.random.uniform(keys[2], current[0].shape, minval=-1.0, maxval=1.0)
+    log_uniform = jnp.full(current[1].shape, -actor.width * math.log(2.0))
+    actions = jnp.concatenate([current[0], following[0], uniform], axis=1)
+    return actions, jnp.concatenate([current[1], following[1], log_uniform], axis=1)
 
 
 def soft_gap(

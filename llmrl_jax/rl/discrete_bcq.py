@@ -57,9 +57,9 @@ class DiscreteBCQ:
         self.critics = Critics(actions, config.hidden, config.activation, config.critics)
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
-        one, two = jax.random.split(key)
+        critic_key, imitator_key = jax.random.split(key)
         n = batch.obs.shape[-1]
-        params = {"critic": self.critics.init(one, n), "imitator": self.imitator.init(two, n)}
+        params = {"critic": self.critics.init(critic_key, n), "imitator": self.imitator.init(imitator_key, n)}
         return TrainState.create(params, ["critic"])
 
     def allowed(self, imitator: Any, x: jax.Array, flexibility: Any) -> Bool[Array, "B A"]:
@@ -89,7 +89,7 @@ class DiscreteBCQ:
 
     def act(self, params, x):
         """Greedy action among those above the threshold."""
-        q = jnp.mean(self.critics.every(params["critic"], x), axis=0)
+        q = jnp.mean(self.critics.all_values(params["critic"], x), axis=0)
         q = jnp.where(self.allowed(params["imitator"], x, self.config.flexibility), q, -jnp.inf)
         best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
         return Categorical.masked(jnp.zeros_like(q), best)

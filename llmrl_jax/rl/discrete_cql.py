@@ -47,7 +47,7 @@ def double_targets(
 
     **Arguments:** `allowed`, bool `[B, A]`, the actions that may be chosen (None: all).
     """
-    online = jnp.mean(critics.every(params, batch.next_obs), axis=0)
+    online = jnp.mean(critics.all_values(params, batch.next_obs), axis=0)
     best = jnp.argmax(online if allowed is None else jnp.where(allowed, online, -jnp.inf), axis=-1)
     value = jnp.min(critics(target, batch.next_obs, best), axis=0)
     return batch.reward + gamma * jnp.where(batch.terminated, 0.0, value)
@@ -73,10 +73,10 @@ class DiscreteCQL:
         self, params: Any, target: Float[Array, " B"], batch: Batch, alpha: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Huber's loss, plus `alpha mean [log sum_a exp Q(s, a) - Q(s, recorded)]`, both summed over critics."""
-        every = self.critics.every(params, batch.obs)
-        chosen = jnp.sum(jnp.where(batch.action[:, None] == jnp.arange(every.shape[-1]), every, 0.0), axis=-1)
+        q_values = self.critics.all_values(params, batch.obs)
+        chosen = jnp.sum(jnp.where(batch.action[:, None] == jnp.arange(q_values.shape[-1]), q_values, 0.0), axis=-1)
         td = huber(chosen - target)
-        gap = jnp.sum(jnp.mean(jax.nn.logsumexp(every, axis=-1) - chosen, axis=1))
+        gap = jnp.sum(jnp.mean(jax.nn.logsumexp(q_values, axis=-1) - chosen, axis=1))
         return td + alpha * gap, {"td_loss": td, "gap": gap, "q_mean": jnp.mean(chosen)}
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -89,7 +89,7 @@ class DiscreteCQL:
 
     def act(self, params, x):
         """The best action, always."""
-        q = jnp.mean(self.critics.every(params["critic"], x), axis=0)
+        q = jnp.mean(self.critics.all_values(params["critic"], x), axis=0)
         best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
         return Categorical.masked(jnp.zeros_like(q), best)
 

@@ -104,8 +104,8 @@ class Normal:
         return jnp.sum(_normal_log_prob(action, self.mean, self.log_std), axis=-1)
 
     def entropy(self):
-        each = jnp.broadcast_to(self.log_std, self.mean.shape) + 0.5 * (1 + math.log(2 * math.pi))
-        return jnp.sum(each, axis=-1)
+        entropies = jnp.broadcast_to(self.log_std, self.mean.shape) + 0.5 * (1 + math.log(2 * math.pi))
+        return jnp.sum(entropies, axis=-1)
 
     def mode(self):
         return self.mean

@@ -54,7 +54,7 @@ from llmrl_jax.rl.rollout import (
     check_statistics,
     episode_info,
     episode_metrics,
-    place,
+    shard_runner,
     start,
     task_names,
     with_pool,
@@ -130,16 +130,16 @@ class DQNConfig(AdamConfig, RolloutConfig):
         super().__post_init__()
         if not self.has_target:
             refuse_unread(self, ("target_tau", "share_encoder"), "--dqn.target-every 0")
-        steps, what = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
+        steps, label = self.num_envs * self.num_steps, f"num_envs {self.num_envs} x num_steps {self.num_steps}"
         if steps > self.capacity:
             raise ValueError(
-                f"{what} = {steps} steps in an update, but dqn.replay_size is {self.replay_size}: raise it"
+                f"{label} = {steps} steps in an update, but dqn.replay_size is {self.replay_size}: raise it"
             )
-        for name, most in (("learning_starts", self.capacity), ("n_step", self.capacity // self.num_envs)):
-            if getattr(self, name) > most:
+        for name, limit in (("learning_starts", self.capacity), ("n_step", self.capacity // self.num_envs)):
+            if getattr(self, name) > limit:
                 per = " per environment" if name == "n_step" else ""
                 raise ValueError(
-                    f"dqn.{name} is {getattr(self, name)}, but the memory holds {most} steps{per}: raise "
+                    f"dqn.{name} is {getattr(self, name)}, but the memory holds {limit} steps{per}: raise "
                     f"dqn.replay_size, which is {self.replay_size}, or lower dqn.{name}"
                 )
 
@@ -150,7 +150,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def capacity(self) -> int:
-        """Steps that the memory holds."""
+        """Steps that the replay buffer holds."""
         return self.replay_size // self.num_envs * self.num_envs
 
 
@@ -212,8 +212,8 @@ def make_dqn(
     """Build DQN as a `Learner`.
 
     **Arguments:** `config`; `env`, one environment, wrapped (with `EpisodeStatistics`), not batched; `env_params`;
-    `policy`; `mesh`, over whose axes data and fsdp the environments, the memory and batches are split; `bonus`, which
-    changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step;
+    `policy`; `mesh`, over whose axes data and fsdp the environments, the replay buffer and batches are split; `bonus`,
+    which changes the rewards of steps before they are stored (novelty, shaping), and learns with every gradient step;
     `guide`, a policy that makes the fraction `config.guide_fraction` of random actions (its `init` gives its trained
     parameters, which are kept in `state.frozen`).
     **Returns:** the learner. Its metrics are those of `dqn_loss` (means over the gradient steps), `grad_norm` (before
@@ -245,7 +245,7 @@ class StepRecord:
     value: jax.Array
     """The highest value of an action."""
     entropy: jax.Array
-    """Entropy of the distribution that the action was drawn from."""
+    """Entropy of the distribution that the action was sampled from."""
     info: dict[str, jax.Array]
 
 
@@ -284,22 +284,22 @@ class DQN:
         truncated = flag if self.config.n_step > 1 else ()
         step = jax.eval_shape(lambda: Transitions(obs, action, reward, obs, flag, truncated))
         self._check_room(step)
-        # Inside jit, so that no device ever holds the whole memory
+        # Inside jit, so that no device ever holds the whole buffer
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
-        runner = place(runner, self.placement)
+        runner = shard_runner(runner, self.placement)
         return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
 
     def _check_room(self, step: Any) -> None:
-        """**Raises** `ValueError` for a memory of such steps that is larger than the machine's: a CPU would notice when
-        it is used, not when it is allocated."""
-        needed, there = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
-        if there is not None and needed > there:
+        """**Raises** `ValueError` for a replay buffer of such steps that is larger than the machine's memory: a CPU
+        would notice when it is used, not when it is allocated."""
+        needed, free = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
+        if free is not None and needed > free:
             raise ValueError(
                 f"a replay buffer of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
-                f"{there / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
+                f"{free / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
             )
 
     def _hparams(self) -> dict[str, jax.Array]:
@@ -320,7 +320,7 @@ class DQN:
             **report,
             "entropy": jnp.mean(played.entropy),
             "value_mean": jnp.mean(played.value),
-            "replay_size": self.memory.held(replay),
+            "replay_size": self.memory.num_readable(replay),
             **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
             **episode_metrics(played.info, played.done, self.task_names),
         }
@@ -329,21 +329,21 @@ class DQN:
             target=self._update_target(state, params),
             opt_state=opt_state,
             replay=self._placed(replay.replace(priorities=priorities)),
-            runner=place(runner, self.placement),
+            runner=shard_runner(runner, self.placement),
             update=state.update + 1,
-            bonus=bonuses.place(bonus, self.placement),
+            bonus=bonuses.shard(bonus, self.placement),
         )
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def filled(self, state: DQNState, steps: Transitions) -> DQNState:
-        """The state with recorded steps in its memory, leaves `[T, N, ...]`, rewards as they are learned from."""
+        """The state with recorded steps in its buffer, leaves `[T, N, ...]`, rewards as they are learned from."""
         ended = steps.terminated | steps.truncated
         steps = steps if self.config.n_step > 1 else steps.replace(truncated=())
         return state.replace(replay=self._placed(self.memory.add(state.replay, steps, ended)))
 
     def learn(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
-        """An update without play: gradient steps on the memory as it is, and the target network. For a memory that was
-        filled from recorded steps."""
+        """An update without play: gradient steps on the replay buffer as it is, and the target network. For a buffer
+        that was filled from recorded steps."""
         learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)[2]
         (params, opt_state, priorities, bonus), metrics = self._learn(state, learn_key)
         replay = self._placed(state.replay.replace(priorities=priorities))
@@ -352,11 +352,11 @@ class DQN:
         return state.replace(update=state.update + 1), metrics
 
     def _placed(self, replay: BufferState) -> BufferState:
-        return self.memory.place(replay, self.placement.shard_batch, self.placement.replicate)
+        return self.memory.shard(replay, self.placement.shard_batch, self.placement.replicate)
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
-    def _own(self, frozen: Any) -> Any:
+    def _policy_frozen(self, frozen: Any) -> Any:
         """The policy's part of `state.frozen`."""
         return frozen if self.guide is None else frozen["own"]
 
@@ -381,7 +381,7 @@ class DQN:
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-            q = self.policy.q(state.params, self._own(state.frozen), runner.obs)
+            q = self.policy.q(state.params, self._policy_frozen(state.frozen), runner.obs)
             distribution = self._distribution(state, q, runner.obs)
             action = distribution.sample(act_key)
             obs, env_state, reward, terminated, truncated, info = self.vector.step(
@@ -390,10 +390,10 @@ class DQN:
             done = terminated | truncated
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
-            seen = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
+            transition = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
             played = StepRecord(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
-            return runner, (seen, played)
+            return runner, (transition, played)
 
         runner = with_pool(self.vector, state.runner, pool_key, state.update, config.pool_every)
         runner, (steps, played) = tracing.scan(step, runner, jnp.arange(config.num_steps))
@@ -403,12 +403,12 @@ class DQN:
         self, state: DQNState, steps: Transitions, played: StepRecord
     ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
-        seen = steps.replace(truncated=played.truncated)
-        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, seen, state.hparams["gamma"])
+        bonus_steps = steps.replace(truncated=played.truncated)
+        bonus, reward, report = bonuses.one_reward(self.bonus, state.bonus, bonus_steps, state.hparams["gamma"])
         state, steps = state.replace(bonus=bonus), steps.replace(reward=reward)
         if self.config.reward_clip < math.inf:
-            most = state.hparams["reward_clip"]
-            steps = steps.replace(reward=jnp.clip(steps.reward, -most, most))
+            bound = state.hparams["reward_clip"]
+            steps = steps.replace(reward=jnp.clip(steps.reward, -bound, bound))
         if self.config.epsilon_after_reward:
             state = state.replace(first_reward=state.first_reward.after(steps.reward, state.update + 1))
         return state, steps, report
@@ -416,7 +416,7 @@ class DQN:
     # --- learn --------------------------------------------------------------------------------------------------------
 
     def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """`_learn`, once the memory holds enough; before that nothing changes, and metrics are 0."""
+        """`_learn`, once the replay buffer holds enough; before that nothing changes, and metrics are 0."""
         if not self.config.learning_starts:
             return self._learn(state, key)
 
@@ -428,11 +428,11 @@ class DQN:
         return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        """`gradient_steps` steps on batches from the memory.
+        """`gradient_steps` steps on batches from the replay buffer.
 
-        **Returns:** the parameters, Adam's moments, the memory's priorities and the bonus's state; means of the
-        metrics. Not the memory: a branch that returns it may copy it."""
-        config, hparams, replay, frozen = self.config, state.hparams, state.replay, self._own(state.frozen)
+        **Returns:** the parameters, Adam's moments, the buffer's priorities and the bonus's state; means of the
+        metrics. Not the buffer: a branch that returns it may copy it."""
+        config, hparams, replay, frozen = self.config, state.hparams, state.replay, self._policy_frozen(state.frozen)
         flat = FlatTree(state.params, allowed=self.placement.mesh is None)
         optimizer = clipped_adam(hparams)
 
@@ -441,23 +441,23 @@ class DQN:
             return dqn_loss(flat.restore(params), frozen, target, batch, self.policy, discount, **options)
 
         keys = jax.random.split(key, config.gradient_steps)
-        known = config.replay == "uniform"  # batches that depend on no gradient step are drawn and read at once
-        batches = jax.vmap(lambda key: self._sample(replay, key, hparams))(keys) if known else ()
+        uniform = config.replay == "uniform"  # batches that depend on no gradient step are sampled and read at once
+        batches = jax.vmap(lambda key: self._sample(replay, key, hparams))(keys) if uniform else ()
 
         def gradient_step(carry, x):
             params, opt_state, priorities, bonus = carry
-            key, drawn = x
+            key, sampled = x
             buffer = replay.replace(priorities=priorities)
-            index, batch, discount, weight = drawn if known else self._sample(buffer, key, hparams)
+            index, batch, discount, weight = sampled if uniform else self._sample(buffer, key, hparams)
             target = target_params(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
                 priority = (errors + 1e-6) ** hparams["priority_alpha"]
                 priorities = self.memory.prioritize(buffer, index, priority).priorities
-            bonus, own = bonuses.learn(self.bonus, bonus, batch, jax.random.fold_in(key, bonuses.INIT))
-            finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *own.values()]))
-            metrics |= own | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
+            bonus, bonus_metrics = bonuses.learn(self.bonus, bonus, batch, jax.random.fold_in(key, bonuses.INIT))
+            finite = jnp.isfinite(jnp.stack([metrics["loss"], norm, *bonus_metrics.values()]))
+            metrics |= bonus_metrics | {"grad_norm": norm, "nonfinite": 1 - jnp.all(finite).astype(jnp.float32)}
             return (params, opt_state, priorities, bonus), metrics
 
         carry = (flat.flatten(state.params), flat.flatten_moments(state.opt_state), replay.priorities, state.bonus)
@@ -469,19 +469,19 @@ class DQN:
     def _sample(
         self, buffer: BufferState, key: jax.Array, hparams: dict[str, jax.Array]
     ) -> tuple[jax.Array, Transitions, jax.Array, jax.Array | None]:
-        """A batch: indices in the memory, the transitions, the discounts of the targets, and importance weights if
+        """A batch: indices in the buffer, the transitions, the discounts of the targets, and importance weights if
         any."""
         config, weight = self.config, None
         if config.replay == "prioritized":
-            drawn = self.memory.draw_prioritized(buffer, key, config.batch_size)
-            weight = importance_weights(drawn.probability, buffer.size, hparams["priority_beta"])
+            sampled = self.memory.draw_prioritized(buffer, key, config.batch_size)
+            weight = importance_weights(sampled.probability, buffer.size, hparams["priority_beta"])
         else:
-            drawn = self.memory.draw(buffer, key, config.batch_size)
+            sampled = self.memory.draw(buffer, key, config.batch_size)
         if config.n_step > 1:
-            batch, discount = self.memory.n_step(buffer, drawn.index, config.n_step, hparams["gamma"])
+            batch, discount = self.memory.n_step(buffer, sampled.index, config.n_step, hparams["gamma"])
         else:
-            batch, discount = self.memory.get(buffer, drawn.index), hparams["gamma"]
-        return drawn.index, self.placement.shard_batch(batch), discount, weight
+            batch, discount = self.memory.get(buffer, sampled.index), hparams["gamma"]
+        return sampled.index, self.placement.shard_batch(batch), discount, weight
 
     def _update_target(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
@@ -553,12 +553,12 @@ def target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -
 
 
 def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
-    """The target network after update `update` (from 0), which moves by the share `tau` towards `params` when it is
+    """The target network after update `update` (from 0), which moves by the fraction `tau` towards `params` when it is
     due."""
     if not config.has_target:
         return target
-    if every := config.target_steps:  # whether the steps of this update pass a multiple of it
-        due = crosses_multiple(update, config.num_envs * config.num_steps, every)
+    if period := config.target_steps:  # whether the steps of this update pass a multiple of it
+        due = crosses_multiple(update, config.num_envs * config.num_steps, period)
     else:
         due = (update + 1) % config.target_every == 0
     return jax.tree.map(
@@ -566,23 +566,23 @@ def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, "
     )
 
 
-def crosses_multiple(update: Int[Array, "*B"], steps: int, every: int) -> Bool[Array, "*B"]:
-    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `every`.
+def crosses_multiple(update: Int[Array, "*B"], steps: int, period: int) -> Bool[Array, "*B"]:
+    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
 
-    **Arguments:** `update`, int32; `steps` and `every`, from 1 to 2^31 - 1. Exact although the product of both may have
-    62 bits: the rest of a division by `every` is doubled and added to, one bit of `steps` after another."""
-    whole = jnp.uint32(every)
-    one = update.astype(jnp.uint32) % whole
-    left = jnp.zeros_like(one)  # of all steps before the update
-    for bit in f"{steps % every:b}":
-        left = _rest(left + left, whole)
-        left = _rest(left + one, whole) if bit == "1" else left
-    return left + jnp.uint32(min(steps, every)) >= whole
+    **Arguments:** `update`, int32; `steps` and `period`, from 1 to 2^31 - 1. Exact although the product of both may
+    have 62 bits: the remainder of a division by `period` is doubled and added to, one bit of `steps` after another."""
+    divisor = jnp.uint32(period)
+    residue = update.astype(jnp.uint32) % divisor
+    left = jnp.zeros_like(residue)  # of all steps before the update
+    for bit in f"{steps % period:b}":
+        left = _remainder(left + left, divisor)
+        left = _remainder(left + residue, divisor) if bit == "1" else left
+    return left + jnp.uint32(min(steps, period)) >= divisor
 
 
-def _rest(x: jax.Array, every: jax.Array) -> jax.Array:
-    """`x % every` for `x` below twice `every`, as sums of two rests are."""
-    return jnp.where(x >= every, x - every, x)
+def _remainder(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`x % divisor` for `x` below twice `divisor`, as sums of two remainders are."""
+    return jnp.where(x >= divisor, x - divisor, x)
 
 
 # --- exploration ------------------------------------------------------------------------------------------------------
@@ -632,12 +632,12 @@ def mixed_exploration(
 ) -> Categorical:
     """The best of the offered actions; with probability `epsilon` another one, which is the guide's best with
     probability `fraction`, else uniformly random (ellm reference, 1.4)."""
-    own = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
+    exploration = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
     mask = mask_of(obs)
     offered = guide_q if mask is None else jnp.where(mask, guide_q, -jnp.inf)
     best = jnp.argmax(offered, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
-    share = epsilon * fraction
-    probs = (1 - share) * own.probs + share * best
+    guide_prob = epsilon * fraction
+    probs = (1 - guide_prob) * exploration.probs + guide_prob * best
     return Categorical.masked(jnp.log(jnp.where(probs > 0, probs, 1.0)), probs > 0)
 
 

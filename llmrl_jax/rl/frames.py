@@ -1,12 +1,12 @@
 """Stacks of frames in a replay buffer, each frame held once.
 
-A stack of the newest `F` frames moves on by one frame per step, so a memory of whole observations (`obs` and
+A stack of the newest `F` frames moves on by one frame per step, so a buffer of whole observations (`obs` and
 `next_obs`) holds every frame `2 F` times. Here a step has one frame, the newest of its `obs`; the newest of its
 `next_obs` is the next step's frame, except at the end of an episode, whose last frame is in a separate buffer. Reading
 a step stacks frames again: exactly what whole storage would return.
 
-Frames that end episodes have one place for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
-than that on average, the memory forgets its oldest steps earlier (`FrameBuffer.readable`).
+Frames that end episodes have one slot for every `STEPS_PER_END` steps of an environment. Where episodes are shorter
+than that on average, the buffer drops its oldest steps earlier (`FrameBuffer.readable`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envs_jax.env import Stack
 
 
 STEPS_PER_END = 16
-"""Steps of an environment for each place of a frame that ended an episode."""
+"""Steps of an environment for each slot of a frame that ended an episode."""
 
 
 @struct.dataclass
@@ -39,13 +39,13 @@ class FrameBuffer:
     age: jax.Array
     """uint8 `[slots, rows]`, steps from the start of the episode to each step, at most the longest stack less 1."""
     end: jax.Array
-    """int32 `[slots, rows]`, place of a step's frame in `finals`; -1: the step ended no episode."""
+    """int32 `[slots, rows]`, index of a step's frame in `finals`; -1: the step ended no episode."""
     since: jax.Array
-    """int32 `[ends, rows]`, steps after the one whose frame a place holds; the memory's length if that step is gone."""
+    """int32 `[ends, rows]`, steps after the one whose frame a slot holds; the buffer's length if that step is gone."""
     next: jax.Array
     """int32 `[]`, the slot of the next step."""
     next_end: jax.Array
-    """int32 `[rows]`, the place of the next frame that ends an episode."""
+    """int32 `[rows]`, the slot of the next frame that ends an episode."""
     ended: jax.Array
     """bool `[rows]`, whether the newest step ended its episode; False before the first step, whose frames are all held,
     wherever in an episode it is."""
@@ -74,7 +74,7 @@ class Frames:
 
     @property
     def ends(self) -> int:
-        """Places of each row for frames that end episodes."""
+        """Slots of each row for frames that end episodes."""
         return self.length // STEPS_PER_END + 1
 
     def init(self, obs: Any) -> FrameBuffer:
@@ -85,10 +85,10 @@ class Frames:
         for name, stack in self.stacks.items():
             shape = tuple(obs[name].shape) if isinstance(obs, dict) and name in obs else None
             if not shape or shape[-1] != stack.frames:
-                what = "is missing" if shape is None else f"has the shape {list(shape)}"
+                problem = "is missing" if shape is None else f"has the shape {list(shape)}"
                 raise ValueError(
-                    f"the part {name!r} of an observation {what}; a stack of {stack.frames} frames is needed, the last "
-                    "axis of an array of a dict"
+                    f"the part {name!r} of an observation {problem}; a stack of {stack.frames} frames is needed, the "
+                    "last axis of an array of a dict"
                 )
 
         def blank(count: int) -> dict[str, jax.Array]:
@@ -106,7 +106,7 @@ class Frames:
             readable=jnp.int32(0),
         )
 
-    def without(self, obs: Any) -> Any:
+    def without_stacks(self, obs: Any) -> Any:
         """An observation without its stacks."""
         return {name: x for name, x in obs.items() if name not in self.stacks}
 
@@ -118,10 +118,10 @@ class Frames:
         """
         count = ended.shape[0]
         time = jnp.arange(count)[:, None]
-        place = (buffer.next + jnp.arange(count + 1)) % self.slots
+        index = (buffer.next + jnp.arange(count + 1)) % self.slots
 
         def write(old, new):
-            return old.at[place[: len(new)]].set(new, mode="promise_in_bounds", unique_indices=True)
+            return old.at[index[: len(new)]].set(new, mode="promise_in_bounds", unique_indices=True)
 
         def newest(name):
             return jnp.concatenate([obs[name][..., -1], next_obs[name][-1:, ..., -1]])
@@ -133,18 +133,18 @@ class Frames:
 
         order, total = jnp.cumsum(ended, axis=0) - 1, jnp.sum(ended, axis=0)
         spot = (buffer.next_end + order) % self.ends
-        kept = ended & (total - order <= self.ends)
-        target = jnp.where(kept, spot, self.ends)
+        is_stored = ended & (total - order <= self.ends)
+        target = jnp.where(is_stored, spot, self.ends)
 
         def write_ends(old, new):
-            put = jax.vmap(lambda x, i, y: x.at[i].set(y, mode="drop"), in_axes=1, out_axes=1)
-            return put(old, target, new)
+            scatter = jax.vmap(lambda x, i, y: x.at[i].set(y, mode="drop"), in_axes=1, out_axes=1)
+            return scatter(old, target, new)
 
         since = jnp.minimum(buffer.since + count, self.length)
         after = write_ends(since, jnp.broadcast_to(count - 1 - time, ended.shape))
-        replaced = write_ends(jnp.zeros(since.shape, bool), kept)
+        replaced = write_ends(jnp.zeros(since.shape, bool), is_stored)
         lost = jnp.min(jnp.where(replaced, since, self.length))
-        passed = jnp.min(jnp.where(ended & ~kept, count - 1 - time, self.length))
+        passed = jnp.min(jnp.where(ended & ~is_stored, count - 1 - time, self.length))
         return FrameBuffer(
             frames={name: write(self._before(buffer, name, obs[name]), newest(name)) for name in buffer.frames},
             finals={name: write_ends(x, next_obs[name][..., -1]) for name, x in buffer.finals.items()},
@@ -161,8 +161,8 @@ class Frames:
         """The frames of a part with those before the first step of all in the slots before its own."""
         older, frames = jnp.moveaxis(stacks[0, ..., :-1], -1, 0), buffer.frames[name]
         slot = (buffer.next - len(older) + jnp.arange(len(older))) % self.slots
-        kept = jnp.where(buffer.readable == 0, older, _get(frames, slot))
-        return frames.at[slot].set(kept, mode="promise_in_bounds", unique_indices=True)
+        earlier = jnp.where(buffer.readable == 0, older, _get(frames, slot))
+        return frames.at[slot].set(earlier, mode="promise_in_bounds", unique_indices=True)
 
     def read(self, buffer: FrameBuffer, back: Int[Array, " *B"], row: Int[Array, " *B"]) -> tuple[Any, Any]:
         """The stacks of steps.
@@ -178,26 +178,26 @@ class Frames:
             steps = jnp.arange(stack.frames - 1, -1, -1)
             x = _get(frames, (slot[..., None] - jnp.minimum(steps, age)) % self.slots, row[..., None])
             if stack.fill == "zeros":
-                x = jnp.where(_over(steps <= age, x), x, jnp.zeros((), x.dtype))
+                x = jnp.where(_expand_mask(steps <= age, x), x, jnp.zeros((), x.dtype))
             following = _get(frames, (slot + 1) % self.slots, row)
             final = _get(buffer.finals[name], jnp.maximum(end, 0), row)
-            new = jnp.where(_over(end >= 0, final), final, following)
+            new = jnp.where(_expand_mask(end >= 0, final), final, following)
             later = jnp.concatenate([jax.lax.slice_in_dim(x, 1, None, axis=axis), jnp.expand_dims(new, axis)], axis)
             obs[name], next_obs[name] = jnp.moveaxis(x, axis, -1), jnp.moveaxis(later, axis, -1)
         return obs, next_obs
 
-    def place(self, buffer: FrameBuffer, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameBuffer:
-        """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.place`."""
+    def shard(self, buffer: FrameBuffer, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> FrameBuffer:
+        """The frames on a mesh: rows are split, the rest is replicated. **Arguments:** as for `Replay.shard`."""
         parts = vars(buffer)
         by_row = split({name: parts[name] for name in ("frames", "finals", "age", "end", "since")}, 1)
         per_row = split({name: parts[name] for name in ("next_end", "ended")}, 0)
         return FrameBuffer(**by_row, **per_row, **copied({name: parts[name] for name in ("next", "readable")}))
 
 
-def _get(x: Array, *place: Array) -> Array:
-    return x.at[place].get(mode="promise_in_bounds")
+def _get(x: Array, *index: Array) -> Array:
+    return x.at[index].get(mode="promise_in_bounds")
 
 
-def _over(mask: Array, x: Array) -> Array:
+def _expand_mask(mask: Array, x: Array) -> Array:
     """A mask of the leading axes of `x`, for all of its axes."""
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

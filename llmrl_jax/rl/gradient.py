@@ -63,8 +63,8 @@ def accumulate(part: Callable[[Any], tuple[Sums, Any]], zero: Sums, parts: Any) 
     """
 
     def add(total, rows):
-        sums, apart = part(rows)
-        return jax.tree.map(jnp.add, total, sums), apart
+        sums, stacked = part(rows)
+        return jax.tree.map(jnp.add, total, sums), stacked
 
     return tracing.scan(add, zero, parts)
 

@@ -24,12 +24,12 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 LOG_STD_MIN = -5.0
-"""Least log of the actor's deviation, as in the authors' code; it begins at 0."""
+"""Lower bound of the actor's log standard deviation, as in the authors' code; it begins at 0."""
 
 
 @dataclass(frozen=True)
 class IQLConfig(OfflineConfig):
-    """Hyper-parameters, with CORL's defaults for MuJoCo's worlds."""
+    """Hyper-parameters, with CORL's defaults for MuJoCo's environments."""
 
     NAME: ClassVar[str] = "iql"
     normalize: bool = True
@@ -117,8 +117,8 @@ class IQL:
         """The factor of the actor's learning rate after `count` gradient steps."""
         if not self.config.actor_decay_steps:
             return 1.0
-        done = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
-        return 0.5 * (1 + jnp.cos(jnp.pi * done))
+        fraction = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
+        return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
 
     def act(self, params, x):
         return self.actor.distribution(params["actor"], x)

@@ -78,13 +78,13 @@ class Towers(nn.Module):
     @nn.compact
     def __call__(self, x):
         activate = getattr(nn, self.activation)
-        first, *rest = self.hidden
+        first, *remaining = self.hidden
         x = activate(nn.Dense(2 * first, kernel_init=_side_by_side(math.sqrt(2)), name="first")(x))
         towers = jnp.split(x, 2, axis=-1)
-        for i, features in enumerate(rest):
+        for i, features in enumerate(remaining):
             towers = [
-                activate(dense(features, math.sqrt(2), name=f"{who}_{i + 1}")(x))
-                for who, x in zip(("actor", "critic"), towers)
+                activate(dense(features, math.sqrt(2), name=f"{tower}_{i + 1}")(x))
+                for tower, x in zip(("actor", "critic"), towers)
             ]
         return towers
 
@@ -335,7 +335,7 @@ class NetworkQPolicy(Policy):
 
 def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:
     """The Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn.DQNConfig`, sets how
-    actions are drawn after training.
+    actions are sampled after training.
 
     **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
     """
@@ -401,15 +401,15 @@ class Symbols:
         return jnp.concatenate([*planes, self.numbers], axis=-1)
 
     def rows(self) -> Int[Array, "B K"]:
-        """The places of the ones in the vector, int32, one for each cell and plane; `width` for a vector of zeros."""
+        """The places of the ones in the vector, int32, one for each cell and plane; `width` for zeros."""
         codes = self.grid.reshape(self.grid.shape[0], self._cells, -1).astype(jnp.int32)
-        found, before = [], 0
+        rows, before = [], 0
         for i, n in enumerate(self.sizes):
             code = codes[..., i]
-            place = before + n * np.arange(self._cells, dtype=np.int32) + code
-            found.append(jnp.where((code >= 0) & (code < n), place, self.width))
+            row = before + n * np.arange(self._cells, dtype=np.int32) + code
+            rows.append(jnp.where((code >= 0) & (code < n), row, self.width))
             before += n * self._cells
-        return jnp.concatenate(found, axis=-1)
+        return jnp.concatenate(rows, axis=-1)
 
     def product(self, kernel: Float[Array, "width F"]) -> Float[Array, "B F"]:
         """`vector() @ kernel`. On a CPU it is the sum of the rows of the kernel at the ones, which is several times
@@ -443,8 +443,8 @@ def _forward(kernel, rows, numbers):
     return summed_rows(kernel, rows, numbers), (kernel, rows, numbers)
 
 
-def _backward(kept, gradient):
-    kernel, rows, numbers = kept
+def _backward(residuals, gradient):
+    kernel, rows, numbers = residuals
     first = kernel.shape[0] - numbers.shape[-1]
     start = jnp.zeros(kernel.shape, gradient.dtype).at[first:].set(numbers.T @ gradient)
 
@@ -518,9 +518,9 @@ class GRU(nn.Module):
         inputs = jnp.moveaxis(x @ kernel + bias, 1, 0)
         counts = jnp.arange(x.shape[1])[:, None] < lengths
 
-        def step(state, at):
-            given, count = at
-            reset_in, update_in, new_in = jnp.split(given, 3, axis=-1)
+        def step(state, inputs):
+            gates, count = inputs
+            reset_in, update_in, new_in = jnp.split(gates, 3, axis=-1)
             reset_of, update_of, new_of = jnp.split(state @ inner_kernel + inner_bias, 3, axis=-1)
             update = nn.sigmoid(update_in + update_of)
             new = nn.tanh(new_in + nn.sigmoid(reset_in + reset_of) * new_of)
@@ -552,11 +552,11 @@ class LSTM(nn.Module):
         inner_kernel = self.param("state_kernel", draw, (self.features, wide))
         inner_bias = self.param("state_bias", draw, (wide,))
 
-        def step(carry, at):
-            given, first, cut = at
+        def step(carry, inputs):
+            gates, first, cut = inputs
             carry = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), carry)
             hidden, cell = jax.tree.map(lambda s: jnp.where(cut, jax.lax.stop_gradient(s), s), carry)
-            inlet, forget, new, outlet = jnp.split(given + hidden @ inner_kernel + inner_bias, 4, axis=-1)
+            inlet, forget, new, outlet = jnp.split(gates + hidden @ inner_kernel + inner_bias, 4, axis=-1)
             cell = nn.sigmoid(forget) * cell + nn.sigmoid(inlet) * nn.tanh(new)
             hidden = nn.sigmoid(outlet) * nn.tanh(cell)
             return (hidden, cell), hidden

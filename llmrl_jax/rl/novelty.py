@@ -125,7 +125,7 @@ class RND:
         )
         hparams = traced_floats(self.config)
         params = {"predictor": predictor, "critic": critic}
-        whole = {
+        replicated = {
             "random": random,
             "params": params,
             "opt_state": clipped_adam(hparams).init(params),
@@ -133,15 +133,15 @@ class RND:
             "novelty": Moments.start(),
             "hparams": hparams,
         }
-        return BonusState(whole, jnp.zeros(x.shape[0]))
+        return BonusState(replicated, jnp.zeros(x.shape[0]))
 
     def stream(self, state: BonusState) -> Stream:
         h = state.whole["hparams"]
         return Stream(h["gamma"], h["coef"], h["extrinsic_coef"], self.config.episodic)
 
     def check_one_reward(self) -> None:
-        who = "a learner with one value function (DQN)"
-        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), who)
+        reader = "a learner with one value function (DQN)"
+        refuse_unread(self.config, ("critic_hidden", "value_coef", "episodic"), reader)
 
     def _normal(self, state: BonusState, x: jax.Array) -> jax.Array:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])
@@ -159,14 +159,14 @@ class RND:
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         """The novelty of steps. Both running statistics are updated with the steps before they are used, so the first
         steps are normalised too; the paper initialises them by random play."""
-        whole = state.whole
-        whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
-        state = BonusState(whole, state.rows)
-        error = self.errors(state, whole["params"], steps.next_obs, 2)
+        replicated = state.whole
+        replicated = replicated | {"obs": replicated["obs"].update(self.features(steps.next_obs, 2))}
+        state = BonusState(replicated, state.rows)
+        error = self.errors(state, replicated["params"], steps.next_obs, 2)
         rows, novelty = self.scaled(state, error)
         reward = error / jnp.sqrt(novelty.var + 1e-8)
         metrics = {"rnd_error": jnp.mean(error), "rnd_reward": jnp.mean(reward), "rnd_reward_max": jnp.max(reward)}
-        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics
+        return BonusState(replicated | {"novelty": novelty}, rows), reward, metrics
 
     def scaled(self, state: BonusState, novelty: Float[Array, "T N"]) -> tuple[Float[Array, " N"], Moments]:
         """The discounted sums of novelty after some steps, and the moments of all such sums, by whose standard
@@ -189,7 +189,7 @@ class RND:
         return self._values(state, state.whole["params"], obs, batch_dims)
 
     def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
-        whole, h = state.whole, state.whole["hparams"]
+        replicated, h = state.whole, state.whole["hparams"]
 
         def loss(params):
             error = self.errors(state, params, steps.next_obs, 1)
@@ -200,7 +200,7 @@ class RND:
             value = jnp.mean((self._values(state, params, steps.obs, 1) - steps.returns) ** 2)
             return predictor + h["value_coef"] * value, {"rnd_loss": predictor, "rnd_value_loss": value}
 
-        grads, metrics = jax.grad(loss, has_aux=True)(whole["params"])
+        grads, metrics = jax.grad(loss, has_aux=True)(replicated["params"])
         return bonus.apply_gradients(state, grads), metrics
 
 
@@ -236,16 +236,16 @@ class NovelD(RND):
         super().__init__(config or NovelDConfig(), features)
 
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
-        whole = state.whole
-        whole = whole | {"obs": whole["obs"].update(self.features(steps.next_obs, 2))}
-        state = BonusState(whole, state.rows)
-        before = self.errors(state, whole["params"], steps.obs, 2)
-        after = self.errors(state, whole["params"], steps.next_obs, 2)
-        gained = jnp.maximum(after - whole["hparams"]["alpha"] * before, 0.0)
+        replicated = state.whole
+        replicated = replicated | {"obs": replicated["obs"].update(self.features(steps.next_obs, 2))}
+        state = BonusState(replicated, state.rows)
+        before = self.errors(state, replicated["params"], steps.obs, 2)
+        after = self.errors(state, replicated["params"], steps.next_obs, 2)
+        gained = jnp.maximum(after - replicated["hparams"]["alpha"] * before, 0.0)
         rows, novelty = self.scaled(state, gained)
         reward = gained / jnp.sqrt(novelty.var + 1e-8)
         metrics = {"noveld_error": jnp.mean(after), "noveld_reward": jnp.mean(reward)}
-        return BonusState(whole | {"novelty": novelty}, rows), reward, metrics
+        return BonusState(replicated | {"novelty": novelty}, rows), reward, metrics
 
 
 # --- APT --------------------------------------------------------------------------------------------------------------
@@ -302,13 +302,13 @@ class Effects(nn.Module):
 
 
 def neighbour_distance(
-    x: Float[Array, "B D"], others: Float[Array, "M D"], neighbours: int
+    x: Float[Array, "B D"], candidates: Float[Array, "M D"], neighbours: int
 ) -> Float[Array, "B neighbours"]:
-    """The L2 distances from each row to its nearest rows of `others`, ascending."""
+    """The L2 distances from each row to its nearest rows of `candidates`, ascending."""
     # the difference of large numbers: factors rounded to TF32 or bfloat16 would give other neighbours
-    product = jnp.matmul(x, others.T, precision=jax.lax.Precision.HIGHEST)
-    squared = jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(others**2, axis=-1) - 2 * product
-    nearest = -jax.lax.top_k(-squared, min(neighbours, others.shape[0]))[0]
+    product = jnp.matmul(x, candidates.T, precision=jax.lax.Precision.HIGHEST)
+    squared = jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(candidates**2, axis=-1) - 2 * product
+    nearest = -jax.lax.top_k(-squared, min(neighbours, candidates.shape[0]))[0]
     return jnp.sqrt(jnp.maximum(nearest, 0.0))
 
 
@@ -339,14 +339,14 @@ class APT:
         z, action = jnp.zeros((1, self.config.outputs)), jnp.zeros(1, jnp.int32)
         effects = jax.jit(self.effects.init)(keys[1], z, z, action)["params"]
         hparams, params = traced_floats(self.config), {"encoder": encoder, "effects": effects}
-        whole = {
+        replicated = {
             "params": params,
             "opt_state": clipped_adam(hparams).init(params),
             "mean": jnp.float32(0),
             "count": jnp.float32(0),
             "hparams": hparams,
         }
-        return BonusState(whole, ())
+        return BonusState(replicated, ())
 
     def stream(self, state: BonusState) -> Stream | None:
         return None
@@ -361,24 +361,24 @@ class APT:
 
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         """The rewards of steps. **Arguments:** as for `Bonus.reward`."""
-        whole, h = state.whole, state.whole["hparams"]
-        z = self.encoded(whole["params"], steps.next_obs, 2)
+        replicated, h = state.whole, state.whole["hparams"]
+        z = self.encoded(replicated["params"], steps.next_obs, 2)
         rows = z.reshape(-1, z.shape[-1])
         distance = neighbour_distance(rows, rows[-self.config.others :], self.config.neighbours)
-        count = whole["count"] + distance.size
-        mean = whole["mean"] + (jnp.mean(distance) - whole["mean"]) * distance.size / count
+        count = replicated["count"] + distance.size
+        mean = replicated["mean"] + (jnp.mean(distance) - replicated["mean"]) * distance.size / count
         excess = jnp.maximum(distance / jnp.maximum(mean, 1e-8) - h["clip"], 0.0)
         novelty = jnp.log1p(jnp.mean(excess, axis=-1)).reshape(steps.reward.shape)
         reward = h["coef"] * novelty + h["extrinsic_coef"] * steps.reward
         metrics = {"apt_distance": jnp.mean(distance), "apt_reward": jnp.mean(novelty)}
-        return BonusState(whole | {"mean": mean, "count": count}, ()), reward, metrics
+        return BonusState(replicated | {"mean": mean, "count": count}, ()), reward, metrics
 
     def value(self, state: BonusState, obs: Any, batch_dims: int):
         raise NotImplementedError("APT's rewards take the place of the world's: they have no value of their own")
 
     def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
         """One gradient step of the representation: the action's cross-entropy plus the squared error of the effect."""
-        whole = state.whole
+        replicated = state.whole
 
         def loss(params):
             x, y = self.encoded(params, steps.obs, 1), self.encoded(params, steps.next_obs, 1)
@@ -388,5 +388,5 @@ class APT:
             forward = jnp.mean(jnp.linalg.norm(predicted - y, axis=-1))
             return backward + forward, {"apt_backward_loss": backward, "apt_forward_loss": forward}
 
-        grads, metrics = jax.grad(loss, has_aux=True)(whole["params"])
+        grads, metrics = jax.grad(loss, has_aux=True)(replicated["params"])
         return bonus.apply_gradients(state, grads), metrics

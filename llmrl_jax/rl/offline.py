@@ -4,7 +4,7 @@ An algorithm is an `OfflineMethod`, one file each (`bc`, `iql`, `td3_bc`, `awac`
 networks, and a gradient step on a batch. All else is here. `make_offline` makes an `OfflineLearner` of a method and
 data, which `llmrl_jax.run.loop.train` runs as any other learner:
 
-* Batches are drawn on the device, uniformly with replacement. With imagined data exactly half of every batch is real;
+* Batches are sampled on the device, uniformly with replacement. With imagined data exactly half of every batch is real;
   several sets of imagined data have equal parts of the other half.
 * A time-out bootstraps, a terminal state does not: targets are `r + gamma (1 - terminated) V(s')`.
 * Observations are arrays, or dicts of which all parts are flattened; the part `instruction`, an int32, indexes a table
@@ -90,8 +90,10 @@ def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
 def needs_discrete(config: OfflineConfig, actions: ActionKind) -> None:
     """**Raises** `ValueError` for continuous actions, naming the algorithm that has them."""
     if not actions.discrete:
-        other = config.NAME.removeprefix("discrete_")
-        raise ValueError(f"{config.NAME} needs discrete actions, and those of the data are continuous: use {other}")
+        alternative = config.NAME.removeprefix("discrete_")
+        raise ValueError(
+            f"{config.NAME} needs discrete actions, and those of the data are continuous: use {alternative}"
+        )
 
 
 # --- what an algorithm is ---------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class OfflineMethod(Protocol):
 
 @struct.dataclass
 class Frozen:
-    """What no update changes."""
+    """The parts that no update changes."""
 
     given: tuple[Transitions, ...]
     """Prepared data (`llmrl_jax.rl.offline_data.prepared`): real steps, and sets of imagined ones. Checkpoints do not
@@ -143,9 +145,9 @@ class Frozen:
     mean: jax.Array
     """The mean that is subtracted from features, `[n]`."""
     std: jax.Array
-    """The deviation by which they are divided then, `[n]`."""
+    """The standard deviation by which they are then divided, `[n]`."""
     sizes: tuple[jax.Array, ...] = ()
-    """int32 `[]` for each set of `given`: its steps; batches are drawn of these, rows beyond are padding."""
+    """int32 `[]` for each set of `given`: its steps; batches are sampled from these, rows beyond are padding."""
 
 
 @struct.dataclass
@@ -168,7 +170,7 @@ class OfflineState:
 class OfflinePolicy(Policy):
     """The learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
 
-    Actions are those of the world, in its bounds. The value is 0: not every method has one.
+    Actions are those of the environment, in its bounds. The value is 0: not every method has one.
     """
 
     def __init__(self, method: OfflineMethod, actions: ActionKind, features: Features | None = None):
@@ -176,7 +178,7 @@ class OfflinePolicy(Policy):
         self.method, self.actions, self.features = method, actions, features
 
     def inputs(self, frozen: Frozen, obs: Any) -> jax.Array:
-        """The inputs of the networks for observations `[B, ...]` of the world."""
+        """The inputs of the networks for observations `[B, ...]` of the environment."""
         encoded = {"vector": (vectors(obs, self.features) - frozen.mean) / frozen.std}
         if has_instruction(obs):
             encoded[INSTRUCTION] = obs[INSTRUCTION]
@@ -228,18 +230,18 @@ def make_offline(
     if not isinstance(table, tuple):
         table = jnp.asarray(table, jnp.float32)
     check_data(data, actions, table, "the data")
-    others = [] if imagined is None else [imagined] if isinstance(imagined, Transitions) else list(imagined)
-    for other in others:
-        check_same_form(data, other, "the imagined data")
-        check_data(other, actions, table, "the imagined data")
-    counts(config.batch_size, shares_of(1 + len(others)))
+    imagined_sets = [] if imagined is None else [imagined] if isinstance(imagined, Transitions) else list(imagined)
+    for steps in imagined_sets:
+        check_same_form(data, steps, "the imagined data")
+        check_data(steps, actions, table, "the imagined data")
+    counts(config.batch_size, shares_of(1 + len(imagined_sets)))
     shape = vectors(jax.tree.map(lambda x: x[:1], data.obs), features).shape
     if len(shape) != 2:
         raise DataError(f"features have the shape {list(shape[1:])}; one axis is needed")
     mean, std = moments(data, features) if config.normalize else (jnp.zeros(shape[1]), jnp.ones(shape[1]))
-    given = tuple(prepared(steps, actions, features, mean, std) for steps in (data, *others))
+    sets = tuple(prepared(steps, actions, features, mean, std) for steps in (data, *imagined_sets))
     offline, hparams = Offline(method, config), traced_floats(config)
-    frozen = Frozen(given, table, mean, std, tuple(jnp.int32(len(steps)) for steps in given))
+    frozen = Frozen(sets, table, mean, std, tuple(jnp.int32(len(steps)) for steps in sets))
     return OfflineLearner(
         partial(offline.start, frozen=frozen, hparams=hparams),
         offline.update,
@@ -256,7 +258,7 @@ def shares_of(sets: int) -> tuple[int, ...]:
 
 
 def drawn_from(size: jax.Array) -> Source:
-    """Indices of the first `size` steps of a set as a source of batches: drawn uniformly and independently."""
+    """Indices of the first `size` steps of a set as a source of batches: sampled uniformly and independently."""
     return lambda key, rows: jax.random.randint(key, (rows,), 0, size)
 
 
@@ -280,11 +282,11 @@ class Offline:
         return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, shares_of(len(sources)))
 
     def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
-        """The batch of drawn indices."""
+        """The batch of sampled indices."""
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
         ends = itertools.accumulate(counts(self.config.batch_size, shares_of(len(frozen.given))))
-        parts = [steps.take(some) for steps, some in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
+        parts = [steps.take(rows) for steps, rows in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
         return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
 
     def batch(self, frozen: Frozen, key: jax.Array) -> Batch:
@@ -294,21 +296,21 @@ class Offline:
     def update(self, state: OfflineState) -> tuple[OfflineState, dict[str, jax.Array]]:
         """`gradient_steps` steps, each on a batch of its own.
 
-        All indices are drawn before the loop: the random bits of one batch are many small operations on a CPU, 7% of a
-        step of `bc`. The batches are read in the loop, where they stay small.
+        All indices are sampled before the loop: the random bits of one batch are many small operations on a CPU, 7% of
+        a step of `bc`. The batches are read in the loop, where they stay small.
         """
         steps = self.config.gradient_steps
         count = state.update * steps + jnp.arange(steps)
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(state.key, i)))(count)
-        drawn = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
+        indices = jax.vmap(lambda key: self.draw(state.frozen, key))(keys[:, 0])
 
-        def one(networks, x):
+        def gradient_step(networks, x):
             count, key, index = x
             context = Context(key, state.hparams, count, state.frozen)
             return self.method.step(networks, self.read(state.frozen, index), context)
 
         networks = TrainState(state.params, state.target, state.opt_state, state.extra)
-        networks, metrics = tracing.scan(one, networks, (count, keys[:, 1], drawn))
+        networks, metrics = tracing.scan(gradient_step, networks, (count, keys[:, 1], indices))
         state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
 
@@ -350,9 +352,9 @@ def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Se
     parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
     named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
     for i, part in enumerate(parts[1:], 1):
-        other: Any = jax.tree.structure(part)
-        if other != structure:
-            raise ValueError(f"source {i} of a mixed batch gives {other}; source 0 gives {structure}")
+        part_structure: Any = jax.tree.structure(part)
+        if part_structure != structure:
+            raise ValueError(f"source {i} of a mixed batch gives {part_structure}; source 0 gives {structure}")
         for (path, a), b in zip(named, jax.tree.leaves(part)):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise ValueError(

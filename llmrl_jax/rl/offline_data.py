@@ -23,12 +23,12 @@ Features = Callable[[Any, int], jax.Array]
 INSTRUCTION = "instruction"
 """The part of a dict of observations that indexes the table of sentence vectors."""
 SLACK = 1e-4
-"""How far beyond its bounds an action may be, in units of their distance: the rounding of the program that wrote it."""
+"""Tolerance of the bounds of actions, in units of their distance: the rounding of the program that wrote it."""
 
 
 @dataclass(frozen=True)
 class ActionKind:
-    """The actions of a data set and of the world it comes from."""
+    """The actions of a data set and of the environment it comes from."""
 
     count: int = 0
     """Number of discrete actions; 0: actions are continuous."""
@@ -79,44 +79,44 @@ class Batch:
     next_obs: Float[Array, "B n"]
     terminated: Bool[Array, " B"]
     """Whether the step reached a terminal state, after which there is no value. A time-out does not."""
-    own: int = struct.field(pytree_node=False, default=0)
-    """How many numbers of `obs` are features, before the sentence vector; 0: all."""
+    num_features: int = struct.field(pytree_node=False, default=0)
+    """The number of features in `obs`, before the sentence vector; 0: all."""
 
     @property
     def features(self) -> int:
         """The number of features."""
-        return self.own or self.obs.shape[-1]
+        return self.num_features or self.obs.shape[-1]
 
 
 # --- what the actions are ---------------------------------------------------------------------------------------------
 
 
-def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", what: str = "the data") -> ActionKind:
-    """The kind of the actions, from their world's space or, without one, from the data.
+def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", label: str = "the data") -> ActionKind:
+    """The kind of the actions, from their environment's space or, without one, from the data.
 
     Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
-    `what` name the world and the data in messages.
+    `label` name the environment and the data in messages.
     **Raises:** `DataError` for actions that do not fit the space, are out of bounds, or have more axes than one.
     """
     action = np.asarray(data.action)
-    where = f"of {env}" if env else "without --env, which tells the bounds of others"
+    source = f"of {env}" if env else "without --env, which tells the bounds of others"
     if isinstance(space, spaces.Discrete) or space is None and action.dtype.kind in "iu":
         if action.dtype.kind not in "iu" or action.ndim != 1:
             raise DataError(
-                f"actions of {what} are {action.dtype}{list(action.shape[1:])}; integers are needed {where}"
+                f"actions of {label} are {action.dtype}{list(action.shape[1:])}; integers are needed {source}"
             )
         count = space.n if isinstance(space, spaces.Discrete) else int(action.max()) + 1
         wrong = np.flatnonzero((action < 0) | (action >= count))
         if len(wrong):
             raise DataError(
-                f"action {action[wrong[0]]} of step {wrong[0]} of {what} is not among the {count} actions {where}: "
+                f"action {action[wrong[0]]} of step {wrong[0]} of {label} is not among the {count} actions {source}: "
                 "they are of another world"
             )
         return ActionKind(count)
     if action.dtype.kind != "f" or action.ndim != 2:
         raise DataError(
-            f"actions of {what} are {action.dtype}{list(action.shape[1:])}; a float vector for each step "
-            f"is needed {where}"
+            f"actions of {label} are {action.dtype}{list(action.shape[1:])}; a float vector for each step "
+            f"is needed {source}"
         )
     if space is None:
         kind = ActionKind.box(-1.0, 1.0, action.shape[1])
@@ -124,11 +124,11 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", wha
         if not isinstance(space, spaces.Box) or tuple(space.shape) != action.shape[1:]:
             theirs = list(getattr(space, "shape", ()))
             raise DataError(
-                f"actions of {what} have the shape {list(action.shape[1:])}, those {where} {theirs}: they are of "
+                f"actions of {label} have the shape {list(action.shape[1:])}, those {source} {theirs}: they are of "
                 "another world"
             )
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
-            raise DataError(f"actions {where} have no finite bounds; offline learners need them")
+            raise DataError(f"actions {source} have no finite bounds; offline learners need them")
         kind = ActionKind.box(space.low, space.high, action.shape[1])
     low, high = kind.bounds
     room = SLACK * (high - low)
@@ -136,8 +136,8 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", wha
     if len(outside):
         row, column = outside[0]
         raise DataError(
-            f"action {column} of step {row} of {what} is {action[row, column]:g}; from {low[column]:g} to "
-            f"{high[column]:g} is needed {where}"
+            f"action {column} of step {row} of {label} is {action[row, column]:g}; from {low[column]:g} to "
+            f"{high[column]:g} is needed {source}"
         )
     return kind
 
@@ -155,8 +155,8 @@ def vectors(obs: Any, features: Features | None, batch_dims: int = 1) -> Float[A
 def moments(data: Transitions, features: Features | None, eps: float = 1e-3) -> tuple[jax.Array, jax.Array]:
     """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them.
 
-    A feature that is the same everywhere in the data has the deviation 1, not `eps`: learning sees no difference, and
-    where it is another one at last, in a test, it does not come in as a thousand deviations.
+    A feature that is the same everywhere in the data has the standard deviation 1, not `eps`: learning sees no
+    difference, and a value that differs at test time is not a thousand standard deviations away.
     """
     x = vectors(data.obs, features)
     varies = jnp.max(x, axis=0) > jnp.min(x, axis=0)
@@ -207,28 +207,28 @@ def batch_of(steps: Transitions, table: Any) -> Batch:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_data(data: Transitions, actions: ActionKind, table: Any, what: str) -> None:
+def check_data(data: Transitions, actions: ActionKind, table: Any, label: str) -> None:
     """**Raises** `DataError` for numbers that are not finite, an instruction that the table lacks, a table that nothing
-    reads, or actions that differ from `actions`; `what` names the data in messages."""
+    reads, or actions that differ from `actions`; `label` names the data in messages."""
     parts = {"obs": data.obs, "action": data.action, "reward": data.reward, "next_obs": data.next_obs}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.all(jnp.isfinite(leaf))):
             row = int(np.argwhere(~np.isfinite(np.asarray(leaf)))[0][0])
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise DataError(f"{name} of step {row} of {what} is not finite: remove that step, or correct it")
-    actions_of(data, spaces.Discrete(actions.count) if actions.discrete else _box(actions), "the learner", what)
+            raise DataError(f"{name} of step {row} of {label} is not finite: remove that step, or correct it")
+    actions_of(data, spaces.Discrete(actions.count) if actions.discrete else _box(actions), "the learner", label)
     if has_instruction(data.obs):
         rows = 0 if isinstance(table, tuple) else table.shape[0]
         for name, obs in (("obs", data.obs), ("next_obs", data.next_obs)):
             low, high = int(obs[INSTRUCTION].min()), int(obs[INSTRUCTION].max())
             if low < 0 or high >= rows:
                 raise DataError(
-                    f"{name}.{INSTRUCTION} of {what} has numbers from {low} to {high}, but the table has {rows} "
+                    f"{name}.{INSTRUCTION} of {label} has numbers from {low} to {high}, but the table has {rows} "
                     "sentence vectors: give the table of these data"
                 )
     elif not isinstance(table, tuple):
         raise DataError(
-            f"a table of sentence vectors is given, but {what} have no part {INSTRUCTION!r} in observations"
+            f"a table of sentence vectors is given, but {label} have no part {INSTRUCTION!r} in observations"
         )
 
 
@@ -236,15 +236,16 @@ def _box(actions: ActionKind) -> spaces.Box:
     return spaces.Box(*actions.bounds, (actions.width,), np.float32)
 
 
-def check_same_form(data: Transitions, other: Transitions, what: str) -> None:
-    """**Raises** `DataError` unless `other`, named `what` in the message, has the parts, widths and types of `data`."""
+def check_same_form(data: Transitions, candidate: Transitions, label: str) -> None:
+    """**Raises** `DataError` unless `candidate`, named `label` in the message, has the parts, widths and types
+    of `data`."""
     for name in ("obs", "action"):
-        one, two = (_form(getattr(x, name), name) for x in (data, other))
-        if one != two:
-            odd = next(key for key in sorted(set(one) | set(two)) if one.get(key) != two.get(key))
+        expected, actual = (_form(getattr(x, name), name) for x in (data, candidate))
+        if expected != actual:
+            part = next(key for key in sorted(set(expected) | set(actual)) if expected.get(key) != actual.get(key))
             raise DataError(
-                f"{odd} of {what} is {two.get(odd, 'missing')}, but {one.get(odd, 'missing')} in the other data: both "
-                "must be of one world"
+                f"{part} of {label} is {actual.get(part, 'missing')}, but {expected.get(part, 'missing')} in the "
+                "other data: both must be of one world"
             )
 
 

@@ -36,7 +36,7 @@ def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array
 
 
 class Policy:
-    """What acts in a batch of environments, as pure functions of parameters: an MLP, a GRU, a language model, chance.
+    """Acts in a batch of environments, as pure functions of parameters: an MLP, a GRU, a language model, chance.
 
     Policies inherit from this class and define `step`, which acts, or `q`, from which `step` follows; PPO also calls
     `unroll`, DQN `q`. Rows are independent: the outputs of a row do not depend on the other rows of the batch. `step`
@@ -98,9 +98,9 @@ class Policy:
         """
         raise NotImplementedError(f"{type(self).__name__} has no values of actions")
 
-    def q_values_of(self, each: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
+    def q_values_of(self, param_sets: Sequence[Any], frozen: Any, obs: Any) -> list[Float[Array, "B A"]]:
         """`q` of several parameters for the same observations; to override where a part depends on no parameters."""
-        return [self.q(params, frozen, obs) for params in each]
+        return [self.q(params, frozen, obs) for params in param_sets]
 
     def lengths(self, obs: Any) -> Int[Array, " B"]:
         """The length of each row, for a policy with `buckets`."""

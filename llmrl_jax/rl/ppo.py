@@ -67,7 +67,7 @@ from llmrl_jax.rl.rollout import (
     collect,
     episode_metrics,
     gae,
-    place,
+    shard_runner,
     start,
     task_names,
     with_pool,
@@ -138,22 +138,22 @@ def check(config: PPOConfig, env: Environment, env_params: Any, policy: Policy, 
     """
     if config.schedule == "linear" and config.schedule_updates < 1:
         raise ValueError("ppo.schedule is linear; it needs ppo.schedule_updates, the update at which it reaches zero")
-    rows, what = config.num_envs, f"ppo.num_envs {config.num_envs}"
+    rows, label = config.num_envs, f"ppo.num_envs {config.num_envs}"
     if not policy.recurrent:
-        rows, what = rows * config.num_steps, f"{what} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"
+        rows, label = rows * config.num_steps, f"{label} x ppo.num_steps {config.num_steps} = {rows * config.num_steps}"
     for name in ("minibatches", "microbatches"):
         parts = getattr(config, name)
         if rows % parts:
-            raise ValueError(f"{what} is not divided by ppo.{name}: {rows} / {parts} = {rows / parts:.2f}")
-        rows, what = rows // parts, f"{what} / ppo.{name} {parts} = {rows // parts}"
+            raise ValueError(f"{label} is not divided by ppo.{name}: {rows} / {parts} = {rows / parts:.2f}")
+        rows, label = rows // parts, f"{label} / ppo.{name} {parts} = {rows // parts}"
         steps = rows * config.num_steps if policy.recurrent else rows
         if name == "minibatches" and config.normalize_advantages and steps == 1:
             raise ValueError(
-                f"--ppo.normalize-advantages is on, but a minibatch has one step ({what}): its advantage minus its "
+                f"--ppo.normalize-advantages is on, but a minibatch has one step ({label}): its advantage minus its "
                 "mean is 0, so the policy would never change. Lower --ppo.minibatches, or pass "
                 "--ppo.no-normalize-advantages"
             )
-    check_divisible(mesh, {f"ppo.num_envs {config.num_envs}": config.num_envs, what: rows})
+    check_divisible(mesh, {f"ppo.num_envs {config.num_envs}": config.num_envs, label: rows})
     check_statistics(env, env_params)
 
 
@@ -202,7 +202,7 @@ LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "cl
 
 
 def normalized(advantage: Float[Array, "*B"], floor: float | jax.Array = 0.0) -> Float[Array, "*B"]:
-    """Advantages with mean 0 and standard deviation 1, or less: a deviation below `floor` is divided by `floor`."""
+    """Advantages with mean 0 and standard deviation 1, or less: a deviation below `floor` is replaced by it."""
     return (advantage - jnp.mean(advantage)) / jnp.maximum(jnp.std(advantage) + 1e-8, floor)
 
 
@@ -223,12 +223,12 @@ def ppo_loss(
     `sampling_metrics` (`llmrl_jax.rl.precision`).
     """
     carry = jax.tree.map(lambda x: x[0], batch.carry)
-    seen = (params, frozen, batch.obs, carry, batch.first)
+    inputs = (params, frozen, batch.obs, carry, batch.first)
     prediction: Any = ()
     if auxiliary is None:
-        distribution, value = policy.unroll(*seen)
+        distribution, value = policy.unroll(*inputs)
     else:
-        distribution, value, prediction = auxiliary.unroll(*seen)
+        distribution, value, prediction = auxiliary.unroll(*inputs)
     log_ratio = distribution.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - hparams["clip_eps"], 1 + hparams["clip_eps"])
@@ -237,18 +237,18 @@ def ppo_loss(
     old, returns = batch.value, batch.returns
     if value_broadcast == "glam":  # published shapes: values [B, 1] against old values and returns [B]
         value, old, returns = value.reshape(-1, 1), old.reshape(-1), returns.reshape(-1)
-    near = old + jnp.clip(value - old, -hparams["value_clip"], hparams["value_clip"])
-    value_loss = jnp.mean(jnp.maximum((value - returns) ** 2, (near - returns) ** 2))
+    clipped_value = old + jnp.clip(value - old, -hparams["value_clip"], hparams["value_clip"])
+    value_loss = jnp.mean(jnp.maximum((value - returns) ** 2, (clipped_value - returns) ** 2))
 
     entropy = jnp.mean(distribution.entropy())
     loss = policy_loss + hparams["value_loss_coef"] * value_loss - hparams["entropy_coef"] * entropy
-    beside = sampling_metrics(log_ratio) if compares_sampling(policy) else {}
+    extra_metrics = sampling_metrics(log_ratio) if compares_sampling(policy) else {}
     if auxiliary is not None:
         auxiliary_loss = auxiliary.loss(prediction, batch.target)
         loss += auxiliary.coef * auxiliary_loss
-        beside |= {f"{auxiliary.name}_loss": auxiliary_loss}
+        extra_metrics |= {f"{auxiliary.name}_loss": auxiliary_loss}
     return loss, {
-        **beside,
+        **extra_metrics,
         "loss": loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
@@ -321,7 +321,7 @@ class PPO:
         opt_state = self.placement.device_put(clipped_adam(hparams).init(params))  # moments are placed as params are
         hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
-        runner = place(runner, self.placement)
+        runner = shard_runner(runner, self.placement)
         return PPOState(params, frozen, opt_state, runner, hparams, run_key, update, bonus=bonus)
 
     def update(self, state: PPOState) -> tuple[PPOState, dict[str, jax.Array]]:
@@ -341,9 +341,9 @@ class PPO:
         state = state.replace(
             params=params,
             opt_state=opt_state,
-            runner=place(runner, self.placement),
+            runner=shard_runner(runner, self.placement),
             update=state.update + 1,
-            bonus=bonuses.place(bonus, self.placement),
+            bonus=bonuses.shard(bonus, self.placement),
         )
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
@@ -409,8 +409,8 @@ class PPO:
             advantage, returns = bonuses.stream_advantages(
                 bonus, after, stream, steps, reward, obs_after, hparams["gae_lambda"]
             )
-            both = stream.extrinsic_coef * batch.advantage + stream.coef * advantage
-            batch, steps = batch.replace(advantage=both), steps.replace(returns=returns)
+            combined = stream.extrinsic_coef * batch.advantage + stream.coef * advantage
+            batch, steps = batch.replace(advantage=combined), steps.replace(returns=returns)
         return state.replace(bonus=after), batch.replace(steps=steps), report
 
     def _rows(self, batch: Batch) -> Batch:
@@ -455,8 +455,8 @@ class PPO:
             first = {of_first[name]: jnp.where(i == 0, metrics.pop(name), 0.0) for name in of_first}
             kl = metrics["approx_kl"]
             metrics |= {"grad_norm": norm} | first
-            bonus, own = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(bonus_key, i))
-            sums = jax.tree.map(jnp.add, sums, metrics | own)
+            bonus, bonus_metrics = self._learn_bonus(bonus, minibatch.steps, jax.random.fold_in(bonus_key, i))
+            sums = jax.tree.map(jnp.add, sums, metrics | bonus_metrics)
             return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
 
         names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
@@ -470,10 +470,10 @@ class PPO:
         params, opt_state = flat.flatten(state.params), flat.flatten_moments(state.opt_state)
         loop = (jnp.int32(0), params, opt_state, state.bonus, sums, jnp.bool(False))
         loop = tracing.while_loop(lambda loop: (loop[0] < total) & ~loop[5], gradient_step, loop)
-        done, params, opt_state, bonus, sums, _ = loop
-        metrics = {name: sums[name] / done for name in names} | {name: sums[name] for name in of_first.values()}
+        steps_taken, params, opt_state, bonus, sums, _ = loop
+        metrics = {name: sums[name] / steps_taken for name in names} | {name: sums[name] for name in of_first.values()}
         finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "grad_norm", *learned)])))
-        metrics |= {"gradient_steps": done, "nonfinite": ~finite}
+        metrics |= {"gradient_steps": steps_taken, "nonfinite": ~finite}
         return flat.restore(params), flat.restore_moments(opt_state), bonus, metrics
 
     def _learn_bonus(self, state: Any, steps: Any, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -486,17 +486,17 @@ class PPO:
         k, count = self.config.microbatches, minibatch.first.size
         buckets = self._buckets(count // k)
 
-        def by(policy):
+        def gradient_with(policy):
             return lambda params, rows: jax.grad(loss, has_aux=True)(params, rows, policy)
 
         def part(rows):
             rows = self.placement.shard_batch(rows, 1)
             if not buckets:
-                return by(self.policy)(params, rows)
+                return gradient_with(self.policy)(params, rows)
             longest = tracing.largest_of_runs(jnp.max(self._lengths(rows)))
             needed = jnp.searchsorted(np.array(list(buckets), np.int32), longest)
             # the choice is outside the gradient, so that nothing is computed again for it
-            return tracing.switch(needed, [by(bucket) for bucket in buckets.values()], params, rows)
+            return tracing.switch(needed, [gradient_with(bucket) for bucket in buckets.values()], params, rows)
 
         if k == 1:
             return part(minibatch)

@@ -73,35 +73,37 @@ class PRDC(TD3BC):
         strip = min(self.config.block, len(steps)) // parts
         size = parts * strip
         beta = context.hparams["beta"]
-        asked = jnp.concatenate([-2 * beta**2 * x, -2 * action], axis=1)
+        queries = jnp.concatenate([-2 * beta**2 * x, -2 * action], axis=1)
 
-        def known(rows: Transitions) -> tuple[Float[Array, "k n"], Float[Array, "k D"], Float[Array, " k"]]:
-            found = batch_of(rows, context.frozen.table)
-            squares = beta**2 * jnp.sum(found.obs**2, axis=-1) + jnp.sum(found.action**2, axis=-1)
-            return jnp.concatenate([found.obs, found.action], axis=-1), found.action, squares
+        def keys_of(rows: Transitions) -> tuple[Float[Array, "k n"], Float[Array, "k D"], Float[Array, " k"]]:
+            batch_rows = batch_of(rows, context.frozen.table)
+            squares = beta**2 * jnp.sum(batch_rows.obs**2, axis=-1) + jnp.sum(batch_rows.action**2, axis=-1)
+            return jnp.concatenate([batch_rows.obs, batch_rows.action], axis=-1), batch_rows.action, squares
 
         def look(nearest, i):
             start = jnp.minimum(i * size, len(steps) - size)  # the last block may overlap the one before
-            pairs, _, squares = known(jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), steps))
+            pairs, _, squares = keys_of(
+                jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), steps)
+            )
             squares = jnp.where(start + jnp.arange(size) < count, squares, jnp.inf)
-            # the least of every `strip`-th step: a minimum over columns, which is fast where an argmin is not
-            least = (products(asked, pairs.T) + squares).reshape(len(x), parts, strip).min(axis=1)
-            place = jnp.argmin(least, axis=1)
-            least = jnp.min(least, axis=1)
-            nearer = least < nearest[0]
-            return (jnp.where(nearer, least, nearest[0]), jnp.where(nearer, start + place, nearest[1])), None
+            # the smallest of every `strip`-th step: a minimum over columns, which is fast where an argmin is not
+            smallest = (products(queries, pairs.T) + squares).reshape(len(x), parts, strip).min(axis=1)
+            index = jnp.argmin(smallest, axis=1)
+            smallest = jnp.min(smallest, axis=1)
+            nearer = smallest < nearest[0]
+            return (jnp.where(nearer, smallest, nearest[0]), jnp.where(nearer, start + index, nearest[1])), None
 
         begin = (jnp.full(len(x), jnp.inf), jnp.zeros(len(x), jnp.int32))
-        least, first = tracing.scan(look, begin, jnp.arange(-(-len(steps) // size)))[0]
+        smallest, first = tracing.scan(look, begin, jnp.arange(-(-len(steps) // size)))[0]
 
-        def pick(one, first):
+        def pick(query, first):
             rows = first + strip * jnp.arange(parts)
-            pairs, actions, squares = known(jax.tree.map(lambda leaf: leaf[rows], steps))
-            return actions[jnp.argmin(jnp.where(rows < count, products(pairs, one) + squares, jnp.inf))]
+            pairs, actions, squares = keys_of(jax.tree.map(lambda leaf: leaf[rows], steps))
+            return actions[jnp.argmin(jnp.where(rows < count, products(pairs, query) + squares, jnp.inf))]
 
-        nearer = least < best[0]
-        found = jnp.where(nearer[:, None], jax.vmap(pick)(asked, first), best[1])
-        return jnp.where(nearer, least, best[0]), found
+        nearer = smallest < best[0]
+        nearest_action = jnp.where(nearer[:, None], jax.vmap(pick)(queries, first), best[1])
+        return jnp.where(nearer, smallest, best[0]), nearest_action
 
 
 ALGORITHM = OfflineAlgorithm(PRDCConfig, PRDC)

@@ -1,4 +1,4 @@
-"""How far from 1 the first probability ratio may be, in either direction, by the precision of matrix products.
+"""Bounds of the first probability ratio's distance from 1, in either direction, by the precision of matrix products.
 
 Acting and learning compute the same function of the same parameters, but in batches of different shapes, for which a
 device may sum in another order. In float32 the difference is a few units in the last place. Where the factors of a
@@ -46,8 +46,8 @@ mean, one unit in the last place changes the ratio by 2e-4."""
 
 
 def ratio_error(log_ratio: Float[Array, "*B"]) -> Float[Array, ""]:
-    """How far the ratios of probabilities are from 1: the largest of `max(r, 1 / r) - 1`. For small errors it is that
-    of `|r - 1|`, which cannot exceed 1 for a probability that fell.
+    """The distance of the ratios of probabilities from 1: the largest of `max(r, 1 / r) - 1`. For small errors it is
+    that of `|r - 1|`, which cannot exceed 1 for a probability that fell.
 
     **Arguments:** `log_ratio`, `log r` in nats.
     """
@@ -71,7 +71,7 @@ def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[
     **Returns:** float32 scalars. `sampling_kl`: an estimate of KL(sampler || learner) in nats, the mean of
     `r - 1 - log r` for the ratio `r`. It is the estimator k3 of Schulman, "Approximating KL divergence"
     (http://joschu.net/blog/kl-approx.html, 2020): unbiased like the mean of `-log r`, never negative, and of much
-    lower variance for ratios near 1. `sampling_near_one`: the share whose ratio lies in `NEAR_ONE`.
+    lower variance for ratios near 1. `sampling_near_one`: the fraction whose ratio lies in `NEAR_ONE`.
     """
 
     def mean(x):
@@ -79,11 +79,11 @@ def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[
 
     low, high = NEAR_ONE
     ratio = jnp.exp(log_ratio)
-    near: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
+    near_one: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
     # expm1, since r - 1 loses all digits of a ratio this near 1
     return {
         "sampling_kl": mean(jnp.expm1(log_ratio) - log_ratio),
-        "sampling_near_one": mean(near.astype(jnp.float32)),
+        "sampling_near_one": mean(near_one.astype(jnp.float32)),
     }
 
 

@@ -69,8 +69,8 @@ def spelled(name: str) -> str:
 def algorithm(name: str) -> Any:
     """The `Algorithm` or `OfflineAlgorithm` of that name. **Raises** `KeyError`, with the nearest name, if there is
     none."""
-    every = {**ALGORITHMS, **OFFLINE}
-    if spelled(name) not in every:
-        known = [*sorted(ALGORITHMS), *sorted(OFFLINE)]
-        raise KeyError(f"there is no algorithm {name!r}{nearest(name, known)} (there are {', '.join(known)})")
-    return importlib.import_module(every[spelled(name)]).ALGORITHM
+    modules = {**ALGORITHMS, **OFFLINE}
+    if spelled(name) not in modules:
+        names = [*sorted(ALGORITHMS), *sorted(OFFLINE)]
+        raise KeyError(f"there is no algorithm {name!r}{nearest(name, names)} (there are {', '.join(names)})")
+    return importlib.import_module(modules[spelled(name)]).ALGORITHM

@@ -24,7 +24,7 @@ from llmrl_jax.rl.frames import Frames
 
 @struct.dataclass
 class BufferState:
-    """The contents of a memory; part of a learner's state, and so of its checkpoints."""
+    """The contents of a replay buffer; part of a learner's state, and so of its checkpoints."""
 
     items: Any
     """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; slots not yet written are zeros."""
@@ -33,18 +33,18 @@ class BufferState:
     size: jax.Array
     """int32 `[]`, items held, at most the capacity."""
     priorities: Any = ()
-    """The `PriorityTree` of a prioritised memory; `()` in others."""
+    """The `PriorityTree` of a prioritised buffer; `()` in others."""
     frames: Any = ()
-    """The `FrameBuffer` of a memory with stacks; `()` in others."""
+    """The `FrameBuffer` of a buffer with stacks; `()` in others."""
 
 
 COUNTERS = ("replay.next", "replay.size")
-"""The parts of a memory, the `replay` of a learner's state, that do not depend on what is added."""
+"""The parts of a buffer, the `replay` of a learner's state, that do not depend on what is added."""
 
 
 @struct.dataclass
 class Sample:
-    """Indices into a memory, for one batch."""
+    """Indices into a replay buffer, for one batch."""
 
     index: Int[Array, " B"]
     """Index of an item: with rows, `time * rows + row`."""
@@ -54,10 +54,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Replay:
-    """The pure functions of a memory of `capacity` items: any pytree of arrays, the newest overwriting the oldest."""
+    """The pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest replacing the oldest."""
 
     capacity: int
-    """Maximum number of items. The whole memory is allocated at once."""
+    """Maximum number of items. The whole buffer is allocated at once."""
     rows: int | None = None
     """Environments, each with its own buffer of `capacity / rows` consecutive steps; over a mesh, each device holds its
     environments' steps. None: items without an order, for single-step sampling only."""
@@ -93,7 +93,7 @@ class Replay:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def init(self, item: Any) -> BufferState:
-        """An empty memory.
+        """An empty replay buffer.
 
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
         """
@@ -106,24 +106,26 @@ class Replay:
         """Items without the stacks of their observations."""
         if not self.stacked:
             return items
-        return items.replace(obs=self._frames.without(items.obs), next_obs=self._frames.without(items.next_obs))
+        return items.replace(
+            obs=self._frames.without_stacks(items.obs), next_obs=self._frames.without_stacks(items.next_obs)
+        )
 
     def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
-        """The memory with items appended in order. Their priority is the highest that any item has had.
+        """The buffer with items appended in order. Their priority is the highest that any item has had.
 
         **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
         `ended`, with stacks: whether a step was the last one of its episode, for whatever reason.
         **Raises:** `ValueError` for other shapes or dtypes, or for more items per call than the capacity.
         """
         per_step = self.rows or 1
-        whole, items = items, self._unstacked(items)
+        steps, items = items, self._unstacked(items)
         count = jax.tree.leaves(items)[0].shape[0]
         if count > self.length:
-            what = "items" if self.rows is None else f"steps of {self.rows} environments"
+            unit = "items" if self.rows is None else f"steps of {self.rows} environments"
             raise ValueError(
-                f"{count} {what} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
+                f"{count} {unit} at once do not fit a replay buffer of {self.capacity}: raise its capacity"
             )
-        place = (buffer.next + jnp.arange(count)) % self.length
+        slots = (buffer.next + jnp.arange(count)) % self.length
 
         def write(old, new):
             if new.shape != (count, *old.shape[1:]) or new.dtype != old.dtype:
@@ -131,11 +133,11 @@ class Replay:
                     f"items of {new.dtype}{list(new.shape)} were added to a replay buffer of "
                     f"{old.dtype}{list(old.shape)}; {old.dtype}{[count, *old.shape[1:]]} is needed"
                 )
-            return old.at[place].set(new, mode="promise_in_bounds", unique_indices=True)
+            return old.at[slots].set(new, mode="promise_in_bounds", unique_indices=True)
 
         tree = buffer.priorities
         if self.prioritized:
-            index = (place[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
+            index = (slots[:, None] * per_step + jnp.arange(per_step)).reshape(-1)
             tree = self._tree.set(tree, index, jnp.broadcast_to(tree.highest, index.shape))
         after = BufferState(
             items=jax.tree.map(write, buffer.items, items),
@@ -143,66 +145,66 @@ class Replay:
             size=jnp.minimum(buffer.size + count * per_step, self.capacity),
             priorities=tree,
         )
-        return self._with_frames(buffer, after, whole, ended) if self.stacked else after
+        return self._with_frames(buffer, after, steps, ended) if self.stacked else after
 
     def _with_frames(self, before: BufferState, after: BufferState, steps: Any, ended: Array | None) -> BufferState:
-        """The memory `after` further steps, with their frames. Steps that lost a frame cannot be drawn any more."""
+        """The buffer `after` further steps, with their frames. Steps that lost a frame can no longer be sampled."""
         if ended is None:
             raise ValueError("a memory with stacks of frames needs to know which steps ended their episode: `ended`")
         frames = self._frames.add(before.frames, steps.obs, steps.next_obs, ended)
         after = after.replace(frames=frames)
         if not self.prioritized:
             return after
-        whole = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
+        expected = jnp.minimum(before.frames.readable + ended.shape[0], self.length)
         back = (after.next - 1 - jnp.arange(self.capacity) // (self.rows or 1)) % self.length
         tree = tracing.cond(
-            frames.readable < whole,
-            lambda tree: self._tree.kept(tree, back < frames.readable),
+            frames.readable < expected,
+            lambda tree: self._tree.masked(tree, back < frames.readable),
             lambda tree: tree,
             after.priorities,
         )
         return after.replace(priorities=tree)
 
-    def place(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
-        """The memory on a mesh: rows are split as environments are, the rest is replicated.
+    def shard(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
+        """The buffer on a mesh: rows are split as environments are, everything else is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
-        replicated tree. Priorities are replicated, so that sums over the whole memory are the same on any number of
+        replicated tree. Priorities are replicated, so that sums over the whole buffer are the same on any number of
         devices.
         """
         items = copied(buffer.items) if self.rows is None else split(buffer.items, 1)
-        frames = self._frames.place(buffer.frames, split, copied) if self.stacked else ()
+        frames = self._frames.shard(buffer.frames, split, copied) if self.stacked else ()
         next, size, priorities = copied((buffer.next, buffer.size, buffer.priorities))
         return BufferState(items, next, size, priorities, frames)
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
-    def can_sample(self, buffer: BufferState, least: int = 1) -> Bool[Array, ""]:
-        """Whether at least `least` items were added, of those that fit."""
-        return buffer.size >= least
+    def can_sample(self, buffer: BufferState, minimum: int = 1) -> Bool[Array, ""]:
+        """Whether at least `minimum` items were added, of those that fit."""
+        return buffer.size >= minimum
 
-    def held(self, buffer: BufferState) -> Int[Array, ""]:
-        """Items that can be drawn: with stacks fewer than `buffer.size` where episodes are very short."""
+    def num_readable(self, buffer: BufferState) -> Int[Array, ""]:
+        """Items that can be sampled: with stacks fewer than `buffer.size` where episodes are very short."""
         return buffer.frames.readable * (self.rows or 1) if self.stacked else buffer.size
 
     def draw(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
-        """Indices drawn uniformly with replacement. An empty memory gives index 0."""
-        held = jnp.maximum(self.held(buffer), 1)
-        index = jax.random.randint(key, (batch_size,), 0, held)
+        """Indices sampled uniformly with replacement. An empty buffer gives index 0."""
+        count = jnp.maximum(self.num_readable(buffer), 1)
+        index = jax.random.randint(key, (batch_size,), 0, count)
         if self.stacked:
-            oldest = jnp.where(held < buffer.size, buffer.next * (self.rows or 1) - held, 0)
+            oldest = jnp.where(count < buffer.size, buffer.next * (self.rows or 1) - count, 0)
             index = (index + oldest) % self.capacity
-        return Sample(index, jnp.broadcast_to(1 / held, (batch_size,)))
+        return Sample(index, jnp.broadcast_to(1 / count, (batch_size,)))
 
     def draw_prioritized(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Sample:
-        """Indices drawn in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
+        """Indices sampled in proportion to their priorities (Schaul et al., 1511.05952, section 3.3).
 
-        The sum of all priorities is cut into `batch_size` equal ranges, and one index is drawn from each.
+        The sum of all priorities is cut into `batch_size` equal ranges, and one index is sampled from each.
         """
         return Sample(*self._tree.sample(buffer.priorities, key, batch_size))
 
     def prioritize(self, buffer: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
-        """The memory with new priorities for some items.
+        """The buffer with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
         `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
@@ -216,9 +218,9 @@ class Replay:
         return self._steps(buffer, *self._split(index))
 
     def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
-        """Items drawn uniformly with replacement: leaves `[batch_size, ...]`.
+        """Items sampled uniformly with replacement: leaves `[batch_size, ...]`.
 
-        An empty memory gives zeros: add items first.
+        An empty buffer gives zeros: add items first.
         """
         return self.get(buffer, self.draw(buffer, key, batch_size).index)
 
@@ -272,50 +274,50 @@ class Replay:
 
         return jax.tree.map(blank, self._steps(buffer, times, row)), mask
 
-    # --- places -------------------------------------------------------------------------------------------------------
+    # --- indices ------------------------------------------------------------------------------------------------------
 
     def _split(self, index: Array) -> tuple[Array, ...]:
         """Item indices as indices of the leading axes."""
         return (index,) if self.rows is None else (index // self.rows, index % self.rows)
 
-    def _read(self, tree: Any, *place: Array) -> Any:
-        return jax.tree.map(lambda x: x.at[place].get(mode="promise_in_bounds"), tree)
+    def _read(self, tree: Any, *index: Array) -> Any:
+        return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), tree)
 
-    def _steps(self, buffer: BufferState, *place: Array) -> Any:
+    def _steps(self, buffer: BufferState, *index: Array) -> Any:
         """Whole items."""
-        items = self._read(buffer.items, *place)
+        items = self._read(buffer.items, *index)
         if not self.stacked:
             return items
-        obs, next_obs = self._stacks(buffer, *place)
+        obs, next_obs = self._stacks(buffer, *index)
         return items.replace(obs={**items.obs, **obs}, next_obs={**items.next_obs, **next_obs})
 
-    def _next_obs(self, buffer: BufferState, *place: Array) -> Any:
+    def _next_obs(self, buffer: BufferState, *index: Array) -> Any:
         """The `next_obs` of items."""
-        next_obs = self._read(buffer.items.next_obs, *place)
-        return {**next_obs, **self._stacks(buffer, *place)[1]} if self.stacked else next_obs
+        next_obs = self._read(buffer.items.next_obs, *index)
+        return {**next_obs, **self._stacks(buffer, *index)[1]} if self.stacked else next_obs
 
     def _stacks(self, buffer: BufferState, time: Array, row: Array) -> tuple[Any, Any]:
         back = (buffer.next - 1 - time) % self.length
         return self._frames.read(buffer.frames, back, jnp.broadcast_to(row, back.shape))
 
-    def _following(self, index: Array, count: int, what: str) -> tuple[Array, Array]:
+    def _following(self, index: Array, count: int, label: str) -> tuple[Array, Array]:
         """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
         if self.rows is None:
-            raise ValueError(f"{what} need steps in their order: give the replay buffer its `rows`, the environments")
+            raise ValueError(f"{label} need steps in their order: give the replay buffer its `rows`, the environments")
         if not 1 <= count <= self.length:
-            raise ValueError(f"{what} do not fit a replay buffer of {self.length} steps per environment")
+            raise ValueError(f"{label} do not fit a replay buffer of {self.length} steps per environment")
         time, row = self._split(index)
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
     def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
-        """Which steps continue the episode of the first one, bool `[B, count]`."""
-        items, held = buffer.items, buffer.size // (self.rows or 1)
-        oldest = jnp.where(held == self.length, buffer.next, 0)
-        left = held - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
+        """Whether steps continue the episode of the first one, bool `[B, count]`."""
+        items, stored = buffer.items, buffer.size // (self.rows or 1)
+        oldest = jnp.where(stored == self.length, buffer.next, 0)
+        left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
-        here = jnp.arange(times.shape[1]) < left[:, None]
-        return ((before == 0) & here).at[:, 0].set(True)
+        available = jnp.arange(times.shape[1]) < left[:, None]
+        return ((before == 0) & available).at[:, 0].set(True)
 
 
 def importance_weights(
@@ -380,7 +382,7 @@ class Priorities:
             levels.append(level)
         return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
 
-    def kept(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
+    def masked(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
         """The tree with priority 0 where the mask is False."""
         entries = tree.levels[0].reshape(-1)
         entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
@@ -395,7 +397,7 @@ class Priorities:
     ) -> tuple[Int[Array, "{count}"], Float[Array, "{count}"]]:
         """Indices, one from each of `count` equal ranges of the sum of all priorities, and the probability of each.
 
-        An index with priority 0 is never drawn, unless all are 0: then index 0 is drawn, with probability 0.
+        An index with priority 0 is never sampled, unless all are 0: then index 0 is sampled, with probability 0.
         """
         total = jnp.sum(tree.levels[-1])
         ends = jnp.arange(count + 1) / count * total
@@ -407,7 +409,7 @@ class Priorities:
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
         """An index for a uniform point in each range of the cumulative sum of priorities, and its priority.
 
-        A float32 cannot name such a point: at a million equal priorities, it has 16 places within each. So every level
+        A float32 cannot name such a point: at a million equal priorities, it has 16 values within each. So every level
         draws a new point from what the range and the chosen child have in common, which has the same distribution.
 
         **Arguments:** `low` and `high`, the ends of the ranges, from 0 to the sum.
@@ -435,8 +437,8 @@ def descend_tree(
     positive = weights > 0
     order = jnp.arange(CHILDREN, dtype=jnp.int32)
     last = jnp.max(jnp.where(positive, order, 0), axis=1)
-    within = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
-    child = jnp.min(jnp.where(within, order, last[:, None]), axis=1)
+    contains = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
+    child = jnp.min(jnp.where(contains, order, last[:, None]), axis=1)
     weight = jnp.take_along_axis(weights, child[:, None], axis=1)[:, 0]
     start = jnp.take_along_axis(ends, child[:, None], axis=1)[:, 0] - weight
     return child, start, weight

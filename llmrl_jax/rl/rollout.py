@@ -102,11 +102,11 @@ def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
 def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
     """Reset every environment."""
 
-    def own(x: Any) -> jax.Array:
+    def copied(x: Any) -> jax.Array:
         """Of no weak type; and a copy, as a run donates its state, and others hold these parameters too."""
         return jnp.copy(jax.lax.convert_element_type(x, jnp.result_type(x)))
 
-    env_params = jax.tree.map(own, env_params)
+    env_params = jax.tree.map(copied, env_params)
     obs, env_state = _compiled_reset(env)(key, env_params)
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
 
@@ -145,25 +145,25 @@ def check_divisible(mesh: Mesh | None, sizes: Mapping[str, int]) -> None:
     **Raises:** `ValueError`, with the arithmetic."""
     if mesh is None:
         return
-    ways = Placement(mesh).row_devices
-    devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {ways} devices"
+    count = Placement(mesh).row_devices
+    devices = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in RULES["batch"]) + f" = {count} devices"
     for text, size in sizes.items():
-        if size % ways:
-            raise ValueError(f"{text} is not divided by {devices}: {size} / {ways} = {size / ways:.2f}")
+        if size % count:
+            raise ValueError(f"{text} is not divided by {devices}: {size} / {count} = {size / count:.2f}")
 
 
-def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array, ""] | int, every: int) -> Runner:
-    """A runner with a new pool of episodes in every `every`-th update (`env.policy` pool); else as it is."""
+def with_pool(env: VectorEnv, runner: Runner, key: jax.Array, update: Int[Array, ""] | int, period: int) -> Runner:
+    """A runner with a new pool of episodes in every `period`-th update (`env.policy` pool); else as it is."""
 
     def renewed(env_state):
         return env.refresh(key, env_state, runner.env_params)
 
-    if every == 1 or env.policy != "pool":
+    if period == 1 or env.policy != "pool":
         return runner.replace(env_state=renewed(runner.env_state))
-    return runner.replace(env_state=tracing.cond(update % every == 0, renewed, lambda x: x, runner.env_state))
+    return runner.replace(env_state=tracing.cond(update % period == 0, renewed, lambda x: x, runner.env_state))
 
 
-def place(runner: Runner, placement: Placement) -> Runner:
+def shard_runner(runner: Runner, placement: Placement) -> Runner:
     """A runner whose environments are split over the devices, with the pool of episodes replicated."""
     env_state = runner.env_state
     return Runner(
@@ -200,9 +200,9 @@ def next_values(
         def pick(x):
             return jax.vmap(lambda column, i: column[i], in_axes=(1, 0))(x, t)
 
-        here = pending & (steps == t)
+        evaluated = pending & (steps == t)
         values = evaluate(jax.tree.map(pick, final_obs), jax.tree.map(pick, carry))
-        return pending & ~here, jnp.where(here, values, next_value)
+        return pending & ~evaluated, jnp.where(evaluated, values, next_value)
 
     shifted = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
     return tracing.while_loop(lambda loop: jnp.any(loop[0]), one_round, (open_ended, shifted))[1]
@@ -232,8 +232,8 @@ def collect(
     """
 
     def act(runner):
-        seen = (params, frozen, runner.obs, runner.carry, runner.first)
-        return (*policy.step(*seen), ()) if auxiliary is None else auxiliary.step(*seen)
+        inputs = (params, frozen, runner.obs, runner.carry, runner.first)
+        return (*policy.step(*inputs), ()) if auxiliary is None else auxiliary.step(*inputs)
 
     def step(runner, draws):
         key, noise = draws

@@ -61,10 +61,10 @@ class SoftActorCritic:
 
     def networks(self, key: jax.Array, inputs: int, hparams: dict[str, jax.Array]) -> dict[str, Any]:
         """Initial parameters: `actor`, `critic`, `log_temperature`."""
-        one, two = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(key)
         return {
-            "actor": self.actor.init(one, inputs),
-            "critic": self.critics.init(two, inputs),
+            "actor": self.actor.init(actor_key, inputs),
+            "critic": self.critics.init(critic_key, inputs),
             "log_temperature": jnp.log(hparams["initial_temperature"]),
         }
 
@@ -134,18 +134,18 @@ class SACConfig(RolloutConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for what, needed in (
+        for label, needed in (
             ("an update", self.num_envs * self.num_steps),
             ("sac.learning_starts", self.learning_starts),
         ):
             if needed > self.capacity:
                 raise ValueError(
-                    f"{what} has {needed} steps, but the memory holds {self.capacity}: raise sac.replay_size"
+                    f"{label} has {needed} steps, but the memory holds {self.capacity}: raise sac.replay_size"
                 )
 
     @property
     def capacity(self) -> int:
-        """Steps that the memory holds."""
+        """Steps that the replay buffer holds."""
         return self.replay_size // self.num_envs * self.num_envs
 
 
@@ -159,8 +159,8 @@ class SACPolicy(Policy):
         self.nets = SoftActorCritic(actions, hidden, activation)
 
     def step(self, params, frozen, obs, carry, first):
-        found = self.nets.actor.distribution(params["actor"], self.features(obs, 1))
-        return Scaled(found, self.actions), jnp.zeros(found.mean.shape[0]), carry
+        distribution = self.nets.actor.distribution(params["actor"], self.features(obs, 1))
+        return Scaled(distribution, self.actions), jnp.zeros(distribution.mean.shape[0]), carry
 
 
 def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> SACPolicy:
@@ -259,20 +259,22 @@ class SAC:
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-            own = actor.distribution(state.params["actor"], self.policy.features(runner.obs, 1)).sample(act_key)
-            uniform = jax.random.uniform(act_key, own.shape, minval=-1.0, maxval=1.0)
-            action = jnp.where(random, uniform, own)
+            policy_action = actor.distribution(state.params["actor"], self.policy.features(runner.obs, 1)).sample(
+                act_key
+            )
+            uniform = jax.random.uniform(act_key, policy_action.shape, minval=-1.0, maxval=1.0)
+            action = jnp.where(random, uniform, policy_action)
             obs, env_state, reward, terminated, truncated, info = self.vector.step(
                 step_key, runner.env_state, self.policy.actions.outward(action), runner.env_params
             )
             done = terminated | truncated
-            seen = Transitions(runner.obs, action, reward, info["final_observation"], terminated)
-            return runner.replace(env_state=env_state, obs=obs, first=done), (seen, done, episode_info(info))
+            transition = Transitions(runner.obs, action, reward, info["final_observation"], terminated)
+            return runner.replace(env_state=env_state, obs=obs, first=done), (transition, done, episode_info(info))
 
         return tracing.scan(step, state.runner, jnp.arange(config.num_steps))
 
     def _learn_when_ready(self, state: SACState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        """`gradient_steps` steps once the memory holds enough; before that nothing changes, and metrics are 0."""
+        """`gradient_steps` steps once the buffer holds enough; before that nothing changes, and metrics are 0."""
 
         def wait(state, key):
             zeros = {name: jnp.float32(0) for name in jax.eval_shape(self._learn, state, key)[1]}
@@ -282,7 +284,7 @@ class SAC:
         return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: SACState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        def one(nets, key):
+        def gradient_step(nets, key):
             draw_key, step_key = jax.random.split(key)
             index = self.memory.draw(state.replay, draw_key, self.config.batch_size).index
             rows = self.memory.get(state.replay, index)
@@ -290,7 +292,7 @@ class SAC:
             return self.step(nets, Batch(x, rows.action, rows.reward, y, rows.terminated), step_key, state.hparams)
 
         nets = TrainState(state.params, state.target, state.opt_state)
-        nets, metrics = tracing.scan(one, nets, jax.random.split(key, self.config.gradient_steps))
+        nets, metrics = tracing.scan(gradient_step, nets, jax.random.split(key, self.config.gradient_steps))
         return nets, {name: jnp.mean(x) for name, x in metrics.items()}
 
     def step(

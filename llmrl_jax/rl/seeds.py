@@ -45,9 +45,9 @@ def seed_keys(key: jax.Array, seeds: int) -> jax.Array:
     """The keys of the seeds `seed`, `seed + 1`, ..., `[seeds]`, from that of `seed`; all are below 2^32, so that every
     second word of a key is its seed."""
     words = jax.random.key_data(key)
-    odd = jnp.arange(words.shape[-1], dtype=words.dtype) % 2
-    each = words + jnp.arange(seeds, dtype=words.dtype)[:, None] * odd
-    return jax.random.wrap_key_data(each, impl=jax.random.key_impl(key))
+    is_seed_word = jnp.arange(words.shape[-1], dtype=words.dtype) % 2
+    seed_words = words + jnp.arange(seeds, dtype=words.dtype)[:, None] * is_seed_word
+    return jax.random.wrap_key_data(seed_words, impl=jax.random.key_impl(key))
 
 
 def vmap_learners(
@@ -71,39 +71,44 @@ def vmap_learners(
 
     def init(key: jax.Array) -> VmappedState:
         states: list[Any] = []
-        for one in keys(key, seeds):
-            state = learner.init(one)
+        for run_key in keys(key, seeds):
+            state = learner.init(run_key)
             if states and _equal(states[0].frozen, state.frozen):
                 state = state.replace(frozen=states[0].frozen)  # so that one copy is in memory
             states.append(state)
-        first, own = states[0], any(state.frozen is not states[0].frozen for state in states)
-        frozen = _stacked(*(state.frozen for state in states)) if own else first.frozen
-        leaves = [jax.tree.leaves(_rest(state)) for state in states]
-        rest = [x[0] if one else jnp.stack(x) for one, x in zip(_is_shared(_rest(first), learner.shared), zip(*leaves))]
-        rest = jax.tree.unflatten(jax.tree.structure(_rest(first)), rest)
+        first, own_frozen = states[0], any(state.frozen is not states[0].frozen for state in states)
+        frozen = _stacked(*(state.frozen for state in states)) if own_frozen else first.frozen
+        leaves = [jax.tree.leaves(_remaining(state)) for state in states]
+        remaining = [
+            x[0] if is_shared else jnp.stack(x)
+            for is_shared, x in zip(_is_shared(_remaining(first), learner.shared), zip(*leaves))
+        ]
+        remaining = jax.tree.unflatten(jax.tree.structure(_remaining(first)), remaining)
         params = _stacked(*(state.params for state in states))
-        return VmappedState(params, frozen, rest, first.update, own, learner.shared)
+        return VmappedState(params, frozen, remaining, first.update, own_frozen, learner.shared)
 
     def update(state: VmappedState) -> tuple[VmappedState, dict[str, jax.Array]]:
         leaves, structure = jax.tree.flatten(state.rest)
         shared = _is_shared(state.rest, state.shared)
 
-        def one(run: tuple[Any, Any, list[Any]]) -> tuple[Any, list[Any]]:
-            params, frozen, own = run
-            rest = jax.tree.unflatten(structure, _merged(shared, _chosen(leaves, shared, True), own))
+        def update_run(run: tuple[Any, Any, list[Any]]) -> tuple[Any, list[Any]]:
+            params, frozen, run_leaves = run
+            remaining = jax.tree.unflatten(structure, _merged(shared, _chosen(leaves, shared, True), run_leaves))
             frozen = frozen if state.own_frozen else state.frozen
-            after, metrics = learner.update(rest.replace(params=params, frozen=frozen, update=state.update))
-            leaves_after = jax.tree.leaves(_rest(after))
+            after, metrics = learner.update(remaining.replace(params=params, frozen=frozen, update=state.update))
+            leaves_after = jax.tree.leaves(_remaining(after))
             return (after.params, _chosen(leaves_after, shared, False), metrics), _chosen(leaves_after, shared, True)
 
         runs = (state.params, state.frozen if state.own_frozen else (), _chosen(leaves, shared, False))
         if one_by_one:
-            (params, own, metrics), same = jax.lax.map(one, runs)
-            same = [x[0] for x in same]
+            (params, run_leaves, metrics), shared_leaves = jax.lax.map(update_run, runs)
+            shared_leaves = [x[0] for x in shared_leaves]
         else:  # which refuses leaves that differ between runs where they are shared
-            (params, own, metrics), same = jax.vmap(one, out_axes=(0, None), axis_name=RUNS)(runs)
-        rest = jax.tree.unflatten(structure, _merged(shared, same, own))
-        state = state.replace(params=params, rest=rest, update=state.update + 1)
+            (params, run_leaves, metrics), shared_leaves = jax.vmap(update_run, out_axes=(0, None), axis_name=RUNS)(
+                runs
+            )
+        remaining = jax.tree.unflatten(structure, _merged(shared, shared_leaves, run_leaves))
+        state = state.replace(params=params, rest=remaining, update=state.update + 1)
         return state, {f"{i}/{name}": x[i] for name, x in metrics.items() for i in range(seeds)}
 
     return Learner(
@@ -128,41 +133,41 @@ def check_exchange(seeds: int) -> None:
 def select_run(state: VmappedState, run: int) -> Any:
     """The state of one of several runs."""
 
-    def own(tree: Any) -> Any:
+    def select(tree: Any) -> Any:
         return jax.tree.map(lambda x: x[run], tree)
 
     leaves, structure = jax.tree.flatten(state.rest)
     shared = _is_shared(state.rest, state.shared)
-    rest = jax.tree.unflatten(structure, [x if same else x[run] for same, x in zip(shared, leaves)])
-    frozen = own(state.frozen) if state.own_frozen else state.frozen
-    return rest.replace(params=own(state.params), frozen=frozen, update=state.update)
+    remaining = jax.tree.unflatten(structure, [x if is_shared else x[run] for is_shared, x in zip(shared, leaves)])
+    frozen = select(state.frozen) if state.own_frozen else state.frozen
+    return remaining.replace(params=select(state.params), frozen=frozen, update=state.update)
 
 
-def _rest(state: Any) -> Any:
+def _remaining(state: Any) -> Any:
     return state.replace(params=(), frozen=(), update=())
 
 
-def _is_shared(rest: Any, parts: tuple[str, ...]) -> list[bool]:
+def _is_shared(state: Any, parts: tuple[str, ...]) -> list[bool]:
     """Whether a leaf is in one of the `parts`, by name, for each leaf."""
-    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(rest))
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(state))
     return [any(f"{name}.".startswith(f"{part}.") for part in parts) for name in names]
 
 
-def _chosen(leaves: list[Any], shared: list[bool], which: bool) -> list[Any]:
-    return [x for x, same in zip(leaves, shared, strict=True) if same is which]
+def _chosen(leaves: list[Any], shared: list[bool], value: bool) -> list[Any]:
+    return [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared is value]
 
 
-def _merged(shared: list[bool], same: list[Any], own: list[Any]) -> list[Any]:
-    """Leaves in their order. **Arguments:** `same`, the shared ones; `own`, the others."""
-    first, other = iter(same), iter(own)
-    return [next(first) if one else next(other) for one in shared]
+def _merged(shared: list[bool], shared_leaves: list[Any], run_leaves: list[Any]) -> list[Any]:
+    """Leaves in their order. **Arguments:** `shared_leaves`, the shared ones; `run_leaves`, the others."""
+    from_shared, from_run = iter(shared_leaves), iter(run_leaves)
+    return [next(from_shared) if is_shared else next(from_run) for is_shared in shared]
 
 
 def _stacked(*trees: Any) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     """Whether two trees of arrays are equal, bit for bit."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(x is y or x.shape == y.shape and bool(np.all(np.asarray(x == y))) for x, y in pairs)

@@ -97,7 +97,7 @@ class ShapingConfig(Checked):
 
 @struct.dataclass
 class _History:
-    """What a step remembers of its episode: leaves `[N, K, ...]`, the newest last, and int32 `[N]`."""
+    """The last steps of each row's episode: leaves `[N, K, ...]`, the newest last, and int32 `[N]`."""
 
     features: Any
     action: jax.Array
@@ -123,11 +123,11 @@ class Shaping:
         n, k = jax.tree.leaves(obs)[0].shape[0], self.potential.window
         past = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (n, k, *x.shape[1:])), first)
         rows: dict[str, Any] = {"history": _History(past, jnp.full((n, k), NO_ACTION), jnp.zeros(n, jnp.int32))}
-        whole: dict[str, Any] = {"params": params, "hparams": traced_floats(self.config)}
+        replicated: dict[str, Any] = {"params": params, "hparams": traced_floats(self.config)}
         if self._paper:
             rows |= {"sum": jnp.zeros(n), "last": jnp.zeros(n)}
-            whole["moments"] = Moments.start()
-        return BonusState(whole, rows)
+            replicated["moments"] = Moments.start()
+        return BonusState(replicated, rows)
 
     def stream(self, state: BonusState) -> None:
         return None
@@ -146,22 +146,22 @@ class Shaping:
         count, rows = steps.reward.shape
         flat = jax.tree.map(lambda x: x.reshape(count * rows, *x.shape[2:]), steps.obs)
         features = jax.tree.map(lambda x: x.reshape(count, rows, *x.shape[1:]), self.potential.encode(params, flat))
-        played = _Played.of(state.rows["history"], features, steps, first_action=self._paper)
+        played = _Played.create(state.rows["history"], features, steps, first_action=self._paper)
         phi = self.potential.value(params, played.windows()).reshape(count, rows)
         after = {"history": played.history(steps)}
         if self._paper:
-            more, shaped, moments = self._published(state, phi, gamma)
-            after, whole = after | more, state.whole | {"moments": moments}
+            extra, shaped, moments = self._published(state, phi, gamma)
+            after, replicated = after | extra, state.whole | {"moments": moments}
         else:
-            whole = state.whole
+            replicated = state.whole
 
-            def reached(at: Any, _: Any) -> Float[Array, " N"]:
-                found = self.potential.encode(params, at["obs"])
-                return self.potential.value(params, played.reached(at["time"], found))
+            def reached(x: Any, _: Any) -> Float[Array, " N"]:
+                features = self.potential.encode(params, x["obs"])
+                return self.potential.value(params, played.reached(x["time"], features))
 
             times = jnp.broadcast_to(jnp.arange(count)[:, None], (count, rows))
-            at = {"obs": steps.next_obs, "time": times}
-            following = next_values(reached, at, (), phi, steps.terminated, steps.truncated)
+            reached_steps = {"obs": steps.next_obs, "time": times}
+            following = next_values(reached, reached_steps, (), phi, steps.terminated, steps.truncated)
             shaped = gamma * jnp.where(steps.terminated, 0.0, following) - phi
         reward = h["extrinsic_coef"] * steps.reward + h["coef"] * shaped
         report = {
@@ -170,7 +170,7 @@ class Shaping:
             "potential_mean": jnp.mean(phi),
             "potential_std": jnp.std(phi),
         }
-        return BonusState(whole, after), reward, report
+        return BonusState(replicated, after), reward, report
 
     def _published(self, state: BonusState, phi: Float[Array, "T N"], gamma: float | jax.Array):
         """The published rewards (bkrl reference, section 7): `gamma * phi_t - phi_{t-1}` at step `t`."""
@@ -181,8 +181,8 @@ class Shaping:
 
         sums, totals = tracing.scan(add, state.rows["sum"], phi)
         moments = state.whole["moments"].update(totals)
-        every = jnp.concatenate([state.rows["last"][None], phi]) / jnp.sqrt(moments.var + 1e-8)
-        return {"sum": sums, "last": every[-1]}, gamma * every[1:] - every[:-1], moments
+        potentials = jnp.concatenate([state.rows["last"][None], phi]) / jnp.sqrt(moments.var + 1e-8)
+        return {"sum": sums, "last": potentials[-1]}, gamma * potentials[1:] - potentials[:-1], moments
 
 
 @struct.dataclass
@@ -194,18 +194,18 @@ class _Played:
     action: Int[Array, "S N"]
     """Taken at these."""
     begin: Int[Array, "T N"]
-    """Where each step's episode began, counted from the first of the `T` steps; negative: before it."""
+    """The start of each step's episode, counted from the first of the `T` steps; negative: before it."""
     window: int = struct.field(pytree_node=False)
     first_action: bool = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, history: _History, features: Any, steps: Transitions, *, first_action: bool) -> _Played:
+    def create(cls, history: _History, features: Any, steps: Transitions, *, first_action: bool) -> _Played:
         """**Arguments:** `features`, of `steps.obs`; `first_action`, whether an episode's first action stands for those
         before it."""
         join = lambda past, new: jnp.concatenate([jnp.swapaxes(past, 0, 1), new])  # noqa: E731
         count = steps.reward.shape[0]
-        over = (steps.terminated | steps.truncated)[:-1]
-        starts = jnp.where(over, jnp.arange(1, count)[:, None], -history.time)
+        done = (steps.terminated | steps.truncated)[:-1]
+        starts = jnp.where(done, jnp.arange(1, count)[:, None], -history.time)
         begin = jax.lax.cummax(jnp.concatenate([-history.time[None], starts]))
         action = join(history.action, steps.action.astype(jnp.int32))
         return cls(
@@ -221,27 +221,27 @@ class _Played:
         rows = np.arange(index.shape[-1])
         return jax.tree.map(lambda x: x[index, rows], tree)
 
-    def _places(self, time: Int[Array, "*S N"], begin: Int[Array, "*S N"]) -> tuple[Any, Any, Any]:
+    def _window_indices(self, time: Int[Array, "*S N"], begin: Int[Array, "*S N"]) -> tuple[Any, Any, Any]:
         """Indices `[*S, K + 1, N]` of the window that ends at a time; whether they are in the episode; its first."""
         newest = jnp.arange(self.window + 1)[:, None]
         first = begin[..., None, :] + self.window
-        place = time[..., None, :] + newest
-        return jnp.maximum(place, first), place >= first, first
+        index = time[..., None, :] + newest
+        return jnp.maximum(index, first), index >= first, first
 
-    def _actions(self, place: Any, real: Any) -> Any:
-        """The actions at places `[*S, K, N]`, `NO_ACTION` before the episode."""
-        action = self._take(self.action, place)
+    def _actions(self, index: Any, real: Any) -> Any:
+        """The actions at indices `[*S, K, N]`, `NO_ACTION` before the episode."""
+        action = self._take(self.action, index)
         return action if self.first_action else jnp.where(real, action, NO_ACTION)
 
     def windows(self) -> Window:
         """The windows of all `T x N` steps, in one batch."""
         count, rows = self.begin.shape
         time = jnp.broadcast_to(jnp.arange(count)[:, None], (count, rows))
-        place, real, _ = self._places(time, self.begin)
+        index, real, _ = self._window_indices(time, self.begin)
         batch = lambda x: jnp.swapaxes(x, 1, 2).reshape(count * rows, -1, *x.shape[3:])  # noqa: E731
         return Window(
-            features=jax.tree.map(batch, self._take(self.features, place)),
-            action=batch(self._actions(place[:, :-1], real[:, :-1])),
+            features=jax.tree.map(batch, self._take(self.features, index)),
+            action=batch(self._actions(index[:, :-1], real[:, :-1])),
             time=(time - self.begin).reshape(-1),
         )
 
@@ -249,19 +249,19 @@ class _Played:
         """The windows that end in what one step of each row reached. **Arguments:** `time`, of the step; `features`, of
         what it reached, leaves `[N, ...]`."""
         begin = self._take(self.begin, time)
-        place, real, _ = self._places(time + 1, begin)
-        past = self._take(self.features, place[:-1])
+        index, real, _ = self._window_indices(time + 1, begin)
+        past = self._take(self.features, index[:-1])
         join = lambda past, new: jnp.swapaxes(jnp.concatenate([past, new[None]]), 0, 1)  # noqa: E731
         return Window(
             features=jax.tree.map(join, past, features),
-            action=jnp.swapaxes(self._actions(place[:-1], real[:-1]), 0, 1),
+            action=jnp.swapaxes(self._actions(index[:-1], real[:-1]), 0, 1),
             time=time + 1 - begin,
         )
 
     def history(self, steps: Transitions) -> _History:
-        """What the next steps remember."""
+        """The history of the next steps."""
         keep = lambda x: jnp.swapaxes(x[x.shape[0] - self.window :], 0, 1)  # noqa: E731
-        over: Bool[Array, " N"] = (steps.terminated | steps.truncated)[-1]
+        done: Bool[Array, " N"] = (steps.terminated | steps.truncated)[-1]
         count = self.begin.shape[0]
-        time = jnp.where(over, 0, count - self.begin[-1])
+        time = jnp.where(done, 0, count - self.begin[-1])
         return _History(jax.tree.map(keep, self.features), keep(self.action), time)

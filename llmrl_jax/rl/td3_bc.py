@@ -56,9 +56,9 @@ class TD3BC:
         self.critics = Critics(actions, config.hidden, config.activation)
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
-        one, two = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(key)
         n = batch.obs.shape[-1]
-        params = {"actor": self.actor.init(one, n), "critic": self.critics.init(two, n)}
+        params = {"actor": self.actor.init(actor_key, n), "critic": self.critics.init(critic_key, n)}
         return TrainState.create(params, ["actor", "critic"], {"actor_loss": jnp.float32(0), "bc_loss": jnp.float32(0)})
 
     def targets(

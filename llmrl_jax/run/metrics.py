@@ -349,7 +349,7 @@ def check_packages(config: RunConfig) -> None:
         (config.wandb, "--run.wandb", "wandb"),
     ):
         if enabled and importlib.util.find_spec(package) is None:
-            raise missing(flag, "track", package, otherwise="leave it out")
+            raise missing(flag, "track", package, remedy="leave it out")
 
 
 def open_trackers(folder: Path, config: RunConfig, full_config: Any, update: int) -> Sinks:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmrl_jax.serve.inbox import Gone, Inbox, ended
+from llmrl_jax.serve.inbox import Disconnected, Inbox, ended
 from llmrl_jax.serve.request import ApiError, Ask, Sample
 from llmrl_jax.serve.served import Served
 from llmrl_jax.serve.wire import ScoreRequest
@@ -30,12 +30,12 @@ class Answer:
             "model": served.name,
             "system_fingerprint": served.fingerprint,
         }
-        self._shown: dict[int, Sample] = {}
+        self._sent: dict[int, Sample] = {}
 
-    def whole(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    def body(self, outputs: Sequence[Sequence[Sample]]) -> dict[str, Any]:
         """The body for all samples of every prompt."""
         choices: list[dict[str, Any]] = []
-        for sample in (sample for samples in found for sample in samples):
+        for sample in (sample for samples in outputs for sample in samples):
             choice: dict[str, Any] = {"index": len(choices), "finish_reason": sample.finish}
             if self._chat:
                 choice["message"] = {"role": "assistant", "content": sample.text, "refusal": None}
@@ -43,55 +43,55 @@ class Answer:
                 choice["text"] = sample.text
             choices.append({**choice, "logprobs": self._log_probs(sample, Sample("", 0, ""))})
         kind = "chat.completion" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(found)}
+        return {**self._head, "object": kind, "choices": choices, "usage": self.usage(outputs)}
 
     def chunks(self, prompt: int, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """The chunks for the new part of a prompt's samples."""
-        n, found = self._asks[0].how.n, []
+        n, chunks = self._asks[0].sampling.n, []
         for index, sample in enumerate(samples, prompt * n):
-            before = self._shown.get(index, Sample("", 0, ""))
-            if self._chat and index not in self._shown:
-                found.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+            before = self._sent.get(index, Sample("", 0, ""))
+            if self._chat and index not in self._sent:
+                chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
             new = sample.text[len(before.text) :]
             if len(sample.text) < len(before.text):  # what was sent stays
                 sample = replace(sample, text=before.text)
-            self._shown[index] = sample
+            self._sent[index] = sample
             if new or len(sample.pieces) > len(before.pieces):
-                said: Any = {"content": new} if self._chat else new
-                found.append(self._chunk(index, said, None, self._log_probs(sample, before)))
+                delta: Any = {"content": new} if self._chat else new
+                chunks.append(self._chunk(index, delta, None, self._log_probs(sample, before)))
             if sample.finish and not before.finish:
-                found.append(self._chunk(index, {} if self._chat else "", sample.finish, None))
-        return found
+                chunks.append(self._chunk(index, {} if self._chat else "", sample.finish, None))
+        return chunks
 
-    def last_chunk(self, found: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    def last_chunk(self, outputs: Sequence[Sequence[Sample]]) -> dict[str, Any]:
         """The last chunk: the token usage and no choice."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [], "usage": self.usage(found)}
+        return {**self._head, "object": kind, "choices": [], "usage": self.usage(outputs)}
 
-    def usage(self, found: Sequence[Sequence[Sample]]) -> dict[str, int]:
+    def usage(self, outputs: Sequence[Sequence[Sample]]) -> dict[str, int]:
         """Token usage: a prompt counts once for any number of samples."""
         prompt = sum(len(ask.tokens) for ask in self._asks)
-        completion = sum(sample.count for samples in found for sample in samples)
+        completion = sum(sample.count for samples in outputs for sample in samples)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def _chunk(self, index: int, said: Any, finish: str | None, log_probs: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta" if self._chat else "text": said, "finish_reason": finish}
+    def _chunk(self, index: int, delta: Any, finish: str | None, log_probs: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta" if self._chat else "text": delta, "finish_reason": finish}
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": [{**choice, "logprobs": log_probs}]}
 
     def _log_probs(self, sample: Sample, before: Sample) -> dict[str, Any] | None:
         """Log-probabilities of the tokens that were not sent before."""
-        if not self._asks[0].how.pieces:
+        if not self._asks[0].sampling.pieces:
             return None
-        at = len(before.pieces)
-        pieces, log_probs = sample.pieces[at:], sample.log_probs[at:]
+        start = len(before.pieces)
+        pieces, log_probs = sample.pieces[start:], sample.log_probs[start:]
         if self._chat:
-            each = [
+            content = [
                 {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
                 for piece, value in zip(pieces, log_probs)
             ]
-            return {"content": each, "refusal": None}
-        starts = [len("".join(sample.pieces[: at + i])) for i in range(len(pieces))]
+            return {"content": content, "refusal": None}
+        starts = [len("".join(sample.pieces[: start + i])) for i in range(len(pieces))]
         return {
             "tokens": list(pieces),
             "token_logprobs": list(log_probs),
@@ -106,8 +106,8 @@ def score_body(request: ScoreRequest, served: Served, log_probs: Sequence[Sequen
     for i in range(request.prompts):
         candidates = []
         for a in range(request.candidates):
-            at = i * request.candidates + a
-            pair, values = request.pairs[at], log_probs[at]
+            index = i * request.candidates + a
+            pair, values = request.pairs[index], log_probs[index]
             total = sum(values)
             candidates.append(
                 {
@@ -153,39 +153,39 @@ class Events:
 
     def __init__(self, inbox: Inbox, answer: Answer, usage: bool, count: int, request_id: str):
         self._inbox, self._answer, self._usage, self._request_id = inbox, answer, usage, request_id
-        self._found: list[list[Sample]] = [[] for _ in range(count)]
-        self.done: Callable[[], None] = lambda: None
+        self._outputs: list[list[Sample]] = [[] for _ in range(count)]
+        self.release: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         head = {**headers_of(self._request_id), "content-type": "text/event-stream; charset=utf-8"}
         head |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
         raw = [(name.encode(), value.encode()) for name, value in head.items()]
 
-        async def event(data: Any, more: bool = True) -> None:
+        async def event(data: Any, more_body: bool = True) -> None:
             text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-            await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": more})
+            await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": more_body})
 
         try:
             async with self._inbox.watching(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
                 try:
-                    while not ended(self._found):
-                        place, self._found[place] = await self._next()
-                        for chunk in self._answer.chunks(place, self._found[place]):
+                    while not ended(self._outputs):
+                        index, self._outputs[index] = await self._next()
+                        for chunk in self._answer.chunks(index, self._outputs[index]):
                             await event(chunk)
                     if self._usage:
-                        await event(self._answer.last_chunk(self._found))
-                except (Gone, OSError):
+                        await event(self._answer.last_chunk(self._outputs))
+                except (Disconnected, OSError):
                     return
                 except ApiError as error:
                     await event(error.body())
                 except Exception:
                     log.exception("request %s failed", self._request_id)
                     await event(failed(self._request_id).body())
-                await event("[DONE]", more=False)
+                await event("[DONE]", more_body=False)
         finally:
-            note_tokens(scope, self._answer.usage(self._found))
-            self.done()
+            note_tokens(scope, self._answer.usage(self._outputs))
+            self.release()
 
     async def _next(self) -> tuple[int, list[Sample]]:
         return await self._inbox.next()

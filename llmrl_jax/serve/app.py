@@ -27,7 +27,7 @@ from llmrl_jax.serve.answers import (
     score_body,
 )
 from llmrl_jax.serve.engine import Engine
-from llmrl_jax.serve.inbox import Gone, Inbox, Readers, collect, read_body
+from llmrl_jax.serve.inbox import Disconnected, Inbox, Readers, collect, read_body
 from llmrl_jax.serve.metrics import Metrics, log_access, make_metrics, page, route_of
 from llmrl_jax.serve.request import ApiError
 from llmrl_jax.serve.wire import read_chat, read_completion, read_score
@@ -107,9 +107,9 @@ def make_app(
 
     async def http_error(request: Request, error: Exception) -> Any:
         assert isinstance(error, HTTPException)
-        what = {404: "there is no such route", 405: f"this route does not take {request.method}"}
-        said = what.get(error.status_code, str(error.detail))
-        return refusal(ApiError(said, error.status_code), request.scope["llmrl.request_id"])
+        messages = {404: "there is no such route", 405: f"this route does not take {request.method}"}
+        message = messages.get(error.status_code, str(error.detail))
+        return refusal(ApiError(message, error.status_code), request.scope["llmrl.request_id"])
 
     routes = [
         Route("/health", server.health),
@@ -129,7 +129,7 @@ def make_app(
 
 
 class _Server:
-    """What all routes use."""
+    """The routes, with the state that they share."""
 
     def __init__(self, engine: Engine, key: str, limits: Limits, metrics: Metrics | None):
         self._engine, self._key, self._limits, self._metrics = engine, key.encode(), limits, metrics
@@ -162,20 +162,20 @@ class _Server:
                     raise ApiError(f"{self._open} requests are open, the most at a time", 429, retry_after=1)
                 self._open += 1
                 # a streamed answer counts as open until it ends
-                done = _Once(self._leave)
+                release = _RunOnce(self._leave)
                 try:
                     answer = await route(request, request_id)
                 except BaseException:
-                    done()
+                    release()
                     raise
                 if isinstance(answer, Events):
-                    answer.done = done
+                    answer.release = release
                 else:
-                    done()
+                    release()
                 return answer
             except ApiError as error:
                 return refusal(error, request_id)
-            except Gone:
+            except Disconnected:
                 return json_response({}, CUT_OFF, request_id)  # the client is gone
             except Exception:
                 log.exception("request %s failed", request_id)
@@ -189,11 +189,11 @@ class _Server:
     def _check_caller(self, request: Request) -> None:
         """**Raises:** `ApiError` for a missing key."""
         if self._key:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            same = hmac.compare_digest(given.strip().encode(), self._key)
-            if scheme.lower() != "bearer" or not same:
-                said = "the key is missing or wrong; send it in a header `Authorization: Bearer KEY`"
-                raise ApiError(said, 401, code="invalid_api_key")
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            valid = hmac.compare_digest(token.strip().encode(), self._key)
+            if scheme.lower() != "bearer" or not valid:
+                message = "the key is missing or wrong; send it in a header `Authorization: Bearer KEY`"
+                raise ApiError(message, 401, code="invalid_api_key")
 
     async def metrics(self, request: Request, request_id: str) -> Any:
         """The counts, for Prometheus."""
@@ -203,13 +203,13 @@ class _Server:
         return Response(content, 200, headers_of(request_id), kind)
 
     async def models(self, request: Request, request_id: str) -> Any:
-        """The one model."""
+        """`GET /v1/models`: the one model."""
         return json_response(
             {"object": "list", "data": [model_body(self._engine.served, self._created)]}, 200, request_id
         )
 
     async def one_model(self, request: Request, request_id: str) -> Any:
-        """It by its name."""
+        """`GET /v1/models/{name}`."""
         name, served = request.path_params["name"], self._engine.served
         if name != served.name:
             raise ApiError(
@@ -231,7 +231,7 @@ class _Server:
         inbox.ask(read.asks)
         if read.stream:
             return Events(inbox, answer, read.usage, len(read.asks), request_id)
-        content = answer.whole(await collect(inbox, len(read.asks), request.receive))
+        content = answer.body(await collect(inbox, len(read.asks), request.receive))
         note_tokens(request.scope, content["usage"])
         return json_response(content, 200, request_id)
 
@@ -241,20 +241,20 @@ class _Server:
     async def score(self, request: Request, request_id: str) -> Any:
         """Log-probabilities of candidates."""
         body, engine, limits = await self._body(request), self._engine, self._limits
-        most = limits.score_pairs, limits.score_tokens, limits.score_characters
-        read = await self.readers.run(lambda check: read_score(body, engine.scorer, *most, check), request.receive)
+        maxima = limits.score_pairs, limits.score_tokens, limits.score_characters
+        read = await self.readers.run(lambda check: read_score(body, engine.scorer, *maxima, check), request.receive)
         inbox = Inbox(engine)
         inbox.work(engine.scorer.run(read.pairs))
-        found: list[list[float]] = []
+        log_probs: list[list[float]] = []
         async with inbox.watching(request.receive):
             while (part := await inbox.next()) is not None:
-                found += part
-        content = score_body(read, engine.served, found)
+                log_probs += part
+        content = score_body(read, engine.served, log_probs)
         note_tokens(request.scope, content["usage"])
         return json_response(content, 200, request_id)
 
 
-class _Once:
+class _RunOnce:
     """A function that runs at its first call only."""
 
     def __init__(self, call: Callable[[], None]):

@@ -66,7 +66,7 @@ class _Batch:
     ended: list[bool]
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return all(ended or job.cancelled for job, ended in zip(self.jobs, self.ended))
 
 
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many jobs wait, and how many are running. A `Work` waits between its parts."""
+        """The numbers of waiting and of running jobs. A `Work` waits between its parts."""
         with self._state:
             running = [] if self._batch is None else [*zip(self._batch.jobs, self._batch.ended)]
             at_work = self._at_work is not None and not self._at_work.cancelled
@@ -209,7 +209,7 @@ class Engine:
             for job in batch.jobs:
                 self._tell(job, error)
             samples = None
-        if samples is None or batch.over:
+        if samples is None or batch.finished:
             with self._state:
                 self._batch = None
             self._seconds += 0.3 * (time.monotonic() - batch.started - self._seconds)
@@ -232,13 +232,13 @@ class Engine:
                 self._works.append(work)
         self._tell(work, part)
 
-    def _tell(self, job: Job | Work, what: Any) -> None:
+    def _tell(self, job: Job | Work, report: Any) -> None:
         """Call the listener. One that fails does not stop the others; none is called after `Stopping`."""
         if job.cancelled:
             return
-        job.cancelled = isinstance(what, Stopping)
+        job.cancelled = isinstance(report, Stopping)
         try:
-            job.listen(what)
+            job.listen(report)
         except Exception:
             log.debug("a listener has gone", exc_info=True)
             job.cancelled = True

@@ -15,12 +15,12 @@ from llmrl_jax.serve.engine import Busy, Engine, Job, Stopping, Work
 from llmrl_jax.serve.request import ApiError, Ask, Sample
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """The client has disconnected."""
 
 
 class Inbox:
-    """What the engine's thread reports, received by the event loop."""
+    """Reports of the engine's thread, received by the event loop."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -29,7 +29,7 @@ class Inbox:
         self._jobs: list[Job | Work] = []
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Queue prompts; `next` then returns `(place, samples)`."""
+        """Queue prompts; `next` then returns `(index, samples)`."""
         self._submit([Job(ask, partial(self._post, i)) for i, ask in enumerate(asks)])
 
     def work(self, parts: Any) -> None:
@@ -47,32 +47,32 @@ class Inbox:
             raise ApiError(str(error), 503, retry_after=1) from None
         self._jobs = list(jobs)
 
-    def _post(self, place: int | None, what: Any) -> None:
+    def _post(self, index: int | None, report: Any) -> None:
         """On the engine's thread."""
-        said = what if place is None or isinstance(what, Exception) else (place, what)
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, said)
+        message = report if index is None or isinstance(report, Exception) else (index, report)
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     def cancel(self) -> None:
         """Cancel what has no listener left."""
         self._engine.cancel(self._jobs)
 
     async def next(self) -> Any:
-        """The next report. **Raises:** the report if it is an exception; `Gone` if the client has disconnected."""
-        what = await self._queue.get()
-        if isinstance(what, Stopping):
-            raise ApiError(str(what), 503, retry_after=1)
-        if isinstance(what, Exception):
-            raise what
-        return what
+        """The next report. **Raises:** the report if it is an exception; `Disconnected` if the client has left."""
+        report = await self._queue.get()
+        if isinstance(report, Stopping):
+            raise ApiError(str(report), 503, retry_after=1)
+        if isinstance(report, Exception):
+            raise report
+        return report
 
     @asynccontextmanager
     async def watching(self, receive: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
-        """While the client is connected: `next` raises `Gone` when it disconnects, and the rest is cancelled."""
+        """While the client is connected: `next` raises `Disconnected` when it leaves, and the rest is cancelled."""
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            self._queue.put_nowait(Gone())
+            self._queue.put_nowait(Disconnected())
 
         task = asyncio.create_task(watch())
         try:
@@ -84,17 +84,17 @@ class Inbox:
 
 async def collect(inbox: Inbox, count: int, receive: Callable[[], Awaitable[Any]]) -> list[list[Sample]]:
     """Every prompt's samples, all finished."""
-    found: list[list[Sample]] = [[] for _ in range(count)]
+    outputs: list[list[Sample]] = [[] for _ in range(count)]
     async with inbox.watching(receive):
-        while not ended(found):
-            place, found_there = await inbox.next()
-            found[place] = found_there
-    return found
+        while not ended(outputs):
+            index, samples = await inbox.next()
+            outputs[index] = samples
+    return outputs
 
 
-def ended(found: Sequence[Sequence[Sample]]) -> bool:
+def ended(outputs: Sequence[Sequence[Sample]]) -> bool:
     """Whether all samples of all prompts have finished."""
-    return all(samples and all(sample.finish for sample in samples) for samples in found)
+    return all(samples and all(sample.finish for sample in samples) for samples in outputs)
 
 
 # --- threads that read requests, which can be abandoned -------------------------------------------------------------
@@ -133,23 +133,23 @@ class Readers:
         **Arguments:** `call`, with a function as its argument that it calls between two steps of its work, and that
         raises `Abandoned`; `receive`, the request's, after its body.
         **Returns:** what `call` returns.
-        **Raises:** what `call` raises; `Gone` if the client disconnects; `ApiError` (503) if the server stops."""
+        **Raises:** what `call` raises; `Disconnected` if the client leaves; `ApiError` (503) if the server stops."""
         if self._stopped:
             raise _stopping()
         left = threading.Event()
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[stop] = left
         work = asyncio.wrap_future(self._pool.submit(self._call, call, left))
-        gone = asyncio.create_task(_until_gone(receive))
+        disconnected = asyncio.create_task(_until_disconnected(receive))
         try:
-            await asyncio.wait((work, gone, stop), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected, stop), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            raise _stopping() if stop.done() else Gone
+            raise _stopping() if stop.done() else Disconnected
         finally:
             left.set()
             work.cancel()
-            gone.cancel()
+            disconnected.cancel()
             del self._open[stop]
 
     def _call(self, call: Callable[[Callable[[], None]], T], left: threading.Event) -> T:
@@ -176,7 +176,7 @@ class Readers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _until_disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -199,7 +199,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> dict[str, A
     """The JSON object of a request.
 
     **Arguments:** `request`; `limit`, its bytes; `seconds`, until its end.
-    **Raises:** `ApiError`; `Gone` when the client disconnects."""
+    **Raises:** `ApiError`; `Disconnected` when the client disconnects."""
     from starlette.requests import ClientDisconnect
 
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -217,7 +217,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> dict[str, A
     except TimeoutError:
         raise ApiError(f"the body was not received within {seconds:g} s", 408) from None
     except ClientDisconnect:
-        raise Gone from None
+        raise Disconnected from None
     if size > limit:
         raise ApiError(f"the body is longer than the {limit} bytes that this server takes", 413)
     try:
@@ -228,22 +228,22 @@ async def read_body(request: Request, limit: int, seconds: float) -> dict[str, A
             parse_float=partial(_number, float),
         )
     except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, json.JSONDecodeError | _NotTaken) else "it cannot be read"
-        raise ApiError(f"the body is not JSON: {why}") from None
+        reason = str(error) if isinstance(error, json.JSONDecodeError | _Unreadable) else "it cannot be read"
+        raise ApiError(f"the body is not JSON: {reason}") from None
     if not isinstance(body, dict):
         raise ApiError(f"the body is a JSON {type(body).__name__}; an object is needed")
     return body
 
 
-class _NotTaken(ValueError):
+class _Unreadable(ValueError):
     """A value that this server does not read."""
 
 
 def _no_constant(name: str) -> Any:
-    raise _NotTaken(f"it holds {name}")
+    raise _Unreadable(f"it holds {name}")
 
 
 def _number(kind: Callable[[str], Any], digits: str) -> Any:
     if len(digits) > LONGEST_NUMBER:
-        raise _NotTaken(f"it holds a number of {len(digits)} characters; at most {LONGEST_NUMBER} are read")
+        raise _Unreadable(f"it holds a number of {len(digits)} characters; at most {LONGEST_NUMBER} are read")
     return kind(digits)

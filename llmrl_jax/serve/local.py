@@ -34,7 +34,7 @@ from llmrl_jax.serve.wire import read_chat
 
 
 WIDER = 4
-"""How many times more continuations a batch has whose prompts begin the same, if its own keys and values are few."""
+"""Factor on the batch size of prompts with a common prefix, if their own keys and values are few."""
 WIDER_BYTES = 2 * 1024**3
 """Most memory of the keys and values of such a batch."""
 
@@ -43,15 +43,15 @@ class LocalLlama:
     """A chat model on this machine's devices (`ChatModel`), for use with the cache, the recorder and the budget.
 
     A request has the same meaning as for `llmrl serve`, including seeds: both give the same text, and the text does not
-    depend on the other requests of the batch. Requests of one shape are answered in one batch. What the prompts of a
-    call begin with is computed once, and remembered for the next call; such batches are `WIDER`. (So a logit can differ
-    in its last bits, and a draw changes only if two tokens tie to that.) It may be called from several threads; the
+    depend on the other requests of the batch. Requests of one shape are answered in one batch. The common prefix of
+    a call's prompts is computed once, and cached for the next call; such batches are `WIDER`. (So a logit can differ
+    in its last bits, and a sample changes only if two tokens tie to that.) It may be called from several threads; the
     device runs one batch at a time.
 
     `extra` may contain `top_k`, `min_p` and `repetition_penalty`, or `guided_choice`, a list of at least two texts: the
     reply is the one with the highest log-probability as the whole reply, and `Choice.scores` has that of each; nothing
-    is drawn. (vLLM's field of that name gives a text of the list too, token by token, without scores.) Any other field
-    is refused by name.
+    is sampled. (vLLM's field of that name gives a text of the list too, token by token, without scores.) Any other
+    field is refused by name.
 
     **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, concurrent continuations;
     `name`, by default the model's name with a fingerprint of its weights, so that a cache never confuses two
@@ -80,14 +80,14 @@ class LocalLlama:
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch (`ChatModel.complete`). Stop strings end answers, not thoughts: a sample that ended within its
-        thoughts is drawn again without them."""
+        thoughts is sampled again without them."""
         stops = [not self._opening and bool(request.stop) for request in requests]
         unstopped = [dataclasses.replace(request, stop=()) for request in requests]
         outcomes = self._outcomes([r if stop else u for r, u, stop in zip(requests, unstopped, stops)])
-        again = [i for i, stop in enumerate(stops) if stop and _ended_in_thoughts(outcomes[i])]
-        for i, outcome in zip(again, self._outcomes([unstopped[i] for i in again]) if again else ()):
+        retries = [i for i, stop in enumerate(stops) if stop and _ended_in_thoughts(outcomes[i])]
+        for i, outcome in zip(retries, self._outcomes([unstopped[i] for i in retries]) if retries else ()):
             outcomes[i] = outcome
-        return settle([self._whole(outcome, request) for outcome, request in zip(outcomes, requests)])
+        return settle([self._trimmed(outcome, request) for outcome, request in zip(outcomes, requests)])
 
     def _opened(self) -> str:
         """The tag with which the template begins thoughts before every answer; empty if it does not."""
@@ -97,7 +97,7 @@ class LocalLlama:
             return ""
         return opens_thinking(prompt)
 
-    def _whole(self, outcome: ChatReply | ChatError, request: ChatRequest) -> ChatReply | ChatError:
+    def _trimmed(self, outcome: ChatReply | ChatError, request: ChatRequest) -> ChatReply | ChatError:
         """A reply up to its stop strings, with the tag that its prompt ended with: parsers of replies look for it."""
         if isinstance(outcome, ChatError) or CHOICES in request.extra:
             return outcome
@@ -108,7 +108,7 @@ class LocalLlama:
         """The outcome of each request."""
         asks: list[Ask] = []
         outcomes: list[ChatReply | ChatError] = []
-        places: list[int] = []
+        indices: list[int] = []
         chosen: list[tuple[int, Ask, list[str]]] = []
         for i, request in enumerate(requests):
             body, extra = to_wire(self.served.name, request)
@@ -123,17 +123,17 @@ class LocalLlama:
             else:
                 if texts is None:
                     asks += read
-                    places.append(i)
+                    indices.append(i)
                 outcomes.append(ServerError(f"{self.name}: not answered"))
         with self._lock:
             sampler, prefix = self._plan(asks)
-            rest = asks if prefix is None else [_without(ask, prefix.size) for ask in asks]
-            for batch in sampler.batches(rest):
+            suffixes = asks if prefix is None else [_drop_tokens(ask, prefix.size) for ask in asks]
+            for batch in sampler.batches(suffixes):
                 started = time.monotonic()
-                found = list(sampler.run([rest[i] for i in batch], prefix))[-1]
+                outputs = list(sampler.run([suffixes[i] for i in batch], prefix))[-1]
                 seconds = time.monotonic() - started
-                for i, samples in zip(batch, found):
-                    outcomes[places[i]] = ChatReply(
+                for i, samples in zip(batch, outputs):
+                    outcomes[indices[i]] = ChatReply(
                         choices=tuple(Choice(sample.text, sample.finish) for sample in samples),
                         model=self.served.name,
                         usage=Usage(len(asks[i].tokens), sum(sample.count for sample in samples)),
@@ -153,7 +153,7 @@ class LocalLlama:
         return texts
 
     def _choose(self, chosen: Sequence[tuple[int, Ask, list[str]]]) -> Iterator[tuple[int, ChatReply | ChatError]]:
-        """The replies to requests that list them, with the place of each."""
+        """The replies to requests that list them, with the index of each."""
         started, pairs, fits = time.monotonic(), [], []
         for i, ask, texts in chosen:
             try:
@@ -164,26 +164,26 @@ class LocalLlama:
                 fits.append((i, ask, texts))
         rows = itertools.chain.from_iterable(self._scorer.run(pairs))
         for i, ask, texts in fits:
-            found = list(itertools.islice(rows, len(texts)))
-            scores = tuple(float(sum(row)) for row in found)
+            log_probs = list(itertools.islice(rows, len(texts)))
+            scores = tuple(float(sum(row)) for row in log_probs)
             yield (
                 i,
                 ChatReply(
                     choices=(Choice(texts[scores.index(max(scores))], "stop", scores),),
                     model=self.served.name,
-                    usage=Usage(len(ask.tokens), sum(len(row) for row in found)),
+                    usage=Usage(len(ask.tokens), sum(len(row) for row in log_probs)),
                     fingerprint=self.served.fingerprint,
                     seconds=time.monotonic() - started,
                 ),
             )
 
     def _plan(self, asks: Sequence[Ask]) -> tuple[Sampler, Prefix | None]:
-        """Which sampler answers requests, and what their prompts begin with."""
+        """The sampler that answers requests, and the common prefix of their prompts."""
         prefix = self._sampler.prefix(asks) if asks else None
         if prefix is None:
             return self._sampler, None
         model, ladder = self.served.model, self._wide.programs.ladder
-        tokens = max(len(ask.tokens) for ask in asks) - prefix.size, max(ask.how.max_tokens for ask in asks)
+        tokens = max(len(ask.tokens) for ask in asks) - prefix.size, max(ask.sampling.max_tokens for ask in asks)
         slot = 2 * model.config.num_hidden_layers * model.config.kv_heads * model.config.size
         slots = self._wide.max_batch * sum(map(ladder.length, tokens))
         wide = slots * slot * jnp.dtype(model.dtype).itemsize <= WIDER_BYTES
@@ -197,6 +197,6 @@ def _ended_in_thoughts(outcome: ChatReply | ChatError) -> bool:
     )
 
 
-def _without(ask: Ask, tokens: int) -> Ask:
+def _drop_tokens(ask: Ask, tokens: int) -> Ask:
     """A request whose prompt lacks its first tokens."""
     return dataclasses.replace(ask, tokens=ask.tokens[tokens:])

@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus's text format, and its access log. Neither holds a prompt, an answer or a key."""
+"""A server's counters, in Prometheus's text format, and its access log. Neither holds a prompt, an answer or a key."""
 
 from __future__ import annotations
 

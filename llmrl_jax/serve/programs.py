@@ -22,7 +22,7 @@ from llmrl_jax.serve.served import Served
 
 log = logging.getLogger("llmrl_jax.serve")
 
-EVERY = 8
+CHECK_INTERVAL = 8
 """Tokens between two checks on the host: the delay until a stop string or a disconnected client is noticed."""
 OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """The options of sampling, which are inputs of the programs, with their neutral values."""
@@ -51,7 +51,7 @@ class Programs:
         return len(self._shapes)
 
     def prefix(self, tokens: np.ndarray) -> Prefix:
-        """Compute what all prompts of later batches begin with. **Arguments:** `tokens`, int32 `[P]`; each length is a
+        """Compute the common prefix of later batches' prompts. **Arguments:** `tokens`, int32 `[P]`; each length is a
         program of its own, as it is for what is then read after it."""
         self._note("prefixes", tokens.shape)
         return _read_prefix(self.model, self.variables, tokens)
@@ -74,7 +74,7 @@ class Programs:
         cache: lm.Cache,
         prefix: Prefix | None = None,
     ) -> State:
-        """Draw the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of prompt and answer;
+        """Sample the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of prompt and answer;
         `keys`, one per row; `options`, one value per row for each of `OPTIONS`; `samples`; `room`, tokens of an answer;
         what `read` returned; `prefix`, which it was given."""
         self._note("answers", (len(tokens), samples, tokens.shape[1], room, *_size(prefix)))
@@ -134,9 +134,9 @@ class Programs:
         model, variables, ladder = self.model, self.variables, self.ladder
         read: dict[tuple[int, int], Any] = {}
         for rows, prompt in ladder.reads():
-            given = _int32(rows, prompt), _int32(rows)
-            read[rows, prompt] = self._placed(jax.eval_shape(partial(read_prompts, model), variables, *given))
-            yield _task(f"{rows} x prompts of {prompt} tokens", _read, model, variables, *given, None)
+            prompts = _int32(rows, prompt), _int32(rows)
+            read[rows, prompt] = self._placed(jax.eval_shape(partial(read_prompts, model), variables, *prompts))
+            yield _task(f"{rows} x prompts of {prompt} tokens", _read, model, variables, *prompts, None)
         for rows, prompt in ladder.reads():
             for length in ladder.lengths[ladder.lengths.index(prompt) + 1 :]:
                 yield _task(f"{rows} x prompts from {prompt} to {length} tokens", _widen, read[rows, prompt][1], length)
@@ -145,13 +145,13 @@ class Programs:
             fixed, traced = self._config(room, samples, traced).split()
             logits, cache = read[rows, length]
             keys = jax.eval_shape(make_keys, *np.zeros((2, rows), np.uint32))
-            rest = None, _int32(rows, length), _int32(rows), keys, logits, cache
-            state = self._placed(jax.eval_shape(partial(start, model, fixed), traced, *rest))
+            inputs = None, _int32(rows, length), _int32(rows), keys, logits, cache
+            state = self._placed(jax.eval_shape(partial(start, model, fixed), traced, *inputs))
             name = f"{rows} x {samples} answers of {room} tokens"
             if room < length:
                 name += f" after prompts of {length}"
-            yield _task(f"{name}: the first token", _start, model, fixed, traced, *rest, None)
-            yield _task(name, _advance, model, fixed, variables, traced, None, state, EVERY)
+            yield _task(f"{name}: the first token", _start, model, fixed, traced, *inputs, None)
+            yield _task(name, _advance, model, fixed, variables, traced, None, state, CHECK_INTERVAL)
             for fewer in ladder.fewer(rows, samples):
                 yield _task(f"{fewer} of {name}", _keep, state, _int32(fewer))
         for rows, prompt, count, columns in ladder.scores():
@@ -188,7 +188,7 @@ def per_row(options: Sequence[dict[str, Any]], rows: int) -> dict[str, np.ndarra
     """The options of each request as one array `[rows]` for each of `OPTIONS`; further rows are greedy, which is the
     cheapest."""
     spare = [OPTIONS | {"temperature": 0.0}] * (rows - len(options))
-    return _typed({name: [each[name] for each in (*options, *spare)] for name in OPTIONS})
+    return _typed({name: [row[name] for row in (*options, *spare)] for name in OPTIONS})
 
 
 def roomy(model: lm.Llama) -> lm.Llama:
@@ -219,9 +219,9 @@ _keep = jax.jit(State.rows)
 @partial(jax.jit, static_argnums=1)
 def _widen(cache: lm.Cache, capacity: int) -> lm.Cache:
     """A cache of prompts with a larger capacity."""
-    more = capacity - cache.capacity
-    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0), (0, 0))) for x in (cache.keys, cache.values))
-    positions = jnp.pad(cache.positions, ((0, 0), (0, more)), constant_values=-1)
+    padding = capacity - cache.capacity
+    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, padding), (0, 0), (0, 0))) for x in (cache.keys, cache.values))
+    positions = jnp.pad(cache.positions, ((0, 0), (0, padding)), constant_values=-1)
     return dataclasses.replace(cache, keys=keys, values=values, positions=positions)
 
 
@@ -237,9 +237,9 @@ def _score(
 ) -> jax.Array:
     columns = candidates.shape[1]
     wide = _widen(cache, cache.capacity + columns)
-    own = lm.Cache(wide.keys[:, owners], wide.values[:, owners], wide.positions[owners], wide.index)
-    out: Any = model.apply(variables, candidates, lengths=counts, cache=own)
-    logits = jnp.concatenate([logits[owners], out.logits[:, :-1]], axis=1)
+    repeated = lm.Cache(wide.keys[:, owners], wide.values[:, owners], wide.positions[owners], wide.index)
+    output: Any = model.apply(variables, candidates, lengths=counts, cache=repeated)
+    logits = jnp.concatenate([logits[owners], output.logits[:, :-1]], axis=1)
     chosen = jnp.take_along_axis(logits, candidates[..., None], axis=-1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
@@ -310,7 +310,7 @@ class Ladder:
         return min(max(power(tokens, 8), SHORTEST), max(self.context, SHORTEST))
 
     def fit(self, width: int) -> int:
-        """How many rows of a padded length a piece of scoring has at most."""
+        """The maximum number of rows of a padded length in a piece of scoring."""
         return max(1, min(self.max_batch, PIECE // width))
 
     def piece(self, count: int, width: int) -> int:
@@ -343,8 +343,8 @@ class Ladder:
         for prompt in self.lengths:
             for columns in _distinct(self.columns, min(LONGEST_WARM, self.context)):
                 for count in _distinct(lambda k, columns=columns: self.piece(k, columns), self.fit(columns)):
-                    each = _distinct(lambda k, prompt=prompt: self.piece(k, prompt), min(count, self.fit(prompt)))
-                    shapes += [(rows, prompt, count, columns) for rows in each]
+                    sizes = _distinct(lambda k, prompt=prompt: self.piece(k, prompt), min(count, self.fit(prompt)))
+                    shapes += [(rows, prompt, count, columns) for rows in sizes]
         return shapes
 
     def _batches(self) -> Iterator[tuple[int, int]]:
@@ -355,8 +355,8 @@ class Ladder:
 
 def _distinct(rung, highest: int) -> list[int]:
     """The values of a rung for 1, 2, ... up to the highest, each once."""
-    found, number = [], 1
+    values, number = [], 1
     while number <= highest:
-        found.append(rung(number))
-        number = found[-1] + 1
-    return found
+        values.append(rung(number))
+        number = values[-1] + 1
+    return values

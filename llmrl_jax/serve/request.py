@@ -1,4 +1,4 @@
-"""What a client asks for, and what it gets: a prompt with its sampling options, and a continuation."""
+"""The types of a request: a prompt with its sampling options, and a continuation."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end a continuation; they are not included in it."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
-    """Seed of the draws (lowest 32 bits). None: a random seed."""
+    """Random seed (lowest 32 bits). None: one is chosen at random."""
     pieces: bool = False
     """Whether each token's text is returned with its log-probability."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("n", 1), ("top_k", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, minimum in (("max_tokens", 1), ("n", 1), ("top_k", 0)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
         if self.top_k >= 2**31:
             raise ValueError(f"top_k is {self.top_k}; it must be below 2^31, and 0 keeps all tokens")
         for name in ("top_p", "min_p"):
@@ -60,9 +60,9 @@ class Ask:
     """A prompt and its sampling options."""
 
     tokens: tuple[int, ...]
-    how: Sampling
+    sampling: Sampling
     row: int = 0
-    """Index among the prompts that share a seed. The draws depend on it, and not on the place in a batch."""
+    """Index among the prompts that share a seed. Samples depend on it, and not on the position in a batch."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Sample:
     text: str
     """The text before the stop token or stop string. While it grows: the part that later tokens cannot change."""
     count: int
-    """Tokens drawn, including the stop token."""
+    """Tokens sampled, including the stop token."""
     finish: str
     """`stop`, `length`, or empty while it grows."""
     pieces: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl_jax import lm
 from llmrl_jax.lm.cache import Prefix
-from llmrl_jax.serve.programs import EVERY, OPTIONS, Programs, make_keys, per_row
+from llmrl_jax.serve.programs import CHECK_INTERVAL, OPTIONS, Programs, make_keys, per_row
 from llmrl_jax.serve.request import Ask, Sample, Sampling
 from llmrl_jax.serve.served import ContextOverflow, Served
 
@@ -38,16 +38,16 @@ class Sampler:
     def check(self, ask: Ask) -> Ask:
         """The checked request. **Raises:** `ContextOverflow`, or `ValueError` if `n` is more than a batch holds."""
         prompt, limit = len(ask.tokens), self.served.context
-        if prompt + ask.how.max_tokens > limit:
+        if prompt + ask.sampling.max_tokens > limit:
             left = limit - prompt
             remedy = f"ask for at most {left} tokens, or shorten the prompt" if left > 0 else "shorten the prompt"
             raise ContextOverflow(
-                f"the prompt has {prompt} tokens and max_tokens is {ask.how.max_tokens}: together "
-                f"{prompt + ask.how.max_tokens}, and the context is {limit}; {remedy}"
+                f"the prompt has {prompt} tokens and max_tokens is {ask.sampling.max_tokens}: together "
+                f"{prompt + ask.sampling.max_tokens}, and the context is {limit}; {remedy}"
             )
-        if ask.how.n > self.max_batch:
+        if ask.sampling.n > self.max_batch:
             raise ValueError(
-                f"n is {ask.how.n}; at most {self.max_batch} continuations are written at a time (max_batch): ask "
+                f"n is {ask.sampling.n}; at most {self.max_batch} continuations are written at a time (max_batch): ask "
                 "again with another seed for more"
             )
         return ask
@@ -55,11 +55,11 @@ class Sampler:
     def group(self, ask: Ask) -> Hashable:
         """The part of the shape that all requests of a batch must share."""
         ladder = self.programs.ladder
-        return ladder.samples(ask.how.n), ladder.length(len(ask.tokens))
+        return ladder.samples(ask.sampling.n), ladder.length(len(ask.tokens))
 
     def capacity(self, ask: Ask) -> int:
-        """How many requests like this one fit into a batch."""
-        return max(1, self.max_batch // self.programs.ladder.samples(ask.how.n))
+        """The number of requests like this one that fit into a batch."""
+        return max(1, self.max_batch // self.programs.ladder.samples(ask.sampling.n))
 
     def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
         """The indices of requests per batch, in the order of each batch's first request."""
@@ -70,20 +70,20 @@ class Sampler:
         return [g[i : i + sizes[name]] for name, g in groups.items() for i in range(0, len(g), sizes[name])]
 
     def prefix(self, asks: Sequence[Ask]) -> Prefix | None:
-        """What all prompts begin with, computed; None if that is not worth a program: less than `SHARED` tokens.
+        """The common prefix of all prompts, computed; None if that is not worth a program: less than `SHARED` tokens.
 
         The last prefix is kept and returned again while all prompts begin with it, so that requests that differ at
         their ends only, asked at different times, share one."""
         prompts = [ask.tokens for ask in asks]
         low, high = min(prompts), max(prompts)  # what these two share, all that are between them in the order have too
-        same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
-        same = min(same, min(map(len, prompts)) - 1)  # a token of each is left, after which the first is drawn
-        if (old := self._prefix) is not None and same >= old.size and prompts[0][: old.size] == self._shared:
-            if len(asks) == 1 or old.size >= 0.75 * same:
+        common = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
+        common = min(common, min(map(len, prompts)) - 1)  # a token of each is left, after which the first is sampled
+        if (old := self._prefix) is not None and common >= old.size and prompts[0][: old.size] == self._shared:
+            if len(asks) == 1 or old.size >= 0.75 * common:
                 return old
-        if len(asks) == 1 or same < SHARED:
+        if len(asks) == 1 or common < SHARED:
             return None
-        self._shared = prompts[0][:same]
+        self._shared = prompts[0][:common]
         self._prefix = self.programs.prefix(np.array(self._shared, np.int32))
         return self._prefix
 
@@ -96,36 +96,36 @@ class Sampler:
         stops the device.
         """
         programs, ladder = self.programs, self.programs.ladder
-        samples = ladder.samples(asks[0].how.n)
+        samples = ladder.samples(asks[0].sampling.n)
         batch = ladder.rows(len(asks), samples)
         prompt = max(ladder.length(len(ask.tokens)) for ask in asks)
-        longest = max(ask.how.max_tokens for ask in asks)
+        longest = max(ask.sampling.max_tokens for ask in asks)
         length = max(prompt, ladder.length(longest)) if prefix is None else prompt
         room = ladder.room(longest, samples, max(length, ladder.length(longest)))
         tokens, lengths = np.zeros((batch, length), np.int32), np.ones(batch, np.int32)
         seeds, rows = np.zeros((2, batch), np.uint32)
         for i, ask in enumerate(asks):
             tokens[i, : len(ask.tokens)], lengths[i] = ask.tokens, len(ask.tokens)
-            seeds[i], rows[i] = ask.how.seed % 2**32, ask.row
-        options = per_row([{name: getattr(ask.how, name) for name in OPTIONS} for ask in asks], batch)
+            seeds[i], rows[i] = ask.sampling.seed % 2**32, ask.row
+        options = per_row([{name: getattr(ask.sampling, name) for name in OPTIONS} for ask in asks], batch)
         # OpenAI allows 0 (the most probable token); ours must be above 0
         options["top_p"] = np.maximum(options["top_p"], np.float32(1e-9))
         decode = self.served.tokenizer.decode
-        before = self.served.plain_token if any(ask.how.stop for ask in asks) else None
+        before = self.served.plain_token if any(ask.sampling.stop for ask in asks) else None
         single = self.served.byte_tokens
-        readers = [[Reader(decode, ask.how, before, single) for _ in range(ask.how.n)] for ask in asks]
+        readers = [[Reader(decode, ask.sampling, before, single) for _ in range(ask.sampling.n)] for ask in asks]
 
         logits, cache = programs.read(tokens[:, :prompt], lengths, prefix)
         state = programs.start(tokens, lengths, make_keys(seeds, rows), options, samples, room, logits, cache, prefix)
         del logits, cache
         lanes = list(range(len(asks)))
-        for until in range(EVERY, room + EVERY, EVERY):
+        for until in range(CHECK_INTERVAL, room + CHECK_INTERVAL, CHECK_INTERVAL):
             state = programs.advance(state, options, until)
-            out = jax.device_get(state.out)
+            output = jax.device_get(state.out)
             for lane, i in enumerate(lanes):
                 for j, reader in enumerate(readers[i]):
-                    of = out.tokens[lane, j], int(out.lengths[lane, j]), out.log_probs[lane, j]
-                    reader.read(*of, int(out.finish[lane, j]))
+                    values = output.tokens[lane, j], int(output.lengths[lane, j]), output.log_probs[lane, j]
+                    reader.read(*values, int(output.finish[lane, j]))
             yield [[reader.sample() for reader in row] for row in readers]
             running = [lane for lane, i in enumerate(lanes) if not all(reader.finish for reader in readers[i])]
             if not running:
@@ -183,7 +183,7 @@ class StopPrefix:
 class Reader:
     """One continuation, as text.
 
-    **Arguments:** `decode`, the tokenizer's; `how`; `before`, a token behind which a continuation is decoded whole
+    **Arguments:** `decode`, the tokenizer's; `sampling`; `before`, a token behind which a continuation is decoded whole
     (`Served.plain_token`), for stop strings that begin with the space that `decode` drops at a text's beginning;
     `byte_tokens`, those that are one byte each (`Served.byte_tokens`): `decode` writes a run of them as characters if
     all of it is UTF-8, else none of it, so the text of a run is certain after its end only.
@@ -192,29 +192,29 @@ class Reader:
     def __init__(
         self,
         decode: Callable[[Any], str],
-        how: Sampling,
+        sampling: Sampling,
         before: int | None = None,
         byte_tokens: Container[int] = frozenset(),
     ):
-        self._decode, self._how, self._before, self._byte_tokens = decode, how, before, byte_tokens
+        self._decode, self._sampling, self._before, self._byte_tokens = decode, sampling, before, byte_tokens
         self.finish = ""
         self._text, self._count = "", 0
         self._before_bytes = 0
         """Tokens before the run of bytes at the text's end."""
-        self._prefixes = [StopPrefix(stop) for stop in how.stop]
+        self._prefixes = [StopPrefix(stop) for stop in sampling.stop]
         self._ends: list[int] = []
         self._log_probs: list[float] = []
 
     def read(self, tokens: np.ndarray, length: int, log_probs: np.ndarray, finish: int) -> None:
         """Take the tokens that the device has written so far."""
-        how = self._how
+        sampling = self._sampling
         if self.finish:
             return
-        before, self._count = min(self._count, self._before_bytes), min(length, how.max_tokens)
-        by_token = finish == lm.Finish.STOP_TOKEN and length <= how.max_tokens
+        before, self._count = min(self._count, self._before_bytes), min(length, sampling.max_tokens)
+        by_token = finish == lm.Finish.STOP_TOKEN and length <= sampling.max_tokens
         content = tokens[: self._count - by_token]
         dropped, text = self._divided(content)
-        self.finish = "stop" if by_token else "length" if self._count == how.max_tokens else ""
+        self.finish = "stop" if by_token else "length" if self._count == sampling.max_tokens else ""
         by_string = self._cut(dropped, text) is not None
         if by_string:  # the same token for any number of new tokens since the last check
             shorter = (content[:k] for k in range(before, len(content)))
@@ -227,32 +227,32 @@ class Reader:
         if not certain.startswith(self._text):  # a decoder that changes what it wrote: what was sent stays
             certain = self._text + certain[len(self._text) :]
         self._text = certain
-        if how.pieces:
+        if sampling.pieces:
             self._divide(content, certain if self.finish else text, by_string)
             self._log_probs = [float(x) for x in log_probs[: len(self._ends)]]
 
     def sample(self) -> Sample:
         """The samples so far."""
-        shown = [end for end in self._ends if end <= len(self._text)]
-        pieces = tuple(self._text[a:b] for a, b in zip([0, *shown], shown))
+        ends = [end for end in self._ends if end <= len(self._text)]
+        pieces = tuple(self._text[a:b] for a, b in zip([0, *ends], ends))
         return Sample(self._text, self._count, self.finish, pieces, tuple(self._log_probs[: len(pieces)]))
 
     def _divided(self, content: np.ndarray) -> tuple[str, str]:
-        """What the tokenizer drops at the beginning, and the text after it."""
+        """The text that the tokenizer drops at the beginning, and the text after it."""
         text = self._decode(content)
-        if self._before is None or not self._how.stop:
+        if self._before is None or not self._sampling.stop:
             return "", text
-        whole = self._decode([self._before, *content])[len(self._decode([self._before])) :]
-        return (whole[: len(whole) - len(text)] if whole.endswith(text) else ""), text
+        full = self._decode([self._before, *content])[len(self._decode([self._before])) :]
+        return (full[: len(full) - len(text)] if full.endswith(text) else ""), text
 
     def _cut(self, dropped: str, text: str) -> int | None:
         """The length of the text before the first stop string; None if there is none."""
-        whole = dropped + text
-        at = min((at for stop in self._how.stop if (at := whole.find(stop)) >= 0), default=None)
-        return None if at is None else max(0, at - len(dropped))
+        full = dropped + text
+        index = min((index for stop in self._sampling.stop if (index := full.find(stop)) >= 0), default=None)
+        return None if index is None else max(0, index - len(dropped))
 
     def _run_starts(self, content: np.ndarray) -> int:
-        """How many tokens come before the run of bytes at the end."""
+        """The number of tokens before the run of bytes at the end."""
         start = len(content)
         while start and int(content[start - 1]) in self._byte_tokens:
             start -= 1
@@ -264,11 +264,11 @@ class Reader:
         end = len(text.rstrip("\ufffd"))
         if self._before_bytes < len(content):
             end = min(end, len(self._decode(content[: self._before_bytes])))
-        held = (prefix.length(dropped + text[:end]) for prefix in self._prefixes)
-        return max(0, end - max(held, default=0))
+        lengths = (prefix.length(dropped + text[:end]) for prefix in self._prefixes)
+        return max(0, end - max(lengths, default=0))
 
     def _divide(self, content: np.ndarray, text: str, by_string: bool) -> None:
-        """Where each token's text ends. A character of several tokens belongs to the one that completes it."""
+        """Record the end of each token's text. A character of several tokens belongs to the one that completes it."""
         for k in range(len(self._ends) + 1, len(content) + 1):
             end = len(self._decode(content[:k]).rstrip("\ufffd"))
             self._ends.append(max(end, *self._ends[-1:], 0))

@@ -66,34 +66,34 @@ class Scorer:
             tokens = self.served.encode(prompt) if isinstance(prompt, str) else self.served.check(prompt)
         if not isinstance(candidate, str):
             return self.pair(tokens, candidate)
-        whole = self.served.encode(prompt + candidate) if isinstance(prompt, str) else []
-        if whole[: len(tokens)] == tokens:
-            return self.pair(tokens, whole[len(tokens) :])
+        joined = self.served.encode(prompt + candidate) if isinstance(prompt, str) else []
+        if joined[: len(tokens)] == tokens:
+            return self.pair(tokens, joined[len(tokens) :])
         return self.pair(tokens, self.served.tokenizer.encode(candidate))
 
     def run(self, pairs: Sequence[Pair]) -> Iterator[list[list[float]]]:
         """The log-probability of each token of each candidate, a piece at a time, in order.
 
         Prompts are computed once for all pieces that follow with the same ones."""
-        at, read = 0, None
-        while at < len(pairs):
-            piece = pairs[at : at + self._size(pairs, at)]
+        start, read = 0, None
+        while start < len(pairs):
+            piece = pairs[start : start + self._size(pairs, start)]
             prompts = list(dict.fromkeys(pair.prompt for pair in piece))
             if read is None or read[0] != prompts:
                 read = prompts, *self._read(prompts)
             yield self._score(piece, *read)
-            at += len(piece)
+            start += len(piece)
 
-    def _size(self, pairs: Sequence[Pair], at: int) -> int:
-        """How many pairs the next piece holds."""
+    def _size(self, pairs: Sequence[Pair], start: int) -> int:
+        """The number of pairs in the next piece."""
         ladder, prompts, longest, widest = self.programs.ladder, set(), 0, 0
-        for size, pair in enumerate(pairs[at : at + self.max_batch]):
+        for size, pair in enumerate(pairs[start : start + self.max_batch]):
             prompts.add(pair.prompt)
             longest = max(longest, ladder.length(len(pair.prompt)))
             widest = max(widest, ladder.columns(len(pair.candidate)))
             if size and (size >= ladder.fit(widest) or len(prompts) > ladder.fit(longest)):
                 return size
-        return min(self.max_batch, len(pairs) - at)
+        return min(self.max_batch, len(pairs) - start)
 
     def _read(self, prompts: Sequence[tuple[int, ...]]) -> tuple[jax.Array, Any]:
         ladder = self.programs.ladder

@@ -56,11 +56,11 @@ class Served:
             )
         object.__setattr__(self, "context", self.context or limit)
         ends = (self.model.config.eos_token_id, self.tokenizer.eos_id) if self.stop_tokens is None else self.stop_tokens
-        kept = tuple(dict.fromkeys(int(t) for t in ends if t is not None))
-        for token in kept:
+        stop_tokens = tuple(dict.fromkeys(int(t) for t in ends if t is not None))
+        for token in stop_tokens:
             if not 0 <= token < vocab:
                 raise ValueError(f"the stop token {token} cannot occur: the model's vocabulary is 0 to {vocab - 1}")
-        object.__setattr__(self, "stop_tokens", kept)
+        object.__setattr__(self, "stop_tokens", stop_tokens)
 
     @classmethod
     def load(
@@ -113,8 +113,8 @@ class Served:
         """The tokens that are one byte each (`<0x0A>`), where the tokenizer decodes them so, as Llama 2's does."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         tokens = {name: self.tokenizer.backend.token_to_id(name) for name in names}
-        found = {name: token for name, token in tokens.items() if token is not None}
-        return frozenset(token for name, token in found.items() if self.tokenizer.decode([token]) != name)
+        present = {name: token for name, token in tokens.items() if token is not None}
+        return frozenset(token for name, token in present.items() if self.tokenizer.decode([token]) != name)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
@@ -139,16 +139,16 @@ class Served:
     def refuse_early(self, text: str) -> None:
         """**Raises:** `ContextOverflow` for a text whose beginning has more tokens than the context; the rest of it is
         not read."""
-        part, count, at, parts = CHARACTERS * self.context, 0, 0, 0
-        while len(text) > part and at < len(text):
-            end = min(at + part, len(text))
-            blank = max(text.rfind(character, at, end) for character in " \n\t") if end < len(text) else -1
-            end = blank if blank > at else end
-            count, parts, at = count + len(self.tokenizer.encode(text[at:end])), parts + 1, end
+        part, count, start, parts = CHARACTERS * self.context, 0, 0, 0
+        while len(text) > part and start < len(text):
+            end = min(start + part, len(text))
+            blank = max(text.rfind(character, start, end) for character in " \n\t") if end < len(text) else -1
+            end = blank if blank > start else end
+            count, parts, start = count + len(self.tokenizer.encode(text[start:end])), parts + 1, end
             if count > self.context + SPLIT * parts:
                 raise ContextOverflow(
-                    f"a text has {len(text)} characters, and {count} tokens in the first {at} of them; the context is "
-                    f"{self.context}: shorten it"
+                    f"a text has {len(text)} characters, and {count} tokens in the first {start} of them; the context "
+                    f"is {self.context}: shorten it"
                 )
 
     def check(self, tokens: Sequence[int]) -> list[int]:
@@ -164,8 +164,8 @@ class Served:
 
 def _name(path: str | Path) -> str:
     """The last part of a folder's path, a file's name without its ending, or the whole hub id."""
-    place = Path(path).expanduser()
-    return place.resolve().name if place.is_dir() else place.stem if place.is_file() else str(path)
+    local = Path(path).expanduser()
+    return local.resolve().name if local.is_dir() else local.stem if local.is_file() else str(path)
 
 
 _sum = jax.jit(checksum)

@@ -55,7 +55,7 @@ def bind(host: str, port: int) -> socket.socket:
         return sock
     except OSError as error:
         sock.close()
-        raise _taken(host, port, error) from None
+        raise _listen_error(host, port, error) from None
 
 
 def listen(host: str | socket.socket, port: int = 0) -> socket.socket:
@@ -67,10 +67,10 @@ def listen(host: str | socket.socket, port: int = 0) -> socket.socket:
     except OSError as error:  # another process has opened the same port since it was bound
         address = sock.getsockname()
         sock.close()
-        raise _taken(address[0], address[1], error) from None
+        raise _listen_error(address[0], address[1], error) from None
 
 
-def _taken(host: str, port: int, error: OSError) -> ValueError:
+def _listen_error(host: str, port: int, error: OSError) -> ValueError:
     return ValueError(f"cannot listen at {host} port {port}: {error}; name another host or port")
 
 

@@ -42,7 +42,7 @@ def check_model(body: Mapping[str, Any], served: Served) -> None:
 
 
 def blamed(param: str, call: Callable[[], Any]) -> Any:
-    """What a call returns; its `ValueError` becomes an `ApiError` for `param` or the field that the message names."""
+    """The result of a call; its `ValueError` becomes an `ApiError` for `param` or the field that the message names."""
     try:
         return call()
     except ContextOverflow as error:
@@ -183,7 +183,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that are accepted only with values that have no effect."""
 _SPECIAL_TOKENS = {"messages": (False,), "prompt": (True,)}
 """The values of `add_special_tokens` without effect: a template writes what begins a text."""
-_INSTEAD = {
+_ALTERNATIVES = {
     "echo": "; /v1/score gives the log-probabilities of a text",
     "best_of": "; request n, and choose",
     "top_logprobs": "; only the log-probability of the drawn token is returned",
@@ -247,7 +247,7 @@ def read_completion(
         prompts.append(tokens_of(sampler.served, prompt))
     logprobs = -1 if body.get("logprobs") is False else integer(body, "logprobs", -1, 0)
     if logprobs > 0:
-        raise _unsupported("logprobs", logprobs, (0,), _INSTEAD["top_logprobs"])
+        raise _unsupported("logprobs", logprobs, (0,), _ALTERNATIVES["top_logprobs"])
     return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
 
 
@@ -260,7 +260,7 @@ def read_chat(
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(f"messages is {quote(messages)}; a list of at least 1 message is needed", param="messages")
-    said = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    conversation = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     limit = "max_tokens"
     if body.get("max_completion_tokens") is not None:
         limit = "max_completion_tokens"
@@ -268,7 +268,7 @@ def read_chat(
             raise ApiError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
     check()
     variables = _variables(body, sampler.served)
-    tokens = blamed("messages", lambda: sampler.served.encode_chat(said, variables))
+    tokens = blamed("messages", lambda: sampler.served.encode_chat(conversation, variables))
     return _request(body, sampler, [tokens], limit, default_tokens, boolean(body, "logprobs"))
 
 
@@ -288,9 +288,9 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
     for row, tokens in enumerate(prompts):
         room = max(1, min(default, sampler.served.context - len(tokens)))
         options["max_tokens"] = integer(body, limit, room, 1)
-        how = blamed("", lambda: Sampling(stop=tuple(stop), pieces=pieces, **options))
-        options["seed"] = how.seed  # one seed for all prompts, also if it was drawn
-        ask = Ask(tuple(tokens), how, row)
+        sampling = blamed("", lambda: Sampling(stop=tuple(stop), pieces=pieces, **options))
+        options["seed"] = sampling.seed  # one seed for all prompts, also if it was random
+        ask = Ask(tuple(tokens), sampling, row)
         asks.append(blamed("", partial(sampler.check, ask)))
     stream = boolean(body, "stream")
     after = body.get("stream_options") or {}
@@ -302,18 +302,18 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
     return Request(tuple(asks), stream, boolean(after, "include_usage"))
 
 
-def _refuse_others(body: Mapping[str, Any], served: Served, own: set[str]) -> None:
+def _refuse_others(body: Mapping[str, Any], served: Served, fields: set[str]) -> None:
     """Refuse unsupported fields and another model's name."""
     for name, value in body.items():
-        if value is None or name in _READ or name in own or name in IGNORED:
+        if value is None or name in _READ or name in fields or name in IGNORED:
             continue
         neutral = _NEUTRAL.get(name, _NO_THOUGHTS.get(name))
         if name == "add_special_tokens":
-            neutral = _SPECIAL_TOKENS["messages" if "messages" in own else "prompt"]
+            neutral = _SPECIAL_TOKENS["messages" if "messages" in fields else "prompt"]
         if neutral is None:
             raise ApiError(f"the field {quote(name)!r} is not known to this server; leave it out", param=quote(name))
         if not _is_one_of(value, neutral):
-            raise _unsupported(name, value, neutral, _INSTEAD.get(name, ""))
+            raise _unsupported(name, value, neutral, _ALTERNATIVES.get(name, ""))
     check_model(body, served)
 
 
@@ -322,25 +322,25 @@ def _variables(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
     variables that the template does not read, and no thinking where it cannot be turned off.
 
     **Raises:** `ApiError` for any other variable that the template does not read."""
-    given = body.get("chat_template_kwargs")
-    given = {} if given is None else given
-    if not isinstance(given, dict):
-        raise ApiError(f"chat_template_kwargs is {quote(given)}; an object is needed", param="chat_template_kwargs")
-    params = {"enable_thinking": "enable_thinking"} | {name: f"chat_template_kwargs.{name}" for name in given}
+    kwargs = body.get("chat_template_kwargs")
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, dict):
+        raise ApiError(f"chat_template_kwargs is {quote(kwargs)}; an object is needed", param="chat_template_kwargs")
+    params = {"enable_thinking": "enable_thinking"} | {name: f"chat_template_kwargs.{name}" for name in kwargs}
     if body.get("enable_thinking") is not None:
-        given = {"enable_thinking": boolean(body, "enable_thinking"), **given}
+        kwargs = {"enable_thinking": boolean(body, "enable_thinking"), **kwargs}
     template = served.template
     read = frozenset() if template is None else template.variables - {"messages", *template.specials}
     effort, field = _effort(body)
     if effort is not None:
         if "reasoning_effort" in read:
-            given = {"reasoning_effort": effort, **given}
+            kwargs = {"reasoning_effort": effort, **kwargs}
         elif effort != "none":
             raise _unsupported(field, body[field], ("none",), "; the model's chat template does not read it")
         if effort == "none" and "enable_thinking" in read:
-            given = {"enable_thinking": False, **given}
+            kwargs = {"enable_thinking": False, **kwargs}
     variables = {}
-    for name, value in given.items():
+    for name, value in kwargs.items():
         param = params.get(name, field)
         if name in _NEUTRAL:  # of the request, not of the template
             if value is not None and not _is_one_of(value, _NEUTRAL[name]):
@@ -360,7 +360,7 @@ def _variables(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
 
 
 def _effort(body: Mapping[str, Any]) -> tuple[str | None, str]:
-    """How much a body asks the model to think, and the field that says it.
+    """The reasoning effort that a body asks for, and the field that says it.
 
     **Raises:** `ApiError` for another value of `reasoning` or `thinking`."""
     if (effort := body.get("reasoning_effort")) is not None:
@@ -368,44 +368,46 @@ def _effort(body: Mapping[str, Any]) -> tuple[str | None, str]:
             raise ApiError(f"reasoning_effort is {quote(effort)}; a text is needed", param="reasoning_effort")
         return effort, "reasoning_effort"
     for name in ("reasoning", "thinking"):
-        value, off = body.get(name), _NO_THOUGHTS[name]
+        value, neutral = body.get(name), _NO_THOUGHTS[name]
         if value is None or value == {}:
             continue
-        if not _is_one_of(value, off):
-            raise _unsupported(name, value, off, "; give chat_template_kwargs what the model's template reads")
+        if not _is_one_of(value, neutral):
+            raise _unsupported(name, value, neutral, "; give chat_template_kwargs what the model's template reads")
         return "none", name
     return None, ""
 
 
 def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+    return any(value == option and isinstance(value, bool) == isinstance(option, bool) for option in neutral)
 
 
-def _unsupported(name: str, value: Any, neutral: Sequence[Any], instead: str) -> ApiError:
-    known = " or ".join(quote(v) if v != "" else '""' for v in neutral)
-    return ApiError(f"{name} is {quote(value)}, which this server does not support (only {known}){instead}", param=name)
+def _unsupported(name: str, value: Any, neutral: Sequence[Any], alternative: str) -> ApiError:
+    supported = " or ".join(quote(v) if v != "" else '""' for v in neutral)
+    return ApiError(
+        f"{name} is {quote(value)}, which this server does not support (only {supported}){alternative}", param=name
+    )
 
 
-def _message(message: Any, where: str) -> dict[str, str]:
+def _message(message: Any, location: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise ApiError(f"{where} is {quote(message)}; an object with role and content is needed", param="messages")
+        raise ApiError(f"{location} is {quote(message)}; an object with role and content is needed", param="messages")
     for name in sorted(set(message) - {"role", "content", "name"}):
         if message[name] is not None and not _is_one_of(message[name], _MESSAGE_NEUTRAL.get(name, ())):
             raise ApiError(
-                f"{where} has the field {quote(name)!r}, which this server does not support", param="messages"
+                f"{location} has the field {quote(name)!r}, which this server does not support", param="messages"
             )
     if not isinstance(message.get("name"), str | None):
-        raise ApiError(f"{where}.name is {quote(message['name'])}; a text is needed", param="messages")
+        raise ApiError(f"{location}.name is {quote(message['name'])}; a text is needed", param="messages")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _ROLES:
-        raise ApiError(f"{where}.role is {quote(role)}; known roles are {', '.join(_ROLES)}", param="messages")
+        raise ApiError(f"{location}.role is {quote(role)}; known roles are {', '.join(_ROLES)}", param="messages")
     if isinstance(content, list):
         for part in content:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(f"{where}.content holds {quote(part)}; only parts of text are read", param="messages")
+                raise ApiError(f"{location}.content holds {quote(part)}; only parts of text are read", param="messages")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise ApiError(f"{where}.content is {quote(content)}; a text is needed", param="messages")
+        raise ApiError(f"{location}.content is {quote(content)}; a text is needed", param="messages")
     return {"role": _ROLES[role], "content": blamed("messages", lambda: checked_text(content))}
 
 
@@ -437,10 +439,10 @@ def read_score(
     because a tokenizer may merge the end of a prompt with a candidate, so each pair is tokenized on its own; `check`,
     see `read_completion`.
     **Raises:** `ApiError`, naming the field."""
-    known = {"model", "prompt", "candidates"}
-    for name in sorted(set(body) - known - IGNORED):
+    fields = {"model", "prompt", "candidates"}
+    for name in sorted(set(body) - fields - IGNORED):
         if body[name] is not None:
-            text = f"the field {quote(name)!r} is unknown here; known are {', '.join(sorted(known))}"
+            text = f"the field {quote(name)!r} is unknown here; known are {', '.join(sorted(fields))}"
             raise ApiError(text, param=quote(name))
     served = scorer.served
     check_model(body, served)
@@ -457,7 +459,7 @@ def read_score(
             "in a request: send several requests",
             param="candidates",
         )
-    texts = [[len(text) for text in each if isinstance(text, str)] for each in (prompts, candidates)]
+    texts = [[len(text) for text in group if isinstance(text, str)] for group in (prompts, candidates)]
     length = sum(texts[0]) * len(texts[1]) + sum(texts[1]) * len(prompts)
     if max_characters is not None and length > max_characters:
         raise ApiError(

@@ -103,8 +103,8 @@ def _decoded(line: bytes, name: str) -> str:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    pyarrow: Any = require("a parquet file", "data", "pyarrow", otherwise="use JSONL")
-    parquet: Any = require("a parquet file", "data", "pyarrow.parquet", otherwise="use JSONL")
+    pyarrow: Any = require("a parquet file", "data", "pyarrow", remedy="use JSONL")
+    parquet: Any = require("a parquet file", "data", "pyarrow.parquet", remedy="use JSONL")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:

@@ -109,7 +109,7 @@ def transcript(env: Environment, env_params: Any, episode: Episode) -> str:
     """An episode as text: what there is to see in letters or words before each step, then the action and its reward."""
     lines = []
     for t in range(len(episode) + 1):
-        view = episode.at(t)
+        view = episode.view_at(t)
         text = env.letters(view["state"]) or "\n".join(env.describe(view["obs"]).values())
         if text:
             lines += ["", text]
@@ -132,7 +132,7 @@ def action_text(env: Environment, env_params: Any, action: Any) -> str:
 def pictures(env: Environment, episode: Episode) -> list[np.ndarray]:
     """The pictures of an episode's states, uint8 `[H, W, 3]`. **Raises:** `ValueError` if the environment has none."""
     try:
-        return [env.render(episode.at(t)["state"]) for t in range(len(episode) + 1)]
+        return [env.render(episode.view_at(t)["state"]) for t in range(len(episode) + 1)]
     except NotImplementedError as error:
         raise ValueError(f"{error}: leave --gif out") from None
 

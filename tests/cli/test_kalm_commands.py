@@ -132,7 +132,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     with pytest.raises(DataError, match="has imagined episodes, and recorded ones are needed here: .* kalm collect"):
         collect.read_episodes(out / f"imagined-{level}")
     said = np.asarray(data.obs["instruction"])[:, 0]
-    assert found == level and len(data) == 6 and set(said) <= set(world.instructions.of(level))
+    assert found == level and len(data) == 6 and set(said) <= set(world.instructions.sentence_ids(level))
     goals = world.instructions.configuration[said]
     assert len(set(goals.tolist())) == 6  # each goal of the level once before any twice
     real = np.asarray(collect.read_episodes(out / "recorded")[2].obs["state"])[:, 0]
@@ -387,7 +387,7 @@ def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     np.testing.assert_array_equal(taken.terminated, data.terminated)
     said = np.asarray(taken.obs["instruction"])[:, 0]
     np.testing.assert_array_equal(world.instructions.goals[said], np.asarray(data.obs["goal"])[:, 0])
-    assert level == "real" and set(said) <= set(world.instructions.of("real"))
+    assert level == "real" and set(said) <= set(world.instructions.sentence_ids("real"))
     assert summary_of(tmp_path / "taken")["episodes"] == 24
     wide = np.concatenate([whole["observations"], np.zeros((*whole["observations"].shape[:2], 768))], axis=-1)
     for changed, more, why in (

@@ -63,7 +63,7 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"{len(episode)} steps, return {episode.reward.sum():g}" in out and out.count("step ") == len(episode)
     loaded = load(folder)
-    actions, _ = loaded.act(episode.seen["obs"])
+    actions, _ = loaded.act(episode.observed["obs"])
     assert loaded.update == 3 and (actions == episode.action).all()
     assert main(["rl", "train", "--run.resume", str(folder), "--dqn.gamma", "0.9"]) == 2
     assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err

@@ -30,8 +30,8 @@ from envs_jax.babyai.text import french
 from envs_jax.babyai.text.english import (
     MISSION_LENGTH,
     MISSIONS,
+    OBJECT,
     PLACES,
-    THING,
     VIEW,
     mission_caption,
     mission_limits,
@@ -280,4 +280,4 @@ def test_french_says_the_same_id_for_id():
 
 def test_every_thing_has_a_sentence_for_every_place():
     assert len(VIEW) == 18 + 6 + 3 + 3 + 6 * 6 * 48
-    assert VIEW.phrases[THING] == "You see a open red door 3 steps left and 6 steps forward"
+    assert VIEW.phrases[OBJECT] == "You see a open red door 3 steps left and 6 steps forward"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from envs_jax.babyai.bot.known import Known, Task, current_task, in_view, survey
+from envs_jax.babyai.bot.knowledge import Knowledge, Task, current_task, in_view, survey
 from envs_jax.babyai.bot.search import aside, facing, first_move, gains, harmless, obstacles
 from envs_jax.babyai.cells import around, holds
 from envs_jax.babyai.constants import BOX, DONE, DROP, FORWARD, KEY, PICKUP, RIGHT, TOGGLE
@@ -48,46 +48,46 @@ def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[
     **Returns:** the action, int32 `[]`, and the memory with what is in view now.
     """
     width, height = state.grid.shape
-    seen = memory.seen | in_view(state)
+    explored = memory.seen | in_view(state)
     task = current_task(state)
-    known = survey(state, jnp.full_like(seen, (1 << height) - 1) if omniscient else seen, task)
-    aim = _aim(state, task, known)
+    knowledge = survey(state, jnp.full_like(explored, (1 << height) - 1) if omniscient else explored, task)
+    aim = _aim(state, task, knowledge)
 
     # the cells to face, or those to clear first if the path is blocked
-    goal = jnp.where(aim.places, known.places, known.cells(aim.things))
-    beyond = jnp.where(aim.looking, _any_heading(known.views), around(goal))
-    hidden = known.reach[1] & ~known.reach[0]
-    first = obstacles(jnp.where(aim.clearing, beyond, np.uint32(0)), hidden, known.movable, known.near[0])
-    faced = jnp.where(aim.clearing, first, goal & known.near[0])
+    goal = jnp.where(aim.places, knowledge.places, knowledge.cells(aim.objects))
+    beyond = jnp.where(aim.looking, _any_heading(knowledge.views), around(goal))
+    hidden = knowledge.reach[1] & ~knowledge.reach[0]
+    first = obstacles(jnp.where(aim.clearing, beyond, np.uint32(0)), hidden, knowledge.movable, knowledge.adjacent[0])
+    faced = jnp.where(aim.clearing, first, goal & knowledge.adjacent[0])
     looking = aim.looking & ~aim.clearing
-    goals = jnp.where(looking, known.views, facing(faced))
+    goals = jnp.where(looking, knowledge.views, facing(faced))
 
     # Picking up needs empty hands. The carried object is put down where it blocks nothing, preferably not on the path
     # to the object to pick up (the only criterion if that object completes the clause), and not where it was before.
-    busy = known.hand >= 0
+    busy = knowledge.hand >= 0
     release = task.in_hand & ((task.kind == GO_TO) | (task.kind == PICK_UP))
     putting_down = busy & (release | aim.clearing | (aim.act == PICKUP))
-    last = (task.kind == PICK_UP) & ~aim.clearing & jnp.any(aim.things & task.wanted)
-    floor = known.empty & jnp.where(last, ~np.uint32(0), ~known.taken)
-    good = facing(harmless(floor, known.open, known.walls)) & known.reach[0]
+    last = (task.kind == PICK_UP) & ~aim.clearing & jnp.any(aim.objects & task.movers)
+    floor = knowledge.empty & jnp.where(last, ~np.uint32(0), ~knowledge.pickup_cell)
+    good = facing(harmless(floor, knowledge.open, knowledge.walls)) & knowledge.reach[0]
     stands = jnp.where(putting_down & ~release, around(faced), np.uint32(0))
-    beside_way = aside(stands, known.reach[0], floor)
-    anywhere = facing(known.empty) & known.reach[0]
-    down = _prefer(_if(release, anywhere), _if(last, beside_way), good & beside_way, good, beside_way, anywhere)
-    goals = jnp.where(putting_down, down, goals) & known.reach[0]
+    beside_way = aside(stands, knowledge.reach[0], floor)
+    anywhere = facing(knowledge.empty) & knowledge.reach[0]
+    drop_poses = _prefer(_if(release, anywhere), _if(last, beside_way), good & beside_way, good, beside_way, anywhere)
+    goals = jnp.where(putting_down, drop_poses, goals) & knowledge.reach[0]
     act = jnp.where(putting_down, DROP, jnp.where(aim.clearing, PICKUP, aim.act))
 
-    turns = gains(known.unseen, state.position)
-    there, reachable, move = first_move(goals, known.reach[0], state.position, state.direction, turns)
+    turns = gains(knowledge.unexplored, state.position)
+    arrived, reachable, move = first_move(goals, knowledge.reach[0], state.position, state.direction, turns)
 
     ahead = front(state.position, state.direction)
-    opens = (move == FORWARD) & holds(known.closed, ahead[0], ahead[1])
-    action = jnp.where(there, act, jnp.where(opens, TOGGLE, move))
+    opens = (move == FORWARD) & holds(knowledge.closed, ahead[0], ahead[1])
+    action = jnp.where(arrived, act, jnp.where(opens, TOGGLE, move))
     # an object to put next to another must have been in hand when the clause was last checked
-    early = (task.kind == PUT_NEXT) & (action == DROP) & task.in_hand & (task.held != known.hand)
+    early = (task.kind == PUT_NEXT) & (action == DROP) & task.in_hand & (task.held_id != knowledge.hand)
     action = jnp.where((action == NOTHING) | early, jnp.where(busy, PICKUP, DROP), action)
-    action = jnp.where(there | reachable, action, RIGHT)
-    return jnp.where(task.claimed, DONE, action).astype(jnp.int32), Memory(seen=seen)
+    action = jnp.where(arrived | reachable, action, RIGHT)
+    return jnp.where(task.claimed, DONE, action).astype(jnp.int32), Memory(seen=explored)
 
 
 NOTHING = DONE
@@ -97,38 +97,38 @@ NOTHING = DONE
 class Aim(NamedTuple):
     """The next goal: to act on one of several objects, or only to clear the path to one of them."""
 
-    things: jax.Array
+    objects: jax.Array
     """bool `[O]`."""
     act: jax.Array
     clearing: jax.Array
     places: jax.Array
-    """Whether the goal is `Known.places` instead of objects."""
+    """Whether the goal is `Knowledge.places` instead of objects."""
     looking: jax.Array
     """Whether the goal is a pose with a view of unseen cells instead of objects."""
 
 
-def _aim(state: State, task: Task, known: Known) -> Aim:
+def _aim(state: State, task: Task, knowledge: Knowledge) -> Aim:
     """The first possible goal in a fixed order of priorities."""
-    thing, carried = state.object.astype(jnp.int32), state.carrying.astype(jnp.int32)
-    kind, color = type_of(thing), color_of(thing)
-    tests = jnp.stack([known.near[0], known.near[1], known.locked])
-    walk, clear, locked = holds(tests, known.x, known.y) & known.placed
+    packed, carried = state.object.astype(jnp.int32), state.carrying.astype(jnp.int32)
+    kind, color = type_of(packed), color_of(packed)
+    tests = jnp.stack([knowledge.adjacent[0], knowledge.adjacent[1], knowledge.locked])
+    walk, clear, locked = holds(tests, knowledge.x, knowledge.y) & knowledge.placed
     locked &= clear
 
-    def at(things, act, clearing=False):
-        return Aim(things, jnp.int32(act), jnp.bool_(clearing), jnp.bool_(False), jnp.bool_(False))
+    def aim_at(objects, act, clearing=False):
+        return Aim(objects, jnp.int32(act), jnp.bool_(clearing), jnp.bool_(False), jnp.bool_(False))
 
-    def get(things, act):
+    def get(objects, act):
         """Act on one of some objects: those with a clear path if any, else the blocked ones."""
-        open_way = jnp.any(things & walk)
-        return at(things & jnp.where(open_way, walk, clear), act, ~open_way)
+        open_way = jnp.any(objects & walk)
+        return aim_at(objects & jnp.where(open_way, walk, clear), act, ~open_way)
 
-    def known_way(things):
-        return jnp.any(things & clear)
+    def has_clear_path(objects):
+        return jnp.any(objects & clear)
 
-    nothing = jnp.zeros_like(task.wanted)
-    place = at(nothing, DROP)._replace(places=jnp.bool_(True))
-    look = at(nothing, RIGHT)._replace(looking=jnp.bool_(True))
+    nothing = jnp.zeros_like(task.movers)
+    placing = aim_at(nothing, DROP)._replace(places=jnp.bool_(True))
+    look = aim_at(nothing, RIGHT)._replace(looking=jnp.bool_(True))
 
     # unlocking: the doors that have a known key, a key in hand first; if the task is to open doors, only those
     colors = color[:, None] == np.arange(6)
@@ -136,10 +136,10 @@ def _aim(state: State, task: Task, known: Known) -> Aim:
     of_key = jnp.any(keys[:, None] & colors, axis=0)
     fits = locked & (type_of(carried) == KEY) & (color_of(carried) == color)
     with_key = locked & jnp.any(of_key & colors, axis=1)
-    asked = (task.kind == OPEN_DOOR) & task.wanted
-    fits_asked, with_key_asked = fits & asked, with_key & asked
-    only = jnp.any(fits_asked | with_key_asked)
-    fits, with_key = jnp.where(only, fits_asked, fits), jnp.where(only, with_key_asked, with_key)
+    doors_asked = (task.kind == OPEN_DOOR) & task.movers
+    fits_asked, with_key_asked = fits & doors_asked, with_key & doors_asked
+    any_asked = jnp.any(fits_asked | with_key_asked)
+    fits, with_key = jnp.where(any_asked, fits_asked, fits), jnp.where(any_asked, with_key_asked, with_key)
     holding = jnp.any(fits)
     doors = jnp.where(holding, fits, with_key)
     ready = doors & walk
@@ -148,34 +148,34 @@ def _aim(state: State, task: Task, known: Known) -> Aim:
     unlock = _choose((holding | ~jnp.any(ready), get(doors, TOGGLE)), get(fetched, PICKUP))
 
     # exploration
-    seen_from = [jnp.any(known.views & known.reach[k] != 0) for k in (0, 1)]
-    needed = jnp.any(members(state.mover | state.fixed, thing.shape[0]), axis=0)
+    seen_from = [jnp.any(knowledge.views & knowledge.reach[k] != 0) for k in (0, 1)]
+    needed = jnp.any(members(state.mover | state.fixed, packed.shape[0]), axis=0)
     boxes = (kind == BOX) & ~needed
-    cornered = (task.kind == PUT_NEXT) & task.beside
+    cornered = (task.kind == PUT_NEXT) & task.fixed
     find = _choose(
         (seen_from[0], look),
         (seen_from[1], look._replace(clearing=jnp.bool_(True))),
         (jnp.any(doors), unlock),
-        (known_way(boxes), get(boxes, TOGGLE)),
-        (known_way(cornered), get(cornered, PICKUP)),
-        at(nothing, RIGHT),
+        (has_clear_path(boxes), get(boxes, TOGGLE)),
+        (has_clear_path(cornered), get(cornered, PICKUP)),
+        aim_at(nothing, RIGHT),
     )
 
-    wanted = task.wanted & ~(locked & ~fits & (task.kind == OPEN_DOOR))
+    movers = task.movers & ~(locked & ~fits & (task.kind == OPEN_DOOR))
     act = jnp.where(task.kind == OPEN_DOOR, TOGGLE, jnp.where(task.kind == GO_TO, NOTHING, PICKUP))
-    open_place, blocked_place = (jnp.any(known.places & known.near[k] != 0) for k in (0, 1))
-    put = _choose(
-        (~task.in_hand & ~known_way(wanted), find),
-        (task.in_hand & open_place, place),
-        (open_place | task.fixed_in_hand, get(wanted, PICKUP)),
-        (blocked_place, place._replace(clearing=jnp.bool_(True))),
-        ((carried == 0) & seen_from[0], get(wanted, PICKUP)),
+    open_place, blocked_place = (jnp.any(knowledge.places & knowledge.adjacent[k] != 0) for k in (0, 1))
+    putting = _choose(
+        (~task.in_hand & ~has_clear_path(movers), find),
+        (task.in_hand & open_place, placing),
+        (open_place | task.fixed_in_hand, get(movers, PICKUP)),
+        (blocked_place, placing._replace(clearing=jnp.bool_(True))),
+        ((carried == 0) & seen_from[0], get(movers, PICKUP)),
         find,
     )
     return _choose(
-        (task.kind == PUT_NEXT, put),
-        (known_way(wanted), get(wanted, act)),
-        (only, unlock),
+        (task.kind == PUT_NEXT, putting),
+        (has_clear_path(movers), get(movers, act)),
+        (any_asked, unlock),
         find,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from envs_jax import tracing
 from envs_jax.babyai.bot.search import facing
-from envs_jax.babyai.cells import around, behind, holds, single, words
+from envs_jax.babyai.cells import around, holds, predecessors, single, words
 from envs_jax.babyai.constants import (
     BOX,
     CLOSED,
@@ -50,12 +50,12 @@ def _search(targets, free, movable, position, heading):
     def moves(poses, walkable):
         """Whether going forward, left or right leads into a set of poses."""
         forward = holds(poses[heading], ahead[0], ahead[1]) & holds(walkable, ahead[0], ahead[1])
-        here = holds(poses, position[0], position[1])
-        return forward, here[(heading - 1) & 3], here[(heading + 1) & 3]
+        at_position = holds(poses, position[0], position[1])
+        return forward, at_position[(heading - 1) & 3], at_position[(heading + 1) & 3]
 
     def grow(poses, walkable):
         turned = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
-        return turned | jnp.stack([behind(poses[h] & walkable, h) for h in range(4)])
+        return turned | jnp.stack([predecessors(poses[h] & walkable, h) for h in range(4)])
 
     def searching(carry):
         poses, forced, stuck = carry
@@ -65,9 +65,9 @@ def _search(targets, free, movable, position, heading):
     def body(carry):
         poses, forced, _ = carry
         grown = grow(poses, jnp.where(forced, free | movable, free))
-        still = jnp.all(grown == poses)
+        unchanged = jnp.all(grown == poses)
         # no path so far: search again, through movable objects
-        return jnp.where(still & ~forced, goals, grown), forced | still, still & forced
+        return jnp.where(unchanged & ~forced, goals, grown), forced | unchanged, unchanged & forced
 
     start = (goals, jnp.bool_(False), jnp.bool_(False))
     poses, forced, stuck = tracing.while_loop(searching, body, start)
@@ -97,37 +97,37 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
 
     # the current clause: the first one not completed of the half that comes next
     absent = state.mission.kind == NO_CLAUSE
-    done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
+    halves_done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
     half = jnp.int32(0)
     if 2 in clauses:
-        half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)
+        half = jnp.where(jnp.where(state.mission.order == AFTER, halves_done[1], ~halves_done[0]), 0, 2)
     clause = half + state.met[half]
     verb, mover, fixed = state.mission.kind[clause], state.mover[clause], state.fixed[clause]
-    wanted, beside = member(mover, ids), member(fixed, ids)
+    movers, fixed_objects = member(mover, ids), member(fixed, ids)
 
-    def where(objects, at):
+    def cells_of(objects, positions):
         """The cells of a set of objects, as a mask `[W, H]`."""
-        matches = (at[:, None] == np.arange(width * height)) & objects[:, None]
+        matches = (positions[:, None] == np.arange(width * height)) & objects[:, None]
         return jnp.any(matches, axis=0).reshape(width, height)
 
-    thing = state.object.astype(jnp.int32)
+    packed = state.object.astype(jnp.int32)
     look = jnp.take(cells.reshape(-1), jnp.maximum(state.cell, 0))
-    locked = wanted & (type_of(look) == DOOR) & (state_of(look) == LOCKED)
+    locked = movers & (type_of(look) == DOOR) & (state_of(look) == LOCKED)
     holds_key = (hand >= 0) & (type_of(state.carrying) == KEY)
-    opens = locked & holds_key & (color_of(thing) == color_of(state.carrying.astype(jnp.int32)))
-    ready = (wanted & ~locked) | opens
-    door_colors = jnp.any(locked[:, None] & (color_of(thing)[:, None] == np.arange(6)), axis=0)
-    keys = (type_of(thing) == KEY) & door_colors[color_of(thing)]
+    opens = locked & holds_key & (color_of(packed) == color_of(state.carrying.astype(jnp.int32)))
+    ready = (movers & ~locked) | opens
+    door_colors = jnp.any(locked[:, None] & (color_of(packed)[:, None] == np.arange(6)), axis=0)
+    keys = (type_of(packed) == KEY) & door_colors[color_of(packed)]
 
     # the cells to face, the action there, and whether the carried object must be dropped first
     going, opening, putting = verb == GO_TO, verb == OPEN_DOOR, verb == PUT_NEXT
     fetching_key = opening & ~jnp.any(ready)
     carrying_it = putting & member(mover, hand)
-    mask = where(wanted, jnp.where(going, state.tracked, state.cell))
-    mask = jnp.where(opening, where(jnp.where(fetching_key, keys, ready), state.cell), mask)
-    near = words(where(beside, state.cell))
+    mask = cells_of(movers, jnp.where(going, state.tracked, state.cell))
+    mask = jnp.where(opening, cells_of(jnp.where(fetching_key, keys, ready), state.cell), mask)
+    fixed_cells = words(cells_of(fixed_objects, state.cell))
     empty = words(kind == EMPTY)
-    targets = jnp.where(carrying_it, around(near) & empty, words(mask))
+    targets = jnp.where(carrying_it, around(fixed_cells) & empty, words(mask))
     act = jnp.where(carrying_it, DROP, jnp.where(going, FORWARD, PICKUP))
     act = jnp.where(opening & ~fetching_key, TOGGLE, act)
     must_drop = (hand >= 0) & (act == PICKUP)
@@ -137,7 +137,7 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     avoid = jnp.where(must_drop, single(ahead[0], ahead[1], width), np.uint32(0))
     free = words((kind == EMPTY) | (kind == DOOR) & (door != LOCKED)) & ~avoid
     movable = words((kind >= KEY) & (kind <= BOX)) & ~avoid
-    there, reachable, move = _search(targets, free, movable, state.position, heading)
+    arrived, reachable, move = _search(targets, free, movable, state.position, heading)
 
     front_kind, front_door = type_of(cells[ahead[0], ahead[1]]), state_of(cells[ahead[0], ahead[1]])
     can_drop = front_kind == EMPTY
@@ -146,12 +146,12 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     step = jnp.where((move == FORWARD) & (front_kind == DOOR) & (front_door == CLOSED), TOGGLE, step)
     blocked = (move == FORWARD) & (front_kind >= KEY) & (front_kind <= BOX)
     step = jnp.where(blocked, jnp.where(hand < 0, PICKUP, put_down), step)
-    step = jnp.where(there, act, step)
-    step = jnp.where(must_drop, jnp.where(can_drop & (reachable | there), DROP, RIGHT), step)
-    step = jnp.where(reachable | there, step, RIGHT)
+    step = jnp.where(arrived, act, step)
+    step = jnp.where(must_drop, jnp.where(can_drop & (reachable | arrived), DROP, RIGHT), step)
+    step = jnp.where(reachable | arrived, step, RIGHT)
     if seen_only:
-        seen_cells, seen = window(state.grid, state.position, heading)
-        in_view = jnp.any((id_of(seen_cells)[:, None] == ids) & seen[:, None], axis=0)
-        sought = jnp.where(carrying_it, beside, jnp.where(fetching_key, keys, wanted))
+        seen_cells, visible = window(state.grid, state.position, heading)
+        in_view = jnp.any((id_of(seen_cells)[:, None] == ids) & visible[:, None], axis=0)
+        sought = jnp.where(carrying_it, fixed_objects, jnp.where(fetching_key, keys, movers))
         step = jnp.where(jnp.any(in_view & sought), step, LEFT)
     return step.astype(jnp.int32)

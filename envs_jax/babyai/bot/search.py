@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import tracing
-from envs_jax.babyai.cells import STRIDE, around, behind, holds, worlds_last
+from envs_jax.babyai.cells import STRIDE, around, holds, predecessors, worlds_last
 from envs_jax.babyai.constants import FORWARD, LEFT, RIGHT, VIEW
 from envs_jax.babyai.view import front
 
@@ -21,7 +21,7 @@ AHEAD, ASIDE = VIEW - 1, VIEW // 2
 
 def facing(cells: jax.Array, axis: int = -1) -> jax.Array:
     """The poses that face a set of cells; `axis` is that of its words."""
-    return jnp.stack([behind(cells, heading, axis) for heading in range(4)])
+    return jnp.stack([predecessors(cells, heading, axis) for heading in range(4)])
 
 
 def first_move(
@@ -42,17 +42,17 @@ def first_move(
         y = jnp.stack([ahead[1], position[1], position[1]]).astype(jnp.uint32)
         word = jnp.stack([heading, (heading - 1) & 3, (heading + 1) & 3]) * walkable.shape[0] + x
         enters = jnp.take_along_axis(walkable, x[:1], 0, mode="clip") >> y[:1] & 1
-        can = jnp.concatenate([enters, jnp.ones_like(enters), jnp.ones_like(enters)])
+        possible = jnp.concatenate([enters, jnp.ones_like(enters), jnp.ones_like(enters)])
 
         def hits(poses):
             flat = poses.reshape(-1, *poses.shape[2:])
-            return jnp.take_along_axis(flat, word, 0, mode="clip") >> y & can
+            return jnp.take_along_axis(flat, word, 0, mode="clip") >> y & possible
 
         def step(_, carry):
             poses, reached = carry
             onward = poses & walkable
             grown = poses | jnp.roll(poses, 1, 0) | jnp.roll(poses, -1, 0)
-            grown = grown | jnp.stack([behind(onward[h], h, 0) for h in range(4)])
+            grown = grown | jnp.stack([predecessors(onward[h], h, 0) for h in range(4)])
             return grown, jnp.where(jnp.any(reached != 0, axis=0), reached, hits(grown))
 
         def body(carry):
@@ -84,11 +84,11 @@ def gains(unseen: jax.Array, position: jax.Array) -> jax.Array:
     return jnp.sum(jax.lax.population_count(covered).astype(jnp.int32), axis=-1)
 
 
-def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: jax.Array) -> jax.Array:
+def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, adjacent: jax.Array) -> jax.Array:
     """The objects to clear first on a shortest path to a target that is only reachable across movable objects.
 
     **Arguments:** sets of cells: `target`; `hidden`, walkable only after objects are moved; `movable`, where those
-    objects lie; `near`, the cells adjacent to those that can be walked on now.
+    objects lie; `adjacent`, the cells adjacent to those that can be walked on now.
     **Returns:** the cells of the outermost objects to clear.
     """
 
@@ -99,10 +99,10 @@ def obstacles(target: jax.Array, hidden: jax.Array, movable: jax.Array, near: ja
 
     def searching(carry):
         cells, grew = carry
-        return grew & ~jnp.any(cells & movable & near)
+        return grew & ~jnp.any(cells & movable & adjacent)
 
     cells, _ = tracing.while_loop(searching, body, (target & hidden, jnp.any(target & hidden)))
-    return cells & movable & near
+    return cells & movable & adjacent
 
 
 def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array:
@@ -122,11 +122,11 @@ def aside(target: jax.Array, walkable: jax.Array, empty: jax.Array) -> jax.Array
             return cells | fresh, fresh, poses
 
         start = target & walkable
-        none = jnp.zeros((4, *target.shape), jnp.uint32)
+        no_poses = jnp.zeros((4, *target.shape), jnp.uint32)
         return tracing.while_loop(
             lambda carry: jnp.any(carry[1] != 0),
             lambda carry: tracing.fori_loop(0, STRIDE, step, carry),
-            (start, start, none),
+            (start, start, no_poses),
         )[2]
 
     return worlds_last(search)(target, walkable, empty)
@@ -140,22 +140,22 @@ def viewpoints(unseen: jax.Array, clear: jax.Array) -> jax.Array:
     **Arguments:** sets of cells: `unseen`; `clear`, those known to be transparent.
     **Returns:** poses.
     """
-    both = jnp.stack([unseen, unseen])
+    start = jnp.stack([unseen, unseen])
 
     def sideways(_, sides):
         vertical, horizontal = sides
-        up_down = behind(vertical, 1) | behind(vertical, 3)
-        left_right = behind(horizontal, 0) | behind(horizontal, 2)
+        up_down = predecessors(vertical, 1) | predecessors(vertical, 3)
+        left_right = predecessors(horizontal, 0) | predecessors(horizontal, 2)
         return sides | jnp.stack([up_down, left_right]) & clear
 
-    sides = tracing.fori_loop(0, ASIDE, sideways, both)
+    sides = tracing.fori_loop(0, ASIDE, sideways, start)
     poses = jnp.concatenate([sides, sides])
 
     def ahead(_, poses):
-        return poses | jnp.stack([behind(poses[h], h) for h in range(4)]) & clear
+        return poses | jnp.stack([predecessors(poses[h], h) for h in range(4)]) & clear
 
     poses = tracing.fori_loop(0, AHEAD - 1, ahead, poses)
-    return poses | jnp.stack([behind(poses[h], h) for h in range(4)])
+    return poses | jnp.stack([predecessors(poses[h], h) for h in range(4)])
 
 
 def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Array:
@@ -174,11 +174,11 @@ def harmless(empty: jax.Array, open: jax.Array, seen_walls: jax.Array) -> jax.Ar
         return jnp.stack([columns[dx] >> 1 if dy == 1 else columns[dx] << -dy for dx, dy in steps])
 
     def judge(empty, open, seen_walls):
-        free, thing = ring(open), ring(~(open | seen_walls))
+        free, solid = ring(open), ring(~(open | seen_walls))
 
         def side(i, carry):
             ones, twos, fours, bad = carry
-            bad = bad | thing[i] & ~free[(i + 7) & 7] & ~free[(i + 1) & 7]
+            bad = bad | solid[i] & ~free[(i + 7) & 7] & ~free[(i + 1) & 7]
             # count the changes between free and taken around the ring, in three bit planes
             change = free[i] ^ free[(i + 7) & 7]
             carried = ones & change

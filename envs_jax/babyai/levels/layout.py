@@ -61,13 +61,13 @@ class Rooms:
         return tuple(n // 2 * (self.size - 1) + self.size // 2 for n in (self.columns, self.rows))  # type: ignore
 
 
-def apart(rooms: Rooms, position, distance: int = 2):
+def distant_cells(rooms: Rooms, position, distance: int = 2):
     """Cells at least `distance` steps (Manhattan) from `position`: bool `[cells]`."""
     x, y = rooms.xy
     return abs(x - position[0]) + abs(y - position[1]) >= distance
 
 
-class Dice:
+class Rng:
     """The random numbers of one attempt at a world, from one call of the generator: every call adds a loop to compile
     and run. Without bits it only counts the words that are used, in `used`."""
 
@@ -79,7 +79,7 @@ class Dice:
         first, self.used = self.used, self.used + n
         return jnp.zeros(n, jnp.uint32) if self._bits is None else self._bits[first : self.used]
 
-    def below(self, end, n: int | None = None) -> jax.Array:
+    def integers(self, end, n: int | None = None) -> jax.Array:
         """Integers from 0 to `end - 1`, uniform up to `end / 2**32`: int32 `[]`, or `[n]`."""
         drawn = (self.bits(n or 1) % jnp.asarray(end, jnp.uint32)).astype(jnp.int32)
         return drawn if n else drawn[0]
@@ -96,25 +96,25 @@ class Dice:
 
         # the result of `top_k`, in less than a fifth of its time, as XLA's CPU compiler turns `top_k` into a sort
         def best(tickets, _):
-            place = jnp.argmax(tickets).astype(jnp.int32)
-            return jnp.where(np.arange(allowed.shape[0]) == place, -2, tickets), place
+            index = jnp.argmax(tickets).astype(jnp.int32)
+            return jnp.where(np.arange(allowed.shape[0]) == index, -2, tickets), index
 
         return tracing.scan(best, tickets, None, k)[1], jnp.sum(allowed) >= k
 
-    def among(self, allowed: jax.Array) -> jax.Array:
+    def choice(self, allowed: jax.Array) -> jax.Array:
         """One index, uniform among the allowed, from one word: int32 `[]`; 0 if none is allowed.
 
         **Arguments:** `allowed`, bool `[n]`.
         """
         rank = jnp.cumsum(allowed.astype(jnp.int32))
-        return jnp.sum(rank <= self.below(jnp.maximum(rank[-1], 1)), dtype=jnp.int32) % allowed.shape[0]
+        return jnp.sum(rank <= self.integers(jnp.maximum(rank[-1], 1)), dtype=jnp.int32) % allowed.shape[0]
 
     def pick(self, n: int, k: int) -> jax.Array:
         """`k` of `n` indices in random order: int32 `[k]`."""
         return self.cells(jnp.ones(n, bool), k)[0]
 
 
-def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
+def draw_pose(rng: Rng, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
     """A uniform pose on an empty allowed cell that faces an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]` of packed cells; `allowed`, bool `[cells]`, without the grid's border.
@@ -123,7 +123,7 @@ def draw_pose(dice: Dice, rooms: Rooms, grid: jax.Array, allowed: jax.Array):
     kind = type_of(grid).reshape(rooms.width, rooms.height)
     ahead = jnp.stack([jnp.roll(kind, (-DX[d], -DY[d]), (0, 1)).reshape(-1) for d in range(4)], axis=1)
     free = (allowed & (type_of(grid) == EMPTY))[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose, fits = dice.cells(free.reshape(-1), 1)
+    pose, fits = rng.cells(free.reshape(-1), 1)
     cell, direction = pose[0] // 4, pose[0] % 4
     return jnp.stack([cell // rooms.height, cell % rooms.height]), direction, fits
 
@@ -162,8 +162,8 @@ def all_reachable(rooms: Rooms, grid: jax.Array, position: jax.Array) -> jax.Arr
     kind = type_of(grid).reshape(rooms.width, rooms.height)
     start = single(position[0], position[1], rooms.width)
     reach = flood(start, words((kind == EMPTY) | (kind == DOOR)))
-    things = words((kind != EMPTY) & (kind != WALL))
-    return jnp.all(things & ~(around(reach) | reach) == 0)
+    objects = words((kind != EMPTY) & (kind != WALL))
+    return jnp.all(objects & ~(around(reach) | reach) == 0)
 
 
 def matches(rooms: Rooms, layout: Layout, type, color, location) -> jax.Array:
@@ -181,11 +181,11 @@ def matches(rooms: Rooms, layout: Layout, type, color, location) -> jax.Array:
     top = layout.position // (rooms.size - 1) * (rooms.size - 1)
     inside = (x >= top[0]) & (x < top[0] + rooms.size) & (y >= top[1]) & (y < top[1] + rooms.size)
     sides = dict(zip(("left", "right", "front", "behind"), (right < 0, right > 0, forward > 0, forward < 0)))
-    there = location == ANY
+    in_location = location == ANY
     for i, name in enumerate(LOCATIONS):
-        there |= (location == i) & sides[name] & inside
+        in_location |= (location == i) & sides[name] & inside
     alike = ((type == ANY) | (type == layout.kind)) & ((color == ANY) | (color == layout.color))
-    return alike & there & (layout.kind > 0) & (layout.cell >= 0)
+    return alike & in_location & (layout.kind > 0) & (layout.cell >= 0)
 
 
 def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None, location=None, strict=None):
@@ -216,6 +216,6 @@ def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None
 def adjacent(rooms: Rooms, layout: Layout, a: jax.Array, b: jax.Array) -> jax.Array:
     """Whether some object of the set `a` lies one step from some object of `b`: bool `[...]` for sets `[..., S]`."""
     x, y = layout.cell // rooms.height, layout.cell % rooms.height
-    beside = (abs(x[:, None] - x) + abs(y[:, None] - y) == 1) & (layout.cell >= 0) & (layout.cell >= 0)[:, None]
+    neighbors = (abs(x[:, None] - x) + abs(y[:, None] - y) == 1) & (layout.cell >= 0) & (layout.cell >= 0)[:, None]
     n = layout.cell.shape[0]
-    return jnp.any(beside & members(a, n)[..., :, None] & members(b, n)[..., None, :], axis=(-2, -1))
+    return jnp.any(neighbors & members(a, n)[..., :, None] & members(b, n)[..., None, :], axis=(-2, -1))

@@ -18,10 +18,10 @@ import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, KEY
 from envs_jax.babyai.levels.layout import (
-    Dice,
     Layout,
+    Rng,
     Rooms,
-    apart,
+    distant_cells,
     draw_pose,
     fill,
     word,
@@ -39,7 +39,7 @@ from envs_jax.rejection import first_accepted
 LOOSE = (KEY, BALL, BOX)
 """The types that `add_distractors` draws from."""
 
-Drawn = tuple[Layout, jax.Array, Any]
+Sample = tuple[Layout, jax.Array, Any]
 """A layout, its grid of packed cells int16 `[cells]`, and the mission with its object sets."""
 
 
@@ -55,8 +55,8 @@ class Level:
     """The clause kinds of its missions."""
     clauses: tuple[int, ...]
     """The clauses that its missions use."""
-    attempt: Callable[[Dice, jax.Array], Drawn]
-    """`(dice, task) -> drawn`: one try; the layout says whether it is accepted."""
+    attempt: Callable[[Rng, jax.Array], Sample]
+    """`(rng, task) -> sample`: one try; the layout says whether it is accepted."""
     rooms_used: Callable[[jax.Array], Any] | None = None
     """`task -> rooms`, for the step limit; None: all of them."""
     max_steps: int | None = None
@@ -69,20 +69,20 @@ class Level:
     """Whether its missions may name the location of an object at the start ("on your left")."""
 
 
-def draw(level: Level, key: jax.Array, params: Params) -> tuple[Drawn, jax.Array]:
+def draw(level: Level, key: jax.Array, params: Params) -> tuple[Sample, jax.Array]:
     """An accepted world of a level, and its task int32 `[]`."""
     task = jnp.int32(0)
     if len(level.tasks) > 1:
         weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
-        share = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
-        task = jnp.sum(share >= weights[:-1], dtype=jnp.int32)
-    count = Dice()
+        uniform = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
+        task = jnp.sum(uniform >= weights[:-1], dtype=jnp.int32)
+    count = Rng()
     jax.eval_shape(lambda task: level.attempt(count, task), task)
 
     def attempt(number, key, task):
         bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
-        drawn = level.attempt(Dice(bits), task)
-        return drawn[0].accepted, drawn
+        sampled = level.attempt(Rng(bits), task)
+        return sampled[0].accepted, sampled
 
     return first_accepted(attempt, key, task), task
 
@@ -104,37 +104,37 @@ def single(rooms: Rooms, layout: Layout, kind, *named, strict: bool = False):
     return word(rooms, layout, kinds, SINGLE, type, color, location, [strict, False, False, False])
 
 
-def things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+def random_objects(rng: Rng, n: int) -> tuple[jax.Array, jax.Array]:
     """Types and colours of `n` loose objects, uniform and independent: int32 `[n]` each."""
-    look = dice.below(len(LOOSE) * len(COLORS), n)
+    look = rng.integers(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def unique_things(dice: Dice, n: int) -> tuple[jax.Array, jax.Array]:
+def unique_objects(rng: Rng, n: int) -> tuple[jax.Array, jax.Array]:
     """The same, without repetition."""
-    look = dice.pick(len(LOOSE) * len(COLORS), n)
+    look = rng.pick(len(LOOSE) * len(COLORS), n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def agent_first(dice: Dice, rooms: Rooms, kind, color, walls=None):
+def agent_first(rng: Rng, rooms: Rooms, kind, color, walls=None):
     """One room: the agent anywhere, then the objects at least two steps from it."""
     floor = rooms.interior(0, 0)
-    pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[dice.below(floor.sum())]
+    pose = jnp.asarray(np.flatnonzero(floor).astype(np.int32))[rng.integers(floor.sum())]
     position = jnp.stack([pose // rooms.height, pose % rooms.height])
-    direction = dice.below(4)
-    cell, fits = dice.cells(floor & apart(rooms, position), kind.shape[0])
+    direction = rng.integers(4)
+    cell, fits = rng.cells(floor & distant_cells(rooms, position), kind.shape[0])
     cell = jnp.where(kind > 0, cell, -1)
     layout = Layout(kind, color, jnp.zeros_like(kind), cell, position, direction, fits)
     return layout, fill(rooms.walls if walls is None else walls, layout.packed(), cell)
 
 
-def objects_first(dice: Dice, rooms: Rooms, kind, color):
+def objects_first(rng: Rng, rooms: Rooms, kind, color):
     """One room: the objects at least two steps from its centre, then the agent, facing no object."""
     floor = rooms.interior(0, 0)
-    cell, fits = dice.cells(jnp.asarray(floor & apart(rooms, rooms.centre)), kind.shape[0])
+    cell, fits = rng.cells(jnp.asarray(floor & distant_cells(rooms, rooms.centre)), kind.shape[0])
     layout = Layout(kind, color, jnp.zeros_like(kind), cell, jnp.zeros(2, jnp.int32), jnp.int32(0), fits)
     grid = fill(rooms.walls, layout.packed(), cell)
-    position, direction, has_pose = draw_pose(dice, rooms, grid, floor)
+    position, direction, has_pose = draw_pose(rng, rooms, grid, floor)
     return layout.replace(position=position, direction=direction, accepted=fits & has_pose), grid
 
 
@@ -149,7 +149,7 @@ def check_room(name: str, room_size: int, count: int, *, agent_first: bool = Tru
     rooms = Rooms(room_size)
     floor = rooms.interior(0, 0)
     corner = (1, 1) if agent_first else rooms.centre
-    places = int((floor & apart(rooms, corner)).sum())
+    places = int((floor & distant_cells(rooms, corner)).sum())
     if count > places:
         raise ValueError(
             f"{name}: {count} objects cannot all lie two steps from the agent in a room of size {room_size}: its floor "
@@ -170,23 +170,25 @@ def reachable_rooms(rooms: Rooms, count: int, agent_first: bool) -> np.ndarray:
     """Whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first` draw."""
     cells = np.flatnonzero(rooms.interior(0, 0))
     x, y = cells // rooms.height, cells % rooms.height
-    far = np.abs(x[:, None] - x) + np.abs(y[:, None] - y) >= 2
+    distant = np.abs(x[:, None] - x) + np.abs(y[:, None] - y) >= 2
     rng = np.random.default_rng(0)
     places = rng.random((TRIES, len(cells)))
     agent = rng.integers(len(cells), size=TRIES)
-    allowed = far[agent] if agent_first else np.broadcast_to(apart(rooms, rooms.centre)[cells], places.shape)
+    allowed = (
+        distant[agent] if agent_first else np.broadcast_to(distant_cells(rooms, rooms.centre)[cells], places.shape)
+    )
     fits = allowed.sum(1) >= count
     order = np.argsort(np.where(allowed, places, 2), axis=1)
-    taken = np.zeros(places.shape, bool)
-    np.put_along_axis(taken, order[:, :count], True, axis=1)
+    occupied = np.zeros(places.shape, bool)
+    np.put_along_axis(occupied, order[:, :count], True, axis=1)
     if not agent_first:
-        agent = np.argmax(np.where(taken, -1, rng.random(places.shape)), axis=1)
+        agent = np.argmax(np.where(occupied, -1, rng.random(places.shape)), axis=1)
     side = math.isqrt(len(cells))
     grid = np.pad((np.arange(len(cells)) == agent[:, None]).reshape(TRIES, side, side), ((0, 0), (1, 1), (1, 1)))
-    seen, blocked = grid[:, 1:-1, 1:-1], taken.reshape(TRIES, side, side)
+    reached, blocked = grid[:, 1:-1, 1:-1], occupied.reshape(TRIES, side, side)
     before = 0
-    while before < (before := int(seen.sum())):
+    while before < (before := int(reached.sum())):
         free = grid.copy()
         free[:, 1:-1, 1:-1] &= ~blocked
-        seen |= free[:, :-2, 1:-1] | free[:, 2:, 1:-1] | free[:, 1:-1, :-2] | free[:, 1:-1, 2:]
-    return fits & np.all(seen | ~blocked, axis=(1, 2))
+        reached |= free[:, :-2, 1:-1] | free[:, 2:, 1:-1] | free[:, 1:-1, :-2] | free[:, 1:-1, 2:]
+    return fits & np.all(reached | ~blocked, axis=(1, 2))

@@ -10,40 +10,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY
-from envs_jax.babyai.levels.layout import Dice
-from envs_jax.babyai.levels.level import LOOSE, Level, single, things
+from envs_jax.babyai.levels.layout import Rng
+from envs_jax.babyai.levels.level import LOOSE, Level, random_objects, single
 from envs_jax.babyai.levels.multi_room import LOOKS, SIDES, check_room_grid, clear, opened, placed, reachable_only
 from envs_jax.babyai.levels.room_grid import RoomGrid, assemble, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import ANY, GO_TO, OPEN_DOOR, PICK_UP
 from envs_jax.babyai.state import EMPTY_CELL
 
 
-def without(dice: Dice, taken: list[tuple], n: int) -> tuple[jax.Array, jax.Array]:
-    """Types and colours of `n` different loose objects, none of them a `(type, color)` of `taken`."""
+def objects_except(rng: Rng, excluded: list[tuple], n: int) -> tuple[jax.Array, jax.Array]:
+    """Types and colours of `n` different loose objects, none of them a `(type, color)` of `excluded`."""
     free = jnp.ones(LOOKS, bool)
-    for kind, color in taken:
+    for kind, color in excluded:
         free &= np.arange(LOOKS) != (kind - LOOSE[0]) * len(COLORS) + color
-    look, _ = dice.cells(free, n)
+    look, _ = rng.cells(free, n)
     return LOOSE[0] + look // len(COLORS), look % len(COLORS)
 
 
-def elsewhere(dice: Dice, rooms: RoomGrid, room):
+def elsewhere(rng: Rng, rooms: RoomGrid, room):
     """A uniform room other than `room`."""
-    return (room + 1 + dice.below(rooms.count - 1)) % rooms.count
+    return (room + 1 + rng.integers(rooms.count - 1)) % rooms.count
 
 
-def locked_room(dice: Dice, rooms: RoomGrid):
+def locked_room(rng: Rng, rooms: RoomGrid):
     """A random room with a locked door on a random side that has a neighbour: room, edge and colour."""
-    room = dice.below(rooms.count)
+    room = rng.integers(rooms.count)
     sides = jnp.asarray(rooms.edge_of)[room]
-    return room, sides[dice.among(sides >= 0)], dice.below(len(COLORS))
+    return room, sides[rng.choice(sides >= 0)], rng.integers(len(COLORS))
 
 
-def agent_outside(dice: Dice, rooms: RoomGrid, kind, color, cell, doors, fits, room, walls=None):
+def agent_outside(rng: Rng, rooms: RoomGrid, kind, color, cell, doors, fits, room, walls=None):
     """Objects and doors, then the agent in any room except `room` (-1: in any)."""
-    where = dice.below(rooms.count)
-    where = jnp.where(room >= 0, elsewhere(dice, rooms, room), where)
-    return placed(dice, rooms, kind, color, cell, doors, fits, where, walls)
+    agent_room = rng.integers(rooms.count)
+    agent_room = jnp.where(room >= 0, elsewhere(rng, rooms, room), agent_room)
+    return placed(rng, rooms, kind, color, cell, doors, fits, agent_room, walls)
 
 
 def unlock(compat: bool = False) -> Level:
@@ -55,23 +55,23 @@ def unlock(compat: bool = False) -> Level:
     filled = rooms.count if compat else rooms.count - 1
     count = 1 + 3 * filled
 
-    def attempt(dice, task):
-        room, edge, paint = locked_room(dice, rooms)
-        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
-        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
+    def attempt(rng, task):
+        room, edge, paint = locked_room(rng, rooms)
+        key_room = rng.integers(rooms.count) if compat else elsewhere(rng, rooms, room)
+        doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
         # with probability 1/2 no other door has the colour of the locked one
-        other = (paint + 1 + dice.below(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
-        doors = doors.replace(color=jnp.where(dice.below(2) == 0, other, doors.color))
+        other_color = (paint + 1 + rng.integers(len(COLORS) - 1, len(rooms.edges))) % len(COLORS)
+        doors = doors.replace(color=jnp.where(rng.integers(2) == 0, other_color, doors.color))
         doors = locked(doors, edge, paint)
-        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
-        of_things = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
-        of_things = of_things if compat else of_things + (of_things >= room)
-        kind, color = things(dice, count)
+        doors = doors.replace(present=connect(rng, rooms, doors.present, np.arange(rooms.count) == room))
+        object_rooms = jnp.asarray(np.repeat(np.arange(filled), 3).astype(np.int32))
+        object_rooms = object_rooms if compat else object_rooms + (object_rooms >= room)
+        kind, color = random_objects(rng, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
         free = clear(rooms, rooms.centre)
-        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), free)
-        drawn = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
-        layout, grid = reachable_only(rooms, drawn)
+        cell, fits = scatter(rng, rooms, jnp.concatenate([key_room[None], object_rooms]), free)
+        sampled = agent_outside(rng, rooms, kind, color, cell, doors, fits, room)
+        layout, grid = reachable_only(rooms, sampled)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, paint, ANY))
 
     return Level(rooms, count + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
@@ -84,21 +84,21 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
     filled = rooms.count if compat else rooms.count - 1
     count = 1 + 2 * filled
 
-    def attempt(dice, task):
-        room, edge, paint = locked_room(dice, rooms)
-        key_room = dice.below(rooms.count) if compat else elsewhere(dice, rooms, room)
-        doors = locked(closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool)), edge, paint)
-        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
-        of_things = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
-        of_things = of_things if compat else of_things + (of_things >= room)
-        kind, color = things(dice, count)
+    def attempt(rng, task):
+        room, edge, paint = locked_room(rng, rooms)
+        key_room = rng.integers(rooms.count) if compat else elsewhere(rng, rooms, room)
+        doors = locked(closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool)), edge, paint)
+        doors = doors.replace(present=connect(rng, rooms, doors.present, np.arange(rooms.count) == room))
+        object_rooms = jnp.asarray(np.repeat(np.arange(filled), 2).astype(np.int32))
+        object_rooms = object_rooms if compat else object_rooms + (object_rooms >= room)
+        kind, color = random_objects(rng, count)
         kind, color = kind.at[0].set(KEY), color.at[0].set(paint)
-        cell, fits = scatter(dice, rooms, jnp.concatenate([key_room[None], of_things]), clear(rooms, rooms.centre))
-        posed, grid = reachable_only(rooms, agent_outside(dice, rooms, kind, color, cell, doors, fits, room))
+        cell, fits = scatter(rng, rooms, jnp.concatenate([key_room[None], object_rooms]), clear(rooms, rooms.centre))
+        posed, grid = reachable_only(rooms, agent_outside(rng, rooms, kind, color, cell, doors, fits, room))
         # the goal is placed last: it need not be reachable, but must not be next to the agent
-        last_kind, last_color = things(dice, 1)
+        last_kind, last_color = random_objects(rng, 1)
         free = clear(rooms, posed.position) & (grid == EMPTY_CELL)
-        last, there = scatter(dice, rooms, room[None], free)
+        last, last_fits = scatter(rng, rooms, room[None], free)
         layout, grid = assemble(
             rooms,
             jnp.append(kind, last_kind),
@@ -107,7 +107,7 @@ def go_to_imp_unlock(compat: bool = False) -> Level:
             doors,
             posed.position,
             posed.direction,
-            posed.accepted & there,
+            posed.accepted & last_fits,
         )
         return layout, grid, single(rooms, layout, GO_TO, (last_kind[0], last_color[0], ANY))
 
@@ -119,15 +119,15 @@ def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
     rooms = check_room_grid(name, 8, 3, 3, n)
     sides = rooms.edge_of[rooms.middle]
 
-    def attempt(dice, task):
-        paint = dice.below(len(COLORS))
-        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        doors = locked(doors, jnp.asarray(sides)[dice.below(SIDES)], paint)
-        kind, color = make_things(dice, paint)
-        cell, fits = scatter(dice, rooms, jnp.full(n, rooms.middle), clear(rooms, rooms.centre))
-        for _, thing in boxed:
-            cell = cell.at[thing].set(-1)
-        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
+    def attempt(rng, task):
+        paint = rng.integers(len(COLORS))
+        doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
+        doors = locked(doors, jnp.asarray(sides)[rng.integers(SIDES)], paint)
+        kind, color = make_things(rng, paint)
+        cell, fits = scatter(rng, rooms, jnp.full(n, rooms.middle), clear(rooms, rooms.centre))
+        for _, content in boxed:
+            cell = cell.at[content].set(-1)
+        layout, grid = placed(rng, rooms, kind, color, cell, doors, fits, rooms.middle)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, ANY, ANY))
 
     kinds = frozenset({OPEN_DOOR})
@@ -137,11 +137,11 @@ def _in_the_middle(name: str, n: int, make_things, boxed=()) -> Level:
 def unlock_local(distractors: bool = False) -> Level:
     """Open the locked door of the room, with its key in the room, alone or among three other objects."""
 
-    def make(dice, paint):
+    def make(rng, paint):
         key = jnp.full(1, KEY, jnp.int32), paint[None]
         if not distractors:
             return key
-        kind, color = without(dice, [(KEY, paint)], 3)
+        kind, color = objects_except(rng, [(KEY, paint)], 3)
         return jnp.concatenate([key[0], kind]), jnp.concatenate([key[1], color])
 
     return _in_the_middle("UnlockLocal", 4 if distractors else 1, make)
@@ -150,8 +150,8 @@ def unlock_local(distractors: bool = False) -> Level:
 def key_in_box() -> Level:
     """Open the locked door of the room; its key is in a box."""
 
-    def make(dice, paint):
-        return jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([dice.below(len(COLORS)), paint])
+    def make(rng, paint):
+        return jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([rng.integers(len(COLORS)), paint])
 
     return _in_the_middle("KeyInBox", 2, make, boxed=((0, 1),))
 
@@ -164,17 +164,17 @@ def unlock_pickup(distractors: bool = False, compat: bool = False) -> Level:
     rooms = check_room_grid("UnlockPickup", 6, 1, 2, 6)
     count = 6 if distractors else 2
 
-    def attempt(dice, task):
-        paint, box = dice.below(len(COLORS)), dice.below(len(COLORS))
-        doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
+    def attempt(rng, task):
+        paint, box = rng.integers(len(COLORS)), rng.integers(len(COLORS))
+        doors = locked(closed_doors(rng, rooms, np.zeros(1, bool)), 0, paint)
         kind, color = jnp.asarray(np.array([BOX, KEY], np.int32)), jnp.stack([box, paint])
         room = jnp.asarray(np.array([1, 0], np.int32))
         if distractors:
-            more, paints = without(dice, [(BOX, box), (KEY, paint)], 4)
-            kind, color = jnp.concatenate([kind, more]), jnp.concatenate([color, paints])
-            room = jnp.concatenate([room, dice.below(2, 4)])
-        cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
-        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
+            types, paints = objects_except(rng, [(BOX, box), (KEY, paint)], 4)
+            kind, color = jnp.concatenate([kind, types]), jnp.concatenate([color, paints])
+            room = jnp.concatenate([room, rng.integers(2, 4)])
+        cell, fits = scatter(rng, rooms, room, clear(rooms, rooms.centre))
+        layout, grid = placed(rng, rooms, kind, color, cell, doors, fits, 0)
         return layout, grid, single(rooms, layout, PICK_UP, (BOX, box, ANY))
 
     kinds, limit = frozenset({PICK_UP}), 72 if compat else 288
@@ -185,15 +185,15 @@ def blocked_unlock_pickup() -> Level:
     """Pick up the box behind a locked door that a ball blocks."""
     rooms = check_room_grid("BlockedUnlockPickup", 6, 1, 2, 3)
 
-    def attempt(dice, task):
-        paint, box, ball = dice.below(len(COLORS)), dice.below(len(COLORS)), dice.below(len(COLORS))
-        doors = locked(closed_doors(dice, rooms, np.zeros(1, bool)), 0, paint)
+    def attempt(rng, task):
+        paint, box, ball = rng.integers(len(COLORS)), rng.integers(len(COLORS)), rng.integers(len(COLORS))
+        doors = locked(closed_doors(rng, rooms, np.zeros(1, bool)), 0, paint)
         blocker = doors.cell[0] - rooms.height
         free = clear(rooms, rooms.centre) & (np.arange(rooms.cells) != blocker)
-        cell, fits = scatter(dice, rooms, jnp.asarray(np.array([1, 0], np.int32)), free)
+        cell, fits = scatter(rng, rooms, jnp.asarray(np.array([1, 0], np.int32)), free)
         kind = jnp.asarray(np.array([BOX, KEY, BALL], np.int32))
         color = jnp.stack([box, paint, ball])
-        layout, grid = placed(dice, rooms, kind, color, jnp.append(cell, blocker), doors, fits, 0)
+        layout, grid = placed(rng, rooms, kind, color, jnp.append(cell, blocker), doors, fits, 0)
         return layout, grid, single(rooms, layout, PICK_UP, (BOX, ANY, ANY))
 
     kinds = frozenset({PICK_UP})
@@ -205,15 +205,15 @@ def unlock_to_unlock() -> Level:
     room."""
     rooms = check_room_grid("UnlockToUnlock", 6, 1, 3, 3)
 
-    def attempt(dice, task):
-        paint = dice.pick(len(COLORS), 2)
-        doors = closed_doors(dice, rooms, np.zeros(2, bool))
+    def attempt(rng, task):
+        paint = rng.pick(len(COLORS), 2)
+        doors = closed_doors(rng, rooms, np.zeros(2, bool))
         doors = locked(locked(doors, 0, paint[0]), 1, paint[1])
         kind = jnp.asarray(np.array([KEY, KEY, BALL], np.int32))
-        color = jnp.append(paint, dice.below(len(COLORS)))
+        color = jnp.append(paint, rng.integers(len(COLORS)))
         room = jnp.asarray(np.array([2, 1, 0], np.int32))
-        cell, fits = scatter(dice, rooms, room, clear(rooms, rooms.centre))
-        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 1)
+        cell, fits = scatter(rng, rooms, room, clear(rooms, rooms.centre))
+        layout, grid = placed(rng, rooms, kind, color, cell, doors, fits, 1)
         return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
 
     kinds = frozenset({PICK_UP})
@@ -227,18 +227,18 @@ def key_corridor(num_rows: int = 3, room_size: int = 6) -> Level:
     walls = opened(rooms, corridor)
     removed = np.isin(np.arange(len(rooms.edges)), corridor)
 
-    def attempt(dice, task):
-        row, key_row = dice.below(num_rows), dice.below(num_rows)
-        behind = row * 3 + 2
-        paint = dice.below(len(COLORS))
-        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        doors = locked(doors, jnp.asarray(rooms.edge_of)[behind, 2], paint)
+    def attempt(rng, task):
+        row, key_row = rng.integers(num_rows), rng.integers(num_rows)
+        goal_room = row * 3 + 2
+        paint = rng.integers(len(COLORS))
+        doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
+        doors = locked(doors, jnp.asarray(rooms.edge_of)[goal_room, 2], paint)
         kind = jnp.asarray(np.array([BALL, KEY], np.int32))
-        color = jnp.stack([dice.below(len(COLORS)), paint])
-        cell, fits = scatter(dice, rooms, jnp.stack([behind, key_row * 3]), clear(rooms, rooms.centre))
-        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.room(1, num_rows // 2), walls)
-        sealed = np.arange(rooms.count) == behind
-        passage = connect(dice, rooms, doors.present | removed, sealed)
+        color = jnp.stack([rng.integers(len(COLORS)), paint])
+        cell, fits = scatter(rng, rooms, jnp.stack([goal_room, key_row * 3]), clear(rooms, rooms.centre))
+        posed, _ = placed(rng, rooms, kind, color, cell, doors, fits, rooms.room(1, num_rows // 2), walls)
+        sealed = np.arange(rooms.count) == goal_room
+        passage = connect(rng, rooms, doors.present | removed, sealed)
         doors = doors.replace(present=passage & ~removed)
         layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted, walls)
         return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, GREY, OPEN, RED
-from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, apart, fill, word
+from envs_jax.babyai.levels.layout import Layout, Rng, adjacent, all_reachable, distant_cells, fill, word
 from envs_jax.babyai.levels.level import (
     LOOSE,
     Level,
     agent_first,
     check_room,
     descriptors,
+    random_objects,
     single,
-    things,
-    unique_things,
+    unique_objects,
 )
 from envs_jax.babyai.levels.room_grid import (
     Doors,
@@ -62,7 +62,7 @@ def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: i
 
 def clear(rooms: RoomGrid, position) -> jax.Array:
     """The floor at least two steps from a position: bool `[cells]`."""
-    return ~rooms.walls & apart(rooms, position)
+    return ~rooms.walls & distant_cells(rooms, position)
 
 
 def centre(rooms: RoomGrid) -> jax.Array:
@@ -70,20 +70,20 @@ def centre(rooms: RoomGrid) -> jax.Array:
     return jnp.asarray(rooms.centre, jnp.int32)
 
 
-def connected_rooms(dice: Dice, rooms: RoomGrid, n: int):
+def connected_rooms(rng: Rng, rooms: RoomGrid, n: int):
     """Agent, doors, then `n` objects anywhere: the levels without locks.
 
     **Returns:** layout and grid; whether all can be reached is not checked."""
-    position, direction = pose_anywhere(dice, rooms)
-    doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-    doors = doors.replace(present=connect(dice, rooms, doors.present))
-    kind, color = things(dice, n)
-    cell, fits = scatter(dice, rooms, dice.below(rooms.count, n), clear(rooms, position))
+    position, direction = pose_anywhere(rng, rooms)
+    doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
+    doors = doors.replace(present=connect(rng, rooms, doors.present))
+    kind, color = random_objects(rng, n)
+    cell, fits = scatter(rng, rooms, rng.integers(rooms.count, n), clear(rooms, position))
     return assemble(rooms, kind, color, cell, doors, position, direction, fits)
 
 
-def reachable_only(rooms: RoomGrid, drawn) -> tuple[Layout, jax.Array]:
-    layout, grid = drawn
+def reachable_only(rooms: RoomGrid, sampled) -> tuple[Layout, jax.Array]:
+    layout, grid = sampled
     accepted = layout.accepted & all_reachable(rooms, grid, layout.position)
     return layout.replace(accepted=accepted), grid
 
@@ -104,14 +104,14 @@ def _about_one(
     rooms = check_room_grid(name, room_size, rows, columns, n)
     at_least(f"{name}: num_dists", n, 1)
 
-    def attempt(dice, task):
-        layout, grid = connected_rooms(dice, rooms, n)
+    def attempt(rng, task):
+        layout, grid = connected_rooms(rng, rooms, n)
         reachable = all_reachable(rooms, grid, layout.position)
         layout = layout.replace(accepted=layout.accepted & (reachable != blocked))
         if doors_open:
             layout = layout.replace(lock=jnp.where(layout.kind == DOOR, OPEN, layout.lock))
             grid = fill(rooms.walls, layout.packed(), layout.cell)
-        target = dice.below(n)
+        target = rng.integers(n)
         return layout, grid, single(rooms, layout, kind, (layout.kind[target], layout.color[target], ANY))
 
     task = {GO_TO: "go_to", PICK_UP: "pick_up"}[kind]
@@ -140,9 +140,9 @@ def put_next_maze(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_
     rooms = check_room_grid("PutNext", room_size, num_rows, num_cols, num_dists)
     at_least("PutNext: num_dists", num_dists, 2)
 
-    def attempt(dice, task):
-        layout, grid = reachable_only(rooms, connected_rooms(dice, rooms, num_dists))
-        a, b = dice.pick(num_dists, 2)
+    def attempt(rng, task):
+        layout, grid = reachable_only(rooms, connected_rooms(rng, rooms, num_dists))
+        a, b = rng.pick(num_dists, 2)
         named = [(layout.kind[i], layout.color[i], ANY) for i in (a, b)]
         mission, mover, fixed = single(rooms, layout, PUT_NEXT, *named)
         clash = jnp.any(mover[0] & fixed[0] != 0) | adjacent(rooms, layout, mover[0], fixed[0])
@@ -155,9 +155,9 @@ def open_any() -> Level:
     """Open a door in a grid of nine rooms with 18 objects."""
     rooms = check_room_grid("Open", 8, 3, 3, 18)
 
-    def attempt(dice, task):
-        layout, grid = reachable_only(rooms, connected_rooms(dice, rooms, 18))
-        target = 18 + dice.among(layout.kind[18:] == DOOR)
+    def attempt(rng, task):
+        layout, grid = reachable_only(rooms, connected_rooms(rng, rooms, 18))
+        target = 18 + rng.choice(layout.kind[18:] == DOOR)
         return layout, grid, single(rooms, layout, OPEN_DOOR, (DOOR, layout.color[target], ANY))
 
     return Level(rooms, 18 + len(rooms.edges), ("open",), frozenset({OPEN_DOOR}), (0,), attempt)
@@ -169,23 +169,23 @@ def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
     looks = [(t, c) for t in LOOSE for c in range(len(COLORS)) if not (t == BALL and c in (RED, BLUE))]
     table = np.array(looks, np.int32)
 
-    def attempt(dice, task):
+    def attempt(rng, task):
         # minigrid rejects worlds with another such ball, so all other objects are uniform among the other looks
-        look = jnp.asarray(table)[dice.below(len(looks), num_dists)]
-        paint = jnp.asarray(np.array([RED, BLUE], np.int32))[dice.below(2)]
+        look = jnp.asarray(table)[rng.integers(len(looks), num_dists)]
+        paint = jnp.asarray(np.array([RED, BLUE], np.int32))[rng.integers(2)]
         kind, color = jnp.append(look[:, 0], BALL), jnp.append(look[:, 1], paint)
-        layout, grid = agent_first(dice, rooms, kind, color)
+        layout, grid = agent_first(rng, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         return layout, grid, single(rooms, layout, GO_TO, (BALL, paint, ANY))
 
     return Level(rooms, num_dists + 1, ("go_to",), frozenset({GO_TO}), (0,), attempt)
 
 
-def placed(dice: Dice, rooms: RoomGrid, kind, color, cell, doors: Doors, fits, room, walls=None):
+def placed(rng: Rng, rooms: RoomGrid, kind, color, cell, doors: Doors, fits, room, walls=None):
     """Objects and doors, then the agent in one room."""
     zero = jnp.int32(0)
     _, grid = assemble(rooms, kind, color, cell, doors, centre(rooms), zero, fits, walls)
-    position, direction, has_pose = pose_in(dice, rooms, grid, room)
+    position, direction, has_pose = pose_in(rng, rooms, grid, room)
     return assemble(rooms, kind, color, cell, doors, position, direction, fits & has_pose, walls)
 
 
@@ -199,13 +199,13 @@ def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
     one fails. With `compat` it is always "a grey object", because minigrid counts its grey walls."""
     rooms = check_room_grid("PickupDist", 7, 1, 1, 5)
 
-    def attempt(dice, task):
-        kind, color = unique_things(dice, 5)
-        cell, fits = scatter(dice, rooms, jnp.zeros(5, jnp.int32), clear(rooms, rooms.centre))
-        doors = closed_doors(dice, rooms, np.zeros(0, bool))
-        layout, grid = placed(dice, rooms, kind, color, cell, doors, fits, 0)
-        target, by = dice.below(5), dice.below(3)
-        named = (jnp.where(by == 1, ANY, kind[target]), jnp.where(by == 0, ANY, color[target]), ANY)
+    def attempt(rng, task):
+        kind, color = unique_objects(rng, 5)
+        cell, fits = scatter(rng, rooms, jnp.zeros(5, jnp.int32), clear(rooms, rooms.centre))
+        doors = closed_doors(rng, rooms, np.zeros(0, bool))
+        layout, grid = placed(rng, rooms, kind, color, cell, doors, fits, 0)
+        target, mode = rng.integers(5), rng.integers(3)
+        named = (jnp.where(mode == 1, ANY, kind[target]), jnp.where(mode == 0, ANY, color[target]), ANY)
         mission, mover, fixed = single(rooms, layout, PICK_UP, named, strict=debug)
         if compat:
             wall_too = (named[0] == ANY) & (named[1] == GREY)
@@ -218,14 +218,14 @@ def pickup_dist(debug: bool = False, compat: bool = False) -> Level:
 def pickup_above() -> Level:
     """Pick up the object in the room above."""
     rooms = check_room_grid("PickupAbove", 6, 3, 3, 1)
-    above, door = rooms.room(1, 0), rooms.edge_of[rooms.middle, 3]
+    goal_room, door = rooms.room(1, 0), rooms.edge_of[rooms.middle, 3]
 
-    def attempt(dice, task):
-        kind, color = things(dice, 1)
-        cell, fits = scatter(dice, rooms, jnp.full(1, above), clear(rooms, rooms.centre))
-        doors = closed_doors(dice, rooms, np.arange(len(rooms.edges)) == door)
-        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
-        doors = doors.replace(present=connect(dice, rooms, doors.present))
+    def attempt(rng, task):
+        kind, color = random_objects(rng, 1)
+        cell, fits = scatter(rng, rooms, jnp.full(1, goal_room), clear(rooms, rooms.centre))
+        doors = closed_doors(rng, rooms, np.arange(len(rooms.edges)) == door)
+        posed, _ = placed(rng, rooms, kind, color, cell, doors, fits, rooms.middle)
+        doors = doors.replace(present=connect(rng, rooms, doors.present))
         layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
         return layout, grid, single(rooms, layout, PICK_UP, (kind[0], color[0], ANY))
 
@@ -236,12 +236,12 @@ def find_obj(room_size: int = 5) -> Level:
     """Pick up the only object of nine rooms, named by its type."""
     rooms = check_room_grid("FindObj", room_size, 3, 3, 1)
 
-    def attempt(dice, task):
-        kind, color = things(dice, 1)
-        cell, fits = scatter(dice, rooms, dice.below(rooms.count, 1), clear(rooms, rooms.centre))
-        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        posed, _ = placed(dice, rooms, kind, color, cell, doors, fits, rooms.middle)
-        doors = doors.replace(present=connect(dice, rooms, doors.present))
+    def attempt(rng, task):
+        kind, color = random_objects(rng, 1)
+        cell, fits = scatter(rng, rooms, rng.integers(rooms.count, 1), clear(rooms, rooms.centre))
+        doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
+        posed, _ = placed(rng, rooms, kind, color, cell, doors, fits, rooms.middle)
+        doors = doors.replace(present=connect(rng, rooms, doors.present))
         layout, grid = assemble(rooms, kind, color, cell, doors, posed.position, posed.direction, posed.accepted)
         return layout, grid, single(rooms, layout, PICK_UP, (kind[0], ANY, ANY))
 
@@ -265,13 +265,13 @@ def _two_halves(name: str, room_size: int, n: int) -> tuple[RoomGrid, np.ndarray
     return rooms, opened(rooms, [0])
 
 
-def _halves(dice: Dice, rooms: RoomGrid, n: int, walls):
+def _halves(rng: Rng, rooms: RoomGrid, n: int, walls):
     """The agent on the left, `n` different objects in each room, then the wall between the rooms is removed."""
-    position, direction = pose_anywhere(dice, rooms, 0)
-    kind, color = unique_things(dice, 2 * n)
+    position, direction = pose_anywhere(rng, rooms, 0)
+    kind, color = unique_objects(rng, 2 * n)
     room = jnp.asarray(np.repeat([0, 1], n).astype(np.int32))
-    cell, fits = scatter(dice, rooms, room, clear(rooms, position))
-    doors = closed_doors(dice, rooms, np.zeros(1, bool))
+    cell, fits = scatter(rng, rooms, room, clear(rooms, position))
+    doors = closed_doors(rng, rooms, np.zeros(1, bool))
     return assemble(rooms, kind, color, cell, doors, position, direction, fits, walls)
 
 
@@ -280,10 +280,10 @@ def put_next(room_size: int = 8, objs_per_room: int = 4, start_carrying: bool = 
     start."""
     rooms, walls = _two_halves("PutNext", room_size, objs_per_room)
 
-    def attempt(dice, task):
-        layout, grid = _halves(dice, rooms, objs_per_room, walls)
-        left, right = dice.below(objs_per_room), objs_per_room + dice.below(objs_per_room)
-        flip = dice.below(2) == 0
+    def attempt(rng, task):
+        layout, grid = _halves(rng, rooms, objs_per_room, walls)
+        left, right = rng.integers(objs_per_room), objs_per_room + rng.integers(objs_per_room)
+        flip = rng.integers(2) == 0
         a, b = jnp.where(flip, right, left), jnp.where(flip, left, right)
         named = [(layout.kind[i], layout.color[i], ANY) for i in (a, b)]
         return layout, grid, single(rooms, layout, PUT_NEXT, *named)
@@ -305,9 +305,9 @@ def move_two_across(room_size: int = 8, objs_per_room: int = 9) -> Level:
     rooms, walls = _two_halves("MoveTwoAcross", room_size, objs_per_room)
     at_least("MoveTwoAcross: objs_per_room", objs_per_room, 2)
 
-    def attempt(dice, task):
-        layout, grid = _halves(dice, rooms, objs_per_room, walls)
-        left, right = dice.pick(objs_per_room, 2), objs_per_room + dice.pick(objs_per_room, 2)
+    def attempt(rng, task):
+        layout, grid = _halves(rng, rooms, objs_per_room, walls)
+        left, right = rng.pick(objs_per_room, 2), objs_per_room + rng.pick(objs_per_room, 2)
         named = [[(layout.kind[i], layout.color[i], ANY) for i in pair] for pair in zip(left, right)]
         table = descriptors((0, named[0]), (2, named[1][::-1]))
         mission = word(rooms, layout, [PUT_NEXT, NO_CLAUSE, PUT_NEXT, NO_CLAUSE], BEFORE, *table)

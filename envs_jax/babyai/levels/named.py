@@ -10,7 +10,7 @@ import numpy as np
 
 from envs_jax.babyai.constants import BALL, BLUE, BOX, COLORS, GREEN, RED, TYPES
 from envs_jax.babyai.levels.layout import all_reachable, word
-from envs_jax.babyai.levels.level import LOOSE, Level, agent_first, check_room, descriptors, things
+from envs_jax.babyai.levels.level import LOOSE, Level, agent_first, check_room, descriptors, random_objects
 from envs_jax.babyai.mission import AFTER, ANY, BEFORE, GO_TO, PICK_UP, SINGLE
 from envs_jax.checks import at_least, nearest
 
@@ -52,21 +52,21 @@ def named_target(
     count = first + num_dists
     rooms = check_room("NamedTarget", room_size, count)
 
-    def attempt(dice, task):
-        kind, color = things(dice, count)
+    def attempt(rng, task):
+        kind, color = random_objects(rng, count)
         look = jnp.asarray(np.array(looks, np.int32))
-        look = look[dice.below(len(looks))] if len(looks) > 1 else look[0]
+        look = look[rng.integers(len(looks))] if len(looks) > 1 else look[0]
         kind, color = kind.at[0].set(look[0]), color.at[0].set(look[1])
         for i, (its_kind, its_color) in enumerate(after, 1):
             kind, color = kind.at[i].set(its_kind), color.at[i].set(its_color)
-        layout, grid = agent_first(dice, rooms, kind, color)
+        layout, grid = agent_first(rng, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         if not after:
             clause, order = jnp.array([VERBS[verb], 0, 0, 0]), jnp.int32(SINGLE)
             parts = descriptors((0, [(kind[0], color[0], ANY)]))
         else:
             # the target comes first in time under both wordings
-            early = dice.below(2) == 0
+            early = rng.integers(2) == 0
             x, y = jnp.where(early, 0, 1), jnp.where(early, 1, 0)
             parts = descriptors((0, [(kind[x], color[x], ANY)]), (2, [(kind[y], color[y], ANY)]))
             clause = jnp.stack([jnp.where(early, VERBS[verb], GO_TO), 0, jnp.where(early, GO_TO, VERBS[verb]), 0])

@@ -17,9 +17,9 @@ from envs_jax.babyai.levels.level import (
     agent_first,
     check_room,
     objects_first,
+    random_objects,
     single,
-    things,
-    unique_things,
+    unique_objects,
 )
 from envs_jax.babyai.mission import (
     ANY,
@@ -34,12 +34,12 @@ from envs_jax.checks import at_least
 def _go_to_red_ball(name: str, room_size: int, num_dists: int, grey: bool) -> Level:
     rooms = check_room(name, room_size, num_dists + 1)
 
-    def attempt(dice, task):
-        kind, color = things(dice, num_dists + 1)
+    def attempt(rng, task):
+        kind, color = random_objects(rng, num_dists + 1)
         kind, color = kind.at[0].set(BALL), color.at[0].set(RED)
         if grey:
             color = color.at[1:].set(GREY)
-        layout, grid = agent_first(dice, rooms, kind, color)
+        layout, grid = agent_first(rng, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         return layout, grid, single(rooms, layout, GO_TO, (BALL, RED, ANY))
 
@@ -74,11 +74,11 @@ def go_to_local(room_size: int = 8, num_dists: int = 8) -> Level:
 def _go_to_one(name: str, room_size: int, count: int) -> Level:
     rooms = check_room(name, room_size, count)
 
-    def attempt(dice, task):
-        kind, color = things(dice, count)
-        layout, grid = agent_first(dice, rooms, kind, color)
+    def attempt(rng, task):
+        kind, color = random_objects(rng, count)
+        layout, grid = agent_first(rng, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
-        target = dice.below(count)
+        target = rng.integers(count)
         return layout, grid, single(rooms, layout, GO_TO, (kind[target], color[target], ANY))
 
     return Level(rooms, count, ("go_to",), frozenset({GO_TO}), (0,), attempt)
@@ -93,13 +93,13 @@ def pickup_loc(room_size: int = 8) -> Level:
     )
     colors, types, places = (grid.reshape(-1) for grid in grids)
 
-    def attempt(dice, task):
-        kind, color = things(dice, count)
-        layout, grid = objects_first(dice, rooms, kind, color)
+    def attempt(rng, task):
+        kind, color = random_objects(rng, count)
+        layout, grid = objects_first(rng, rooms, kind, color)
         layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
         # descriptors weighted as minigrid tries them (half with a location), among those that match
         matching = jnp.any(matches(rooms, layout, types, colors, places), axis=-1)
-        pick, _ = dice.cells(matching, 1)
+        pick, _ = rng.cells(matching, 1)
         descriptor = tuple(jnp.asarray(a)[pick[0]] for a in (types, colors, places))
         return layout, grid, single(rooms, layout, PICK_UP, descriptor)
 
@@ -111,10 +111,10 @@ def put_next_local(room_size: int = 8, num_objs: int = 8) -> Level:
     rooms = check_room("PutNextLocal", room_size, num_objs, unique=True)
     at_least("PutNextLocal: num_objs", num_objs, 2)
 
-    def attempt(dice, task):
-        kind, color = unique_things(dice, num_objs)
-        layout, grid = agent_first(dice, rooms, kind, color)
-        a, b = dice.pick(num_objs, 2)
+    def attempt(rng, task):
+        kind, color = unique_objects(rng, num_objs)
+        layout, grid = agent_first(rng, rooms, kind, color)
+        a, b = rng.pick(num_objs, 2)
         mission, mover, fixed = single(rooms, layout, PUT_NEXT, (kind[a], color[a], ANY), (kind[b], color[b], ANY))
         reachable = all_reachable(rooms, grid, layout.position)
         accepted = layout.accepted & reachable & ~adjacent(rooms, layout, mover[0], fixed[0])
@@ -127,9 +127,9 @@ def one_room(room_size: int = 8) -> Level:
     """Pick up the ball, the only object."""
     rooms = check_room("OneRoom", room_size, 1, agent_first=False)
 
-    def attempt(dice, task):
-        color = dice.below(len(COLORS), 1)
-        layout, grid = objects_first(dice, rooms, jnp.full(1, BALL, jnp.int32), color)
+    def attempt(rng, task):
+        color = rng.integers(len(COLORS), 1)
+        layout, grid = objects_first(rng, rooms, jnp.full(1, BALL, jnp.int32), color)
         return layout, grid, single(rooms, layout, PICK_UP, (BALL, ANY, ANY))
 
     return Level(rooms, 1, ("pick_up",), frozenset({PICK_UP}), (0,), attempt)

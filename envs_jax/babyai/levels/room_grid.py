@@ -17,7 +17,7 @@ from flax import struct
 
 from envs_jax import tracing
 from envs_jax.babyai.constants import CLOSED, COLORS, DOOR, DX, DY, EMPTY, LOCKED, WALL
-from envs_jax.babyai.levels.layout import Dice, Layout, Rooms, fill
+from envs_jax.babyai.levels.layout import Layout, Rng, Rooms, fill
 from envs_jax.babyai.state import type_of
 
 
@@ -39,11 +39,11 @@ class RoomGrid(Rooms):
         edges = []
         for row in range(self.rows):
             for column in range(self.columns):
-                here = self.room(column, row)
+                room = self.room(column, row)
                 if column < self.columns - 1:
-                    edges.append((here, here + 1, 0))
+                    edges.append((room, room + 1, 0))
                 if row < self.rows - 1:
-                    edges.append((here, here + self.columns, 1))
+                    edges.append((room, room + self.columns, 1))
         return tuple(edges)
 
     @cached_property
@@ -78,7 +78,7 @@ class RoomGrid(Rooms):
         return np.stack([np.flatnonzero(room) for room in rooms]).astype(np.int32)
 
     @cached_property
-    def within(self) -> np.ndarray:
+    def room_cells(self) -> np.ndarray:
         """Every room with its walls: int32 `[R, size**2]`."""
         x, y = self.xy
         step, squares = self.size - 1, []
@@ -108,29 +108,29 @@ class Doors:
     """int32 `[E]`, door states."""
 
 
-def closed_doors(dice: Dice, rooms: RoomGrid, present) -> Doors:
+def closed_doors(rng: Rng, rooms: RoomGrid, present) -> Doors:
     """Closed doors of random colours in random slots.
 
     **Arguments:** `present`, bool `[E]`.
     """
     count = len(rooms.edges)
-    cell = jnp.asarray(rooms.slots)[np.arange(count), dice.below(rooms.size - 2, count)]
-    color = dice.below(len(COLORS), count)
+    cell = jnp.asarray(rooms.slots)[np.arange(count), rng.integers(rooms.size - 2, count)]
+    color = rng.integers(len(COLORS), count)
     return Doors(jnp.asarray(present, bool), cell, color, jnp.full(count, CLOSED, jnp.int32))
 
 
 def locked(doors: Doors, edge, color) -> Doors:
     """The same with a locked door of color `color` on one edge (int32 `[]`)."""
-    there = np.arange(doors.present.shape[0]) == edge
+    is_edge = np.arange(doors.present.shape[0]) == edge
     return Doors(
-        doors.present | there,
+        doors.present | is_edge,
         doors.cell,
-        jnp.where(there, color, doors.color),
-        jnp.where(there, LOCKED, doors.lock),
+        jnp.where(is_edge, color, doors.color),
+        jnp.where(is_edge, LOCKED, doors.lock),
     )
 
 
-def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
+def connect(rng: Rng, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     """minigrid's `connect_all`: adds doors on walls in random order, until every room can be reached from every other.
 
     **Arguments:** `present`, bool `[E]`, edges that are open or have a door; `sealed`, bool `[R]`, rooms that get no
@@ -142,16 +142,16 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     allowed = ~jnp.asarray(present)
     if sealed is not None:
         allowed &= ~(sealed[first] | sealed[second])
-    order = jnp.argsort(jnp.where(allowed, dice.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
+    order = jnp.argsort(jnp.where(allowed, rng.bits(count) >> 1, np.uint32(0xFFFFFFFF)))
     # existing doors come first, then the others in random order
     numbers = np.arange(rooms.count)
     side = jnp.asarray(rooms.ends)
 
-    def join(label, edge, wanted):
+    def join(label, edge, enabled):
         a, b = side[edge, 0], side[edge, 1]
         of_a = jnp.sum(jnp.where(numbers == a, label, 0), dtype=jnp.int32)
         of_b = jnp.sum(jnp.where(numbers == b, label, 0), dtype=jnp.int32)
-        return jnp.where(wanted & (label == of_b), of_a, label)
+        return jnp.where(enabled & (label == of_b), of_a, label)
 
     label = tracing.fori_loop(
         0, count, lambda e, label: join(label, e, jnp.asarray(present)[e]), jnp.asarray(numbers, jnp.int32)
@@ -160,13 +160,13 @@ def connect(dice: Dice, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     def add(k, carry):
         label, passage = carry
         edge = order[k]
-        wanted = jnp.any(label != label[0]) & allowed[edge]
-        return join(label, edge, wanted), passage | (wanted & (np.arange(count) == edge))
+        joins = jnp.any(label != label[0]) & allowed[edge]
+        return join(label, edge, joins), passage | (joins & (np.arange(count) == edge))
 
     return tracing.fori_loop(0, count, add, (label, jnp.asarray(present)))[1]
 
 
-def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scatter(rng: Rng, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Different cells for `K` objects, each uniform among the free floor of its room: minigrid's `place_in_room`, one
     object after the other.
 
@@ -175,37 +175,37 @@ def scatter(dice: Dice, rooms: RoomGrid, room: jax.Array, free: jax.Array) -> tu
     """
     inside = rooms.inside
     count, size = inside.shape
-    tickets = jnp.where(free[inside], (dice.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
+    tickets = jnp.where(free[inside], (rng.bits(count * size) >> 1).reshape(count, size).astype(jnp.int32), -1)
     # the rank of each cell among its room's tickets; comparing is cheaper than sorting at this size
     rank = jnp.sum(tickets[:, None, :] > tickets[:, :, None], axis=2, dtype=jnp.int32)
-    things = np.arange(room.shape[0])
-    nth = jnp.sum((room[None] == room[:, None]) & (things[None] < things[:, None]), axis=1, dtype=jnp.int32)
+    ids = np.arange(room.shape[0])
+    nth = jnp.sum((room[None] == room[:, None]) & (ids[None] < ids[:, None]), axis=1, dtype=jnp.int32)
     chosen = (rank[room] == nth[:, None]) & (tickets[room] >= 0)
     cell = jnp.sum(jnp.where(chosen, jnp.asarray(inside)[room], 0), axis=1, dtype=jnp.int32)
     return cell, jnp.all(jnp.sum(chosen, axis=1) == 1)
 
 
-def pose_in(dice: Dice, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
+def pose_in(rng: Rng, rooms: RoomGrid, grid: jax.Array, room) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A uniform pose in a room, on an empty cell and facing an empty cell or a wall: minigrid's `place_agent`.
 
     **Arguments:** `grid`, int16 `[cells]`; `room`, int32 `[]`.
     **Returns:** position int32 `[2]`, direction int32 `[]`, and whether there was such a pose.
     """
-    cells = jnp.asarray(rooms.within)[room]
+    cells = jnp.asarray(rooms.room_cells)[room]
     kind = type_of(grid)
     steps = np.array([dx * rooms.height + dy for dx, dy in zip(DX, DY)], np.int32)
     ahead = jnp.take(kind, cells[:, None] + steps, mode="clip")
     free = (kind[cells] == EMPTY)[:, None] & ((ahead == EMPTY) | (ahead == WALL))
-    pose = dice.among(free.reshape(-1))
+    pose = rng.choice(free.reshape(-1))
     cell = cells[pose // 4]
     return jnp.stack([cell // rooms.height, cell % rooms.height]), pose % 4, jnp.any(free)
 
 
-def pose_anywhere(dice: Dice, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
+def pose_anywhere(rng: Rng, rooms: RoomGrid, room=None) -> tuple[jax.Array, jax.Array]:
     """A uniform pose in empty rooms, or in one of them: position int32 `[2]`, direction int32 `[]`."""
-    room = dice.below(rooms.count) if room is None else room
-    cell = jnp.asarray(rooms.inside)[room, dice.below(rooms.inside.shape[1])]
-    return jnp.stack([cell // rooms.height, cell % rooms.height]), dice.below(4)
+    room = rng.integers(rooms.count) if room is None else room
+    cell = jnp.asarray(rooms.inside)[room, rng.integers(rooms.inside.shape[1])]
+    return jnp.stack([cell // rooms.height, cell % rooms.height]), rng.integers(4)
 
 
 def assemble(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY, LOCKED
-from envs_jax.babyai.levels.layout import Dice, Layout, adjacent, all_reachable, matches, word
-from envs_jax.babyai.levels.level import Level, things
+from envs_jax.babyai.levels.layout import Layout, Rng, adjacent, all_reachable, matches, word
+from envs_jax.babyai.levels.level import Level, random_objects
 from envs_jax.babyai.levels.locks import agent_outside, elsewhere, locked_room
 from envs_jax.babyai.levels.multi_room import check_room_grid, clear
 from envs_jax.babyai.levels.room_grid import RoomGrid, closed_doors, connect, locked, scatter
@@ -51,15 +51,15 @@ def _inside(rooms: RoomGrid, layout: Layout, room) -> jax.Array:
     return (x >= left) & (x < left + rooms.size) & (y >= top) & (y < top + rooms.size)
 
 
-def _clauses(dice: Dice, kinds: tuple[int, ...], forms: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
+def _clauses(rng: Rng, kinds: tuple[int, ...], forms: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
     """The kinds of four clauses, some absent, int32 `[4]`, and the order of the halves, int32 `[]`."""
-    form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[dice.below(len(forms))]
-    pairs = dice.below(2, 2) == 0
-    kind = jnp.asarray(np.array(kinds, np.int32))[dice.below(len(kinds), 4)]
+    form = jnp.asarray(np.array([FORMS.index(f) for f in forms], np.int32))[rng.integers(len(forms))]
+    pairs = rng.integers(2, 2) == 0
+    kind = jnp.asarray(np.array(kinds, np.int32))[rng.integers(len(kinds), 4)]
     seq = form == FORMS.index("seq")
-    there = jnp.stack([jnp.bool_(True), jnp.where(seq, pairs[0], form == FORMS.index("and")), seq, seq & pairs[1]])
-    order = jnp.where(seq, jnp.where(dice.below(2) == 0, BEFORE, AFTER), SINGLE)
-    return jnp.where(there, kind, NO_CLAUSE), order
+    present = jnp.stack([jnp.bool_(True), jnp.where(seq, pairs[0], form == FORMS.index("and")), seq, seq & pairs[1]])
+    order = jnp.where(seq, jnp.where(rng.integers(2) == 0, BEFORE, AFTER), SINGLE)
+    return jnp.where(present, kind, NO_CLAUSE), order
 
 
 def generator(
@@ -92,49 +92,51 @@ def generator(
     allowed = fit[[KINDS.index(kind) for kind in kinds]]
     kind_table = np.array(kinds, np.int32)
 
-    def attempt(dice, task):
+    def attempt(rng, task):
         no_room = jnp.int32(-1)
-        room, edge, paint = locked_room(dice, rooms) if may_lock else (no_room, no_room, no_room)
-        doors = closed_doors(dice, rooms, np.zeros(len(rooms.edges), bool))
-        kind, color = things(dice, num_dists)
-        of_things = dice.below(rooms.count, num_dists)
+        room, edge, paint = locked_room(rng, rooms) if may_lock else (no_room, no_room, no_room)
+        doors = closed_doors(rng, rooms, np.zeros(len(rooms.edges), bool))
+        kind, color = random_objects(rng, num_dists)
+        object_rooms = rng.integers(rooms.count, num_dists)
         if may_lock:
-            here = dice.below(1 << 16) < round(locked_room_prob * (1 << 16))
-            key_room = elsewhere(dice, rooms, room)
-            room, edge = jnp.where(here, room, -1), jnp.where(here, edge, -1)
+            is_locked = rng.integers(1 << 16) < round(locked_room_prob * (1 << 16))
+            key_room = elsewhere(rng, rooms, room)
+            room, edge = jnp.where(is_locked, room, -1), jnp.where(is_locked, edge, -1)
             doors = locked(doors, edge, paint)
             # the key is object 0; if no room is locked it is left out, and takes no cell
-            kind = jnp.concatenate([jnp.where(here, KEY, 0)[None], kind])
+            kind = jnp.concatenate([jnp.where(is_locked, KEY, 0)[None], kind])
             color = jnp.concatenate([paint[None], color])
-            of_things = jnp.concatenate([jnp.where(here, key_room, -1)[None], of_things])
-        doors = doors.replace(present=connect(dice, rooms, doors.present, np.arange(rooms.count) == room))
-        cell, fits = scatter(dice, rooms, of_things, clear(rooms, rooms.centre))
+            object_rooms = jnp.concatenate([jnp.where(is_locked, key_room, -1)[None], object_rooms])
+        doors = doors.replace(present=connect(rng, rooms, doors.present, np.arange(rooms.count) == room))
+        cell, fits = scatter(rng, rooms, object_rooms, clear(rooms, rooms.centre))
         cell = jnp.where(kind > 0, cell, -1)
-        layout, grid = agent_outside(dice, rooms, kind, color, cell, doors, fits, room)
+        layout, grid = agent_outside(rng, rooms, kind, color, cell, doors, fits, room)
         if not unblocking:
             layout = layout.replace(accepted=layout.accepted & all_reachable(rooms, grid, layout.position))
 
         named = matches(rooms, layout, types, colors, places)
         if not implicit_unlock and may_lock:
             named &= (room < 0) | ~_inside(rooms, layout, room)
-        meant = jnp.any(named, axis=-1)
-        verbs, order = _clauses(dice, kinds, forms)
+        matched = jnp.any(named, axis=-1)
+        verbs, order = _clauses(rng, kinds, forms)
         table = jnp.asarray(allowed)
-        which = jnp.argmax(verbs[:, None] == kind_table, axis=1)
-        first = jnp.stack([dice.among(meant & table[which[c]]) for c in range(4)])
-        second = jnp.stack([dice.among(meant) for c in range(4)])
+        kind_index = jnp.argmax(verbs[:, None] == kind_table, axis=1)
+        first = jnp.stack([rng.choice(matched & table[kind_index[c]]) for c in range(4)])
+        second = jnp.stack([rng.choice(matched) for c in range(4)])
         picks = jnp.stack([first, second], axis=1)
         used = jnp.stack([verbs != NO_CLAUSE, verbs == PUT_NEXT], axis=1)
-        usable = jnp.stack([jnp.any(meant & table[which], axis=1), jnp.broadcast_to(jnp.any(meant), 4)], axis=1)
-        says = [jnp.asarray(a)[picks] for a in (types, colors, places)]
-        mission, mover, fixed = word(rooms, layout, verbs, order, *says)
-        both = jnp.any(mover & fixed != 0, axis=-1) | adjacent(rooms, layout, mover, fixed)
-        wrong = (used & ~usable) | ((verbs == PUT_NEXT) & both)[:, None]
+        usable = jnp.stack(
+            [jnp.any(matched & table[kind_index], axis=1), jnp.broadcast_to(jnp.any(matched), 4)], axis=1
+        )
+        descriptors = [jnp.asarray(a)[picks] for a in (types, colors, places)]
+        mission, mover, fixed = word(rooms, layout, verbs, order, *descriptors)
+        overlap = jnp.any(mover & fixed != 0, axis=-1) | adjacent(rooms, layout, mover, fixed)
+        wrong = (used & ~usable) | ((verbs == PUT_NEXT) & overlap)[:, None]
         if unblocking:
             # no mission about a key that opens a door
             shut = (layout.kind == DOOR) & (layout.lock == LOCKED)
-            opens = jnp.any(shut & (layout.color == says[1][..., None]), axis=-1)
-            wrong |= used & (says[0] == KEY) & opens
+            opens = jnp.any(shut & (layout.color == descriptors[1][..., None]), axis=-1)
+            wrong |= used & (descriptors[0] == KEY) & opens
         return layout.replace(accepted=layout.accepted & ~jnp.any(wrong)), grid, (mission, mover, fixed)
 
     clauses = {"action": (0,), "and": (0, 1), "seq": (0, 1, 2, 3)}[max(forms, key=FORMS.index)]

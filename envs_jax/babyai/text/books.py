@@ -32,12 +32,12 @@ def books(describe: str = "glam", language: str = "english") -> Books:
 
     **Raises:** `ValueError` for an unknown name, with the nearest one.
     """
-    for value, what, known in (
+    for value, label, names in (
         (describe, "grammar of descriptions", list(dict.fromkeys(d for d, _ in BOOKS))),
         (language, "language", list(dict.fromkeys(spoken for _, spoken in BOOKS))),
     ):
-        if value not in known:
+        if value not in names:
             raise ValueError(
-                f"no {what} is called {value!r}{nearest(str(value), known)} (there are {', '.join(known)})"
+                f"no {label} is called {value!r}{nearest(str(value), names)} (there are {', '.join(names)})"
             )
     return BOOKS[describe, language]

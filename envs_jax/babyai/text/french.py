@@ -52,7 +52,7 @@ ACTIONS = {
 """GLAM's translations, in its spelling."""
 
 
-def _where(i: int, j: int, before: str) -> str:
+def _offset_text(i: int, j: int, before: str) -> str:
     """The position of a cell in words; `before` is the text before each distance."""
     dx, dy = i - AGENT_X, AGENT_Y - j
     parts = [f"{before}{abs(dx)} pas à {'gauche' if dx < 0 else 'droite'}"] if dx else []
@@ -61,14 +61,17 @@ def _where(i: int, j: int, before: str) -> str:
 
 def _view_phrases(carried: list[str], before: str) -> list[str]:
     """The sentences of a view; `carried`: noun and adjective of each carried object, by type; `before`, as of
-    `_where`."""
-    things = [f"porte {{}} {state}" for state in STATES] + [f"{NOUNS[t]} {{}}" for t in PORTABLE]
+    `_offset_text`."""
+    objects = [f"porte {{}} {state}" for state in STATES] + [f"{NOUNS[t]} {{}}" for t in PORTABLE]
     return [
-        *(f"Tu portes une {thing}" for thing in carried),
+        *(f"Tu portes une {item}" for item in carried),
         *(f"Tu vois un mur à {n} pas devant" for n in range(1, AGENT_Y + 1)),
         *(f"Tu vois un mur à {n} pas à gauche" for n in range(1, AGENT_X + 1)),
         *(f"Tu vois un mur à {n} pas à droite" for n in range(1, AGENT_X + 1)),
-        *(f"Tu vois une {t.format(c)} {_where(i, j, before)}" for t, c, (i, j) in product(things, ADJECTIVES, PLACES)),
+        *(
+            f"Tu vois une {t.format(c)} {_offset_text(i, j, before)}"
+            for t, c, (i, j) in product(objects, ADJECTIVES, PLACES)
+        ),
     ]
 
 

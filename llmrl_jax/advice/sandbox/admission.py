@@ -80,17 +80,17 @@ def admit_many(
 
     def checked_by_child(i: int) -> Reply | SandboxError:
         # With one candidate, the time of the gate is part of its own.
-        begun = started if len(sources) == 1 else time.monotonic()
+        start = started if len(sources) == 1 else time.monotonic()
         try:
             return contact(
-                sources[i], spec, drawn, sampled, limits, begun + max(limits.seconds - _AFTER, limits.seconds / 2)
+                sources[i], spec, drawn, sampled, limits, start + max(limits.seconds - _AFTER, limits.seconds / 2)
             )
         except SandboxError as error:
             return error
 
     with ThreadPoolExecutor(count) as pool:
         replies = dict(zip(waiting, pool.map(checked_by_child, waiting)))
-    return [_made(sources[i], replies.get(i, error), spec, limits) for i, error in enumerate(checked)]
+    return [_program_of(sources[i], replies.get(i, error), spec, limits) for i, error in enumerate(checked)]
 
 
 def _inputs(
@@ -118,7 +118,7 @@ def _gate(source: str, limits: Limits) -> SandboxError | None:
     return None
 
 
-def _made(source: str, reply: Reply | SandboxError | None, spec: Spec, limits: Limits) -> Program | SandboxError:
+def _program_of(source: str, reply: Reply | SandboxError | None, spec: Spec, limits: Limits) -> Program | SandboxError:
     if not isinstance(reply, Reply):
         assert reply is not None
         return reply
@@ -140,13 +140,13 @@ def code_block(reply: str) -> str:
     """
     reply = strip_thinking(reply)
     blocks: list[tuple[str, str]] = []
-    at = 0
-    while opening := _FENCE.search(reply, at):
+    position = 0
+    while opening := _FENCE.search(reply, position):
         closing = re.compile(rf"^[ \t]*{re.escape(opening[1])}[ \t]*$", re.MULTILINE).search(reply, opening.end())
         if closing is None:
             raise SandboxError("the code block has no end: close it by a line of three backquotes, and write less")
         blocks.append((opening[2].lower(), reply[opening.end() + 1 : closing.start()]))
-        at = closing.end()
+        position = closing.end()
     marked = [code for language, code in blocks if language in _PYTHON]
     chosen = marked or [code for language, code in blocks if not language]
     if len(chosen) != 1:

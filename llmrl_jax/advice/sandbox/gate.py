@@ -118,7 +118,7 @@ class _Gate:
             raise self.refuse(self.functions[MAIN], reason)
 
     def function(self, node: ast.FunctionDef) -> None:
-        if sum(isinstance(each, ast.FunctionDef) and each.name == node.name for each in self.tree.body) > 1:
+        if sum(isinstance(item, ast.FunctionDef) and item.name == node.name for item in self.tree.body) > 1:
             raise self.refuse(node, f"the function {node.name} is defined twice")
         a = node.args
         if node.decorator_list:
@@ -128,14 +128,14 @@ class _Gate:
         if not all(isinstance(default, ast.Constant) for default in a.defaults):
             raise self.refuse(node, "a default of a parameter must be a literal number")
         self.name(node, node.name, stored=True, function=True)
-        for each in (*a.args, *a.defaults):
-            if isinstance(each, ast.arg):
-                self.name(each, each.arg, stored=True)
-                self.annotation(each.annotation)
+        for item in (*a.args, *a.defaults):
+            if isinstance(item, ast.arg):
+                self.name(item, item.arg, stored=True)
+                self.annotation(item.annotation)
             else:
-                self.visit(each)
+                self.visit(item)
         self.annotation(node.returns)
-        self.scope = self.constants | {each.arg for each in a.args} | stored(node.body)
+        self.scope = self.constants | {item.arg for item in a.args} | stored(node.body)
         for statement in node.body[1:] if is_docstring(node.body[0]) else node.body:
             self.visit(statement)
 
@@ -153,8 +153,8 @@ class _Gate:
 
     def name(self, node: ast.AST, name: str, stored: bool = False, function: bool = False) -> None:
         self.underscore(node, name)
-        taken = name in BUILTINS or name in ("jax", "jnp", "lax") or (name in self.functions and not function)
-        if stored and taken:
+        reserved = name in BUILTINS or name in ("jax", "jnp", "lax") or (name in self.functions and not function)
+        if stored and reserved:
             raise self.refuse(node, f"{name} has a meaning already; choose another name")
 
     def visit(self, node: ast.AST) -> None:
@@ -484,11 +484,11 @@ def rounds(node: ast.expr) -> int:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return 1
     if node.func.id == "range":
-        numbers = [_integer(each) for each in node.args]
+        numbers = [_integer(argument) for argument in node.args]
         if not 1 <= len(numbers) <= 3 or None in numbers or (len(numbers) == 3 and numbers[2] == 0):
             return 1
         return _length(range(*numbers))  # type: ignore[arg-type]
-    return min((rounds(each) for each in node.args), default=1)
+    return min((rounds(argument) for argument in node.args), default=1)
 
 
 def _length(numbers: range) -> int:
@@ -526,8 +526,8 @@ def _name(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
 
 
-def _guarded(at: Any, guard: str, *arguments: ast.expr) -> ast.Call:
-    return ast.copy_location(ast.Call(_name(f"guard.{guard}"), list(arguments), []), at)
+def _guarded(node: Any, guard: str, *arguments: ast.expr) -> ast.Call:
+    return ast.copy_location(ast.Call(_name(f"guard.{guard}"), list(arguments), []), node)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -585,7 +585,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
         """The first of several comparisons decides by its truth whether the next is made, as in Python."""
         node.left = _guarded(node, "operand", self.visit(node.left))
-        node.comparators = [_guarded(node, "operand", self.visit(each)) for each in node.comparators]
+        node.comparators = [_guarded(node, "operand", self.visit(operand)) for operand in node.comparators]
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Call:
@@ -593,10 +593,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def _index(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Slice):
-            parts = [each and self.visit(each) for each in (node.lower, node.upper, node.step)]
-            return _guarded(node, "slice", *(each or ast.Constant(None) for each in parts))
+            parts = [part and self.visit(part) for part in (node.lower, node.upper, node.step)]
+            return _guarded(node, "slice", *(part or ast.Constant(None) for part in parts))
         if isinstance(node, ast.Tuple):
-            return ast.copy_location(ast.Tuple([self._index(each) for each in node.elts], ast.Load()), node)
+            return ast.copy_location(ast.Tuple([self._index(part) for part in node.elts], ast.Load()), node)
         return self.visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
@@ -610,8 +610,8 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(_name(f"value.{node.id}"), node) if node.id in VALUE_TYPES else node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        arguments = [self.visit(each) for each in node.args]
-        keywords = [ast.keyword(each.arg, self.visit(each.value)) for each in node.keywords]
+        arguments = [self.visit(argument) for argument in node.args]
+        keywords = [ast.keyword(argument.arg, self.visit(argument.value)) for argument in node.keywords]
         function: ast.expr
         if isinstance(node.func, ast.Name):
             function = node.func if node.func.id in self.functions else _name(f"function.{node.func.id}")
@@ -646,7 +646,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.Call:
         for generator in node.generators:
             generator.iter = _guarded(generator.iter, "loop", self.visit(generator.iter))
-            generator.ifs = [self.visit(each) for each in generator.ifs]
+            generator.ifs = [self.visit(condition) for condition in generator.ifs]
         listed = ast.copy_location(ast.ListComp(self.visit(node.elt), node.generators), node)
         return _guarded(node, "container", listed)
 

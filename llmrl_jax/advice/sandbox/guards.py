@@ -48,7 +48,7 @@ def shape(x: Any) -> str:
 
 
 def is_dtype(x: Any) -> bool:
-    return isinstance(x, np.dtype) or any(x is each for each in (*DTYPES.values(), *VALUE_TYPES.values()))
+    return isinstance(x, np.dtype) or any(x is kind for kind in (*DTYPES.values(), *VALUE_TYPES.values()))
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -57,9 +57,9 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "<<": operator.lshift, ">>": operator.rshift, "@": operator.matmul,
 }  # fmt: skip
 _SIZE_AT = {"linspace": (2, "num"), "full": (0, "shape"), "one_hot": (1, "num_classes"), "pad": (1, "pad_width")}
-"""Where the size of a function of `SIZED` stands, if not every integer is one."""
-_FEW = {"diff": (1, "n"), "round": (1, "decimals")}
-"""Where a number stands that some function repeats its work by."""
+"""The size argument of functions of `SIZED`: position and keyword. Of the others, every integer is one."""
+_REPEATS_AT = {"diff": (1, "n"), "round": (1, "decimals")}
+"""The argument, position and keyword, that is a number of repetitions."""
 DIGITS = 16
 """The largest of these, and of the digits of round()."""
 DEPTH = 16
@@ -67,7 +67,7 @@ DEPTH = 16
 _GUARDS = "binary operand item slice attribute method container loop unpack store function".split()
 
 
-class _At:
+class _AtProperty:
     """`x.at` and `x.at[index]`."""
 
     __slots__ = ("array", "index")
@@ -185,9 +185,9 @@ class Guards:
             self.length(len(left) + len(right))
             return self.container(left + right)
         if symbol == "*" and isinstance(left, int) != isinstance(right, int):
-            one, number = (right, left) if isinstance(left, int) else (left, right)
-            self.length(len(one) * number)
-            return self.container(one * number)
+            sequence, number = (right, left) if isinstance(left, int) else (left, right)
+            self.length(len(sequence) * number)
+            return self.container(sequence * number)
         if any(map(is_array, (left, right))):
             raise Refused(
                 f"the operator {symbol} does not take a list and an array: make an array of the list by jnp.array"
@@ -218,8 +218,8 @@ class Guards:
         if isinstance(index, str):
             raise Refused("only a dict is indexed by a name")
         self.plain(index)
-        if isinstance(x, _At):
-            return _At(x.array, (index,))
+        if isinstance(x, _AtProperty):
+            return _AtProperty(x.array, (index,))
         if isinstance(x, tuple | list | range):
             if not isinstance(index, int | slice):
                 raise Refused("a tuple or list is indexed by a plain integer; make an array of it by jnp.array")
@@ -236,12 +236,12 @@ class Guards:
         self.spend()
         if not is_array(x):
             raise Refused(f"only arrays have .{name}")
-        return _At(x) if name == "at" else self.bounded(getattr(x, name))
+        return _AtProperty(x) if name == "at" else self.bounded(getattr(x, name))
 
     def method(self, x: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
         self.spend()
-        self.arguments(method, args if isinstance(x, _At) else (x, *args), kwargs)
-        if isinstance(x, _At):
+        self.arguments(method, args if isinstance(x, _AtProperty) else (x, *args), kwargs)
+        if isinstance(x, _AtProperty):
             if method not in UPDATES or x.index is None:
                 raise Refused(f"x.at[index] has no method {method}; it has {', '.join(sorted(UPDATES))}")
             return self.bounded(getattr(x.array.at[x.index[0]], method)(*args, **kwargs))
@@ -258,16 +258,16 @@ class Guards:
             self.plain(value)
             self.spend(self.size(value))
         last = name.rsplit(".", 1)[-1]
-        if last in _FEW:
-            at, keyword = _FEW[last]
-            for value in (*args[at : at + 1], kwargs.get(keyword)):
+        if last in _REPEATS_AT:
+            index, keyword = _REPEATS_AT[last]
+            for value in (*args[index : index + 1], kwargs.get(keyword)):
                 if any(abs(x) > DIGITS for x in _integers(value)):
                     raise Refused(f"{name} is given {keyword}={value}; at most {DIGITS} is allowed")
         if last in SIZED:
             values = (*args, *kwargs.values())
             if last in _SIZE_AT:
-                at, keyword = _SIZE_AT[last]
-                values = (*args[at : at + 1], kwargs.get(keyword))
+                index, keyword = _SIZE_AT[last]
+                values = (*args[index : index + 1], kwargs.get(keyword))
             for value in values:
                 product = math.prod(max(abs(x), 1) for x in _integers(value))
                 if product > self.limits.elements:
@@ -408,7 +408,7 @@ class Guards:
         return list(self.loop(x))
 
     def py_enumerate(self, x: Any, start: int = 0) -> list[Any]:
-        return self.container([(start + i, each) for i, each in enumerate(self._listed(x))])
+        return self.container([(start + i, item) for i, item in enumerate(self._listed(x))])
 
     def py_zip(self, *args: Any) -> list[Any]:
         return self.container(list(zip(*map(self._listed, args), strict=False)))

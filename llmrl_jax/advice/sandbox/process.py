@@ -106,7 +106,7 @@ def _described(arrays: Sequence[np.ndarray], payload: list[bytes]) -> list[dict[
     return described
 
 
-def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[bytes, bytes, bool]:
+def _read(child: subprocess.Popen[bytes], limit: int, deadline: float) -> tuple[bytes, bytes, bool]:
     """Standard output and error until both are closed or one is too long, and whether the deadline passed before."""
     read: dict[IO[bytes], bytearray] = {}
     with selectors.DefaultSelector() as selector:
@@ -124,7 +124,7 @@ def _read(child: subprocess.Popen[bytes], most: int, deadline: float) -> tuple[b
                 read[key.fileobj] += chunk  # type: ignore[index]
                 if not chunk:
                     selector.unregister(key.fileobj)
-            if max(map(len, read.values())) > most:  # more than any honest child sends
+            if max(map(len, read.values())) > limit:  # more than any honest child sends
                 break
         for stream in read:
             stream.close()
@@ -182,8 +182,8 @@ def _outcome(output: bytes, errors: bytes, late: bool, code: int, source: str, l
         raise RuntimeError(f"the process that checks programs could not start (code {code}): {tail.strip()[-600:]}")
     if any(word in tail for word in ("bad_alloc", "MemoryError", "RESOURCE_EXHAUSTED", "llocat", "out of memory")):
         raise SandboxError(f"it needs more than {limits.memory >> 20:,} MB of memory, while it was {stage}")
-    how = signal.Signals(-code).name if code < 0 else f"code {code}"
-    raise SandboxError(f"it ended the process that checked it ({how}), while it was {stage}")
+    status = signal.Signals(-code).name if code < 0 else f"code {code}"
+    raise SandboxError(f"it ended the process that checked it ({status}), while it was {stage}")
 
 
 def _printable(text: Any, length: int) -> str:
@@ -211,8 +211,8 @@ def check_program(
     np.asarray(jax.jit(lambda x: x + 1)(jnp.zeros(3)))  # the compiler's threads start before they are limited
     granted = [*granted, *confine(limits.memory, limits.seconds)]
 
-    def say(**what: Any) -> None:
-        reply.write(json.dumps(what).encode() + b"\n")
+    def say(**fields: Any) -> None:
+        reply.write(json.dumps(fields).encode() + b"\n")
         reply.flush()
 
     started = time.monotonic()

@@ -98,7 +98,7 @@ class Part:
     dtype: str
 
     @property
-    def seen(self) -> Any:
+    def program_dtype(self) -> Any:
         """The type in which programs see it. Not uint8, in which `2 - 5` is 253."""
         return jnp.float32 if np.issubdtype(np.dtype(self.dtype), np.floating) else jnp.int32
 
@@ -113,8 +113,8 @@ class Spec:
 
     def inputs(self, batch: tuple[Any, ...] = ()) -> list[jax.ShapeDtypeStruct]:
         """The flat inputs of the exported program: each part now, each part `[K, ...]` earlier, actions `[K]`."""
-        now = [jax.ShapeDtypeStruct((*batch, *p.shape), p.seen) for p in self.parts]
-        past = [jax.ShapeDtypeStruct((*batch, self.window, *p.shape), p.seen) for p in self.parts]
+        now = [jax.ShapeDtypeStruct((*batch, *p.shape), p.program_dtype) for p in self.parts]
+        past = [jax.ShapeDtypeStruct((*batch, self.window, *p.shape), p.program_dtype) for p in self.parts]
         return [*now, *past, jax.ShapeDtypeStruct((*batch, self.window), jnp.int32)]
 
     def nested(self, flat: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -134,21 +134,21 @@ class Spec:
         """
         n, inputs = len(self.parts), []
         for i, want in enumerate(self.inputs()):
-            where = ("obs", "past_obs", "past_actions")[min(i // n, 2)]
+            location = ("obs", "past_obs", "past_actions")[min(i // n, 2)]
             x = (obs, past_obs, past_actions)[min(i // n, 2)]
             name = self.parts[i % n].name if i < 2 * n else ""
             if name:
                 if not isinstance(x, Mapping) or name not in x:
-                    has = ", ".join(sorted(x)) if isinstance(x, Mapping) else type(x).__name__
-                    raise ValueError(f"{where} has no part {name!r}, which the program needs; it has {has}")
-                x, where = x[name], f"{where}[{name!r}]"
+                    names = ", ".join(sorted(x)) if isinstance(x, Mapping) else type(x).__name__
+                    raise ValueError(f"{location} has no part {name!r}, which the program needs; it has {names}")
+                x, location = x[name], f"{location}[{name!r}]"
             if not hasattr(x, "shape") or not hasattr(x, "dtype"):
                 x = np.asarray(x)
             if x.shape[leading:] != want.shape or len(x.shape) != leading + len(want.shape):
-                what = f"has the shape {x.shape[leading:]}; {want.shape} is needed"
-                raise ValueError(f"{where} {what}: the program was admitted for another world, or another window")
+                problem = f"has the shape {x.shape[leading:]}; {want.shape} is needed"
+                raise ValueError(f"{location} {problem}: the program was admitted for another world, or another window")
             if np.issubdtype(want.dtype, np.integer) and np.issubdtype(x.dtype, np.floating):
-                raise ValueError(f"{where} is {x.dtype}; integers are needed: the program was admitted for these")
+                raise ValueError(f"{location} is {x.dtype}; integers are needed: the program was admitted for these")
             inputs.append(x.astype(want.dtype))
         return inputs
 
@@ -219,7 +219,7 @@ def random_windows(observation: Any, spec: Spec, actions: int, seed: int = 0) ->
     rng = np.random.default_rng(seed)
     now, past = [], []
     for part in spec.parts:
-        x = np.asarray(observation[part.name] if part.name else observation, part.seen)
+        x = np.asarray(observation[part.name] if part.name else observation, part.program_dtype)
         shape = (RANDOM, spec.window + 1, *x.shape)
         if x.dtype.kind == "i":
             drawn: np.ndarray = rng.integers(0, max(10, min(int(x.max(initial=0)), 1000)) + 1, shape)
@@ -228,7 +228,7 @@ def random_windows(observation: Any, spec: Spec, actions: int, seed: int = 0) ->
         replaced = rng.random(shape) < np.where(np.arange(RANDOM) % 2, 1.0, 0.2).reshape(-1, *[1] * (len(shape) - 1))
         values = np.where(replaced, drawn, x)
         values[::3] = np.repeat(values[::3, ::2], 2, axis=1)[:, : shape[1]]
-        values = values.astype(part.seen)
+        values = values.astype(part.program_dtype)
         past.append(values[:, :-1])
         now.append(values[:, -1])
     return [*now, *past, rng.integers(0, actions, (RANDOM, spec.window)).astype(np.int32)]

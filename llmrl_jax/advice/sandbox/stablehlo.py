@@ -27,7 +27,7 @@ from llmrl_jax.advice.sandbox.trace import Traced
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-"""Where a program runs; it is lowered for all of them at once."""
+"""The platforms of a program; it is lowered for all of them at once."""
 _TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([a-z0-9]+)>")
 _TYPES = re.compile(r"(?:i|ui|si|f)\d+|bf16|index")
 _ANNOTATIONS = frozenset((
@@ -169,11 +169,11 @@ def _check_calls(module: Any, limits: Limits) -> None:
         function.operation.walk(add)
     sizes = {"": 1}
     while calls:
-        done = [name for name, called in calls.items() if not called.keys() & calls.keys()]
-        if not done:
+        resolved = [name for name, called in calls.items() if not called.keys() & calls.keys()]
+        if not resolved:
             raise SandboxError("the exported program calls itself")
-        for name in done:
-            sizes[name] = sum(number * sizes.get(each, 1) for each, number in calls.pop(name).items())
+        for name in resolved:
+            sizes[name] = sum(number * sizes.get(callee, 1) for callee, number in calls.pop(name).items())
             if sizes[name] > 40 * limits.equations:
                 raise SandboxError(f"the exported program has more than {40 * limits.equations:,} operations")
 
@@ -193,7 +193,7 @@ _SHAPED = {"stablehlo.dynamic_broadcast_in_dim": 1, "stablehlo.dynamic_reshape":
 _TYPE = re.compile(r"tensor<[0-9?x]+")
 _OFFSETS = re.compile(r"offset_dims = \[([0-9, ]*)\]")
 _REFUSED = "the exported program has an array of a size that is neither fixed nor that of the batch"
-_FEW = 64
+_MAX_SHAPE = 64
 """Elements of a constant that may be a shape."""
 
 Numbers = tuple[int, ...] | None
@@ -213,7 +213,7 @@ def check_sizes(module: Any, limits: Limits) -> None:
         sized: Any = mlir.ir.Module.parse(text)
     except Exception:  # noqa: BLE001 - the verifier's, of types that do not fit
         raise SandboxError(_REFUSED) from None
-    functions = {each.attributes["sym_name"].value: each for each in sized.body.operations}
+    functions = {function.attributes["sym_name"].value: function for function in sized.body.operations}
     try:
         main = functions["main"].regions[0].blocks[0]
         _Sizes(functions).of_call("main", (None,) * len(main.arguments))
@@ -236,8 +236,8 @@ class _Sizes:
     def _block(self, block: Any, values: dict[Any, Numbers]) -> list[Numbers]:
         """The operands of the block's last operation."""
         operands: list[Numbers] = []
-        for each in block.operations:
-            operation = each.operation
+        for entry in block.operations:
+            operation = entry.operation
             operands = [values.get(x) for x in operation.operands]
             for result, numbers in zip(operation.results, self._results(operation, operands)):
                 values[result] = numbers
@@ -267,28 +267,28 @@ class _Sizes:
         """The shape of the result of an operation whose sizes are operands; None for others."""
         name = operation.name
         if name in _SHAPED:
-            return _known(operands[_SHAPED[name]])
+            return _require(operands[_SHAPED[name]])
         if name == "stablehlo.real_dynamic_slice":
-            start, stop, step = map(_known, operands[1:])
+            start, stop, step = map(_require, operands[1:])
             dims = _dims(operation.operands[0])
             if any(not 0 <= a <= b <= n or s < 1 for a, b, s, n in zip(start, stop, step, dims)):
                 return ()
             return [-(-(b - a) // s) for a, b, s in zip(start, stop, step)]
         if name == "stablehlo.dynamic_pad":
-            low, high, between = map(_known, operands[2:])
+            low, high, interior = map(_require, operands[2:])
             dims = _dims(operation.operands[0])
-            return [a + b + n + max(n - 1, 0) * c for a, b, c, n in zip(low, high, between, dims)]
+            return [a + b + n + max(n - 1, 0) * c for a, b, c, n in zip(low, high, interior, dims)]
         if name == "stablehlo.dynamic_gather":
             dims = list(_dims(operation.results[0]))
             match = _OFFSETS.search(str(operation.attributes["dimension_numbers"]))
             offsets = [dims[int(i)] for i in match[1].split(",") if i.strip()] if match else []
-            sizes = _known(operands[2])  # the result has them in order, but for some of 1, or 0 of an empty array
-            same = [n for n in sizes if n != 1] == [n for n in offsets if n != 1]
-            return dims if same and math.prod(sizes) == math.prod(offsets) else ()
+            sizes = _require(operands[2])  # the result has them in order, but for some of 1, or 0 of an empty array
+            equal = [n for n in sizes if n != 1] == [n for n in offsets if n != 1]
+            return dims if equal and math.prod(sizes) == math.prod(offsets) else ()
         return None
 
 
-def _known(numbers: Numbers) -> tuple[int, ...]:
+def _require(numbers: Numbers) -> tuple[int, ...]:
     if numbers is None:
         raise SandboxError(_REFUSED)
     return numbers
@@ -300,7 +300,7 @@ def _dims(value: Any) -> list[int]:
 
 def _constant(value: Any) -> Numbers:
     kind = mlir.ir.RankedTensorType(value.type)
-    if str(kind.element_type) not in ("i32", "i64") or len(kind.shape) > 1 or math.prod(kind.shape) > _FEW:
+    if str(kind.element_type) not in ("i32", "i64") or len(kind.shape) > 1 or math.prod(kind.shape) > _MAX_SHAPE:
         return None
     elements: Any = mlir.ir.DenseIntElementsAttr(value)
     return tuple(int(n) for n in elements)

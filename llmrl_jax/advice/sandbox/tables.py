@@ -1,4 +1,4 @@
-"""What programs may name: functions, types, constants, methods, keywords, and the operations they may become.
+"""The names that programs may use: functions, types, constants, methods, keywords, and the operations they may become.
 
 Everything else is refused. A name is added here only if no argument of it takes a string, a function or a path.
 """
@@ -48,7 +48,7 @@ DTYPES: dict[str, Any] = {f"jnp.{name}": getattr(jnp, name) for name in _DTYPES.
 """Types, which may be called too."""
 CONSTANTS: dict[str, Any] = {f"jnp.{name}": getattr(jnp, name) for name in _CONSTANTS.split()}
 ROOTS = {"jnp": "jnp", "jax.numpy": "jnp", "lax": "lax", "jax.lax": "lax", "jax.nn": "nn"}
-"""How programs spell the modules of which they may use functions."""
+"""The names by which programs call the modules of which they may use functions."""
 
 BUILTINS = frozenset(
     ("abs all any bool dict enumerate float int len list max min range reversed round sum tuple zip").split()

@@ -79,12 +79,12 @@ def _outputs(guards: Guards, result: Any, limits: Limits) -> dict[str, jax.Array
     }
 
 
-def _scalar(what: str, x: Any) -> jax.Array:
+def _scalar(label: str, x: Any) -> jax.Array:
     if not isinstance(x, bool | int | float | jax.Array | np.ndarray | np.generic):
-        raise Refused(f"{what} is not a number; a scalar array is needed")
+        raise Refused(f"{label} is not a number; a scalar array is needed")
     shape = jnp.shape(x)
     if shape != ():
-        raise Refused(f"{what} has the shape {shape}; a scalar is needed: reduce it by jnp.sum, jnp.mean or jnp.max")
+        raise Refused(f"{label} has the shape {shape}; a scalar is needed: reduce it by jnp.sum, jnp.mean or jnp.max")
     return jnp.asarray(x).astype(jnp.float32)
 
 
@@ -107,7 +107,7 @@ def inspect(jaxpr: ClosedJaxpr, source: str, limits: Limits) -> tuple[int, int]:
         name = eqn.primitive.name
         equations += 1
         if name not in PRIMITIVES:
-            raise SandboxError(f"the operation {name} is not allowed{_why(name)}", line, source)
+            raise SandboxError(f"the operation {name} is not allowed{_reason(name)}", line, source)
         for variable in eqn.outvars:
             shape = getattr(variable.aval, "shape", ())
             size = math.prod(shape)
@@ -150,7 +150,7 @@ def _size(variable: Any) -> int:
     return math.prod(getattr(variable.aval, "shape", ()))
 
 
-def _why(name: str) -> str:
+def _reason(name: str) -> str:
     if "callback" in name or name in ("infeed", "outfeed", "debug_print"):
         return ": a program cannot call Python or leave the device"
     if name in ("while", "scan"):
@@ -162,9 +162,9 @@ def _why(name: str) -> str:
 
 def _subjaxprs(eqn: Any) -> Iterator[Any]:
     for value in eqn.params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, ClosedJaxpr | Jaxpr):
-                yield each
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr | Jaxpr):
+                yield item
 
 
 def _equations(jaxpr: Jaxpr, outer: int | None) -> Iterator[tuple[Any, int | None]]:
@@ -172,15 +172,15 @@ def _equations(jaxpr: Jaxpr, outer: int | None) -> Iterator[tuple[Any, int | Non
     for eqn in jaxpr.eqns:
         line = outer or _line(eqn)
         yield eqn, line
-        for each in _subjaxprs(eqn):
-            yield from _equations(each.jaxpr if isinstance(each, ClosedJaxpr) else each, line)
+        for inner in _subjaxprs(eqn):
+            yield from _equations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, line)
 
 
 def _jaxprs(jaxpr: Any) -> Iterator[Any]:
     yield jaxpr
     for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
-        for each in _subjaxprs(eqn):
-            yield from _jaxprs(each)
+        for inner in _subjaxprs(eqn):
+            yield from _jaxprs(inner)
 
 
 def _line(eqn: Any) -> int | None:
@@ -230,8 +230,8 @@ def check_behaviour(
                 f"{name} reaches {np.abs(row).max():.4g}; at most {limits.bound:g} is allowed: scale it down"
             )
     for i in range(LOOPED):
-        alone = np.stack(single(*(x[i] for x in drawn)))
-        if not np.allclose(alone, values[:, i], rtol=1e-4, atol=1e-4):
+        unbatched = np.stack(single(*(x[i] for x in drawn)))
+        if not np.allclose(unbatched, values[:, i], rtol=1e-4, atol=1e-4):
             raise SandboxError("a window evaluated alone and in a batch give different values")
     low, high = float(varying[0].min()), float(varying[0].max())
     if high - low <= 1e-6:

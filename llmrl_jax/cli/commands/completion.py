@@ -39,7 +39,7 @@ complete -o default -F _llmrl llmrl
 """
 WORLDS = '"$worlds"'
 """The ids of worlds, in a script."""
-ALL = ("--help", "--help-all", "--debug")
+COMMON = ("--help", "--help-all", "--debug")
 """Options of every command."""
 
 
@@ -57,10 +57,12 @@ def script(shell: str) -> str:
     import envs_jax
     from llmrl_jax.cli.main import groups
 
-    known = dict(commands())
-    nested = sorted({name.partition(" ")[0] for name in known if " " in name})
-    by_group = {group: [name.partition(" ")[2] for name in known if name.startswith(f"{group} ")] for group in nested}
-    values = [line for name, described in known.items() for line in _values(name, described)]
+    descriptions = dict(commands())
+    nested = sorted({name.partition(" ")[0] for name in descriptions if " " in name})
+    by_group = {
+        group: [name.partition(" ")[2] for name in descriptions if name.startswith(f"{group} ")] for group in nested
+    }
+    values = [line for name, described in descriptions.items() for line in _values(name, described)]
     return SCRIPT.format(
         shell=shell,
         prelude="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
@@ -72,8 +74,8 @@ def script(shell: str) -> str:
         nested="|".join(nested),
         values="\n".join(f"                {line}" for line in values),
         options="\n".join(
-            f'                        "{name} -"*) words={_quoted([*_names(described), *ALL])} ;;'
-            for name, described in known.items()
+            f'                        "{name} -"*) words={_quoted([*_names(described), *COMMON])} ;;'
+            for name, described in descriptions.items()
         ),
     )
 

@@ -1,4 +1,4 @@
-"""What is installed and usable here: devices, versions, extras, models, caches, free disk, known traps, hints."""
+"""Print what is installed and usable here: devices, versions, extras, models, caches, free disk, known traps, hints."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ OLDEST_JAX, NEWEST_JAX = (0, 10, 2), (0, 12)
 LITTLE_DISK = 2 * 2**30
 """Free bytes below which a run with checkpoints may fill the disk."""
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""Where Linux says who gets large pages: all programs, those that ask, or none."""
+"""Linux's setting of large pages: for all programs, those that ask, or none."""
 PROCESSOR = Path("/proc/cpuinfo")
-"""Where Linux lists what the processor can do."""
+"""Linux's list of the processor's features."""
 DRIVER, PCI = Path("/proc/driver/nvidia/version"), Path("/sys/bus/pci/devices")
-"""Where Linux names NVIDIA's driver, and the devices on the bus."""
+"""Linux's files with NVIDIA's driver, and the devices on the bus."""
 DRIVERS = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
 """The oldest driver of each of jax's plugins for NVIDIA GPUs, by jax's own documentation."""
 PLUGINS = (*DRIVERS, "libtpu")
 TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 """PCI numbers of TPUs from v3 on, those that jax looks for."""
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""How much of a GPU's memory jax takes at its start; the second is the older name."""
+"""The fraction of a GPU's memory that jax takes at its start; the second is the older name."""
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 SETTINGS = (*FRACTIONS, PREALLOCATE, "XLA_PYTHON_CLIENT_ALLOCATOR", PRECISION, "JAX_PLATFORMS", "XLA_FLAGS")
@@ -105,13 +105,13 @@ def devices() -> list[dict[str, Any]]:
 
     with doing("asking jax for its devices"):
         try:
-            done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE)
+            process = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"jax found no device within {PATIENCE:.0f} s") from None
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
-        raise RuntimeError(words[-1] if words else f"the process ended with {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        words = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith(" ")]
+        raise RuntimeError(words[-1] if words else f"the process ended with {process.returncode}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def accelerator() -> dict[str, Any]:
@@ -127,10 +127,10 @@ def accelerator() -> dict[str, Any]:
 def driver() -> str | None:
     """The version of NVIDIA's driver; None without one, or where it is not shown."""
     try:
-        found = re.search(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+\.[\d.]+)", DRIVER.read_text())
+        match = re.search(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+\.[\d.]+)", DRIVER.read_text())
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def tpus() -> int:
@@ -141,8 +141,8 @@ def tpus() -> int:
 
 def versions() -> dict[str, str]:
     """The versions of installed packages that matter."""
-    known = {name: version_of(name) for name in PACKAGES}
-    return {name: version for name, version in known.items() if version}
+    packages = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in packages.items() if version}
 
 
 def version_of(name: str) -> str:
@@ -160,7 +160,7 @@ def extras() -> dict[str, list[str]]:
     return {
         extra: [
             f"{needed.name}{needed.specifier}"
-            for needed in [part for whole in listed for part in (whole, *inside(whole))]
+            for needed in [part for requirement in listed for part in (requirement, *inside(requirement))]
             if not (version := version_of(needed.name)) or not needed.specifier.contains(version, prereleases=True)
         ]
         for extra, listed in requirements().items()
@@ -176,8 +176,8 @@ def models() -> dict[str, Any]:
     hub = expanded(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub")))
     names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
     packaged, encoders = (
-        {name: "" if model.folder() else f"make {model.make}" for name, model in known.items()}
-        for known in (LANGUAGE_MODELS, ENCODERS)
+        {name: "" if model.folder() else f"make {model.make}" for name, model in registry.items()}
+        for registry in (LANGUAGE_MODELS, ENCODERS)
     )
     return {"packaged": packaged, "hub_cache": str(hub), "hub": names, "encoders": {"hashed n-grams": "", **encoders}}
 
@@ -193,14 +193,14 @@ def cache() -> dict[str, Any]:
         return {"folder": None, "bytes": 0, "programs": 0, "writable": False}
     folder = expanded(chosen)
     files = [p for p in folder.rglob("*") if p.is_file()] if folder.is_dir() else []
-    near = folder
-    while not near.exists() and near != near.parent:
-        near = near.parent
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
     return {
         "folder": str(folder),
         "bytes": sum(p.stat().st_size for p in files),
         "programs": sum(not p.name.endswith("-atime") for p in files),
-        "writable": near.is_dir() and os.access(near, os.W_OK),
+        "writable": existing.is_dir() and os.access(existing, os.W_OK),
     }
 
 
@@ -210,8 +210,8 @@ MASKS = (0, 11, 2)
 
 def disk() -> dict[str, int]:
     """Free bytes where runs are written, in the temporary folder and at home."""
-    places = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp")), "home": Path.home()}
-    return {name: shutil.disk_usage(place).free for name, place in places.items() if place.is_dir()}
+    paths = {"here": Path.cwd(), "temporary": Path(os.environ.get("TMPDIR", "/tmp")), "home": Path.home()}
+    return {name: shutil.disk_usage(path).free for name, path in paths.items() if path.is_dir()}
 
 
 LOOKS: Mapping[str, Callable[[], Any]] = {
@@ -233,31 +233,31 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def traps(facts: Mapping[str, Any]) -> list[str]:
     """Known causes of failure that the facts show, each with its remedy."""
-    known = facts["versions"]
-    jax, jaxlib, mujoco = (numbers(known.get(name, "")) for name in ("jax", "jaxlib", "mujoco"))
+    packages = facts["versions"]
+    jax, jaxlib, mujoco = (numbers(packages.get(name, "")) for name in ("jax", "jaxlib", "mujoco"))
     flags = os.environ.get("XLA_FLAGS", "")
     listed = []
     if not jax:
         listed.append("jax is not installed: pip install jax")
     elif jax < OLDEST_JAX or jax[:2] > NEWEST_JAX:
-        listed.append(f"jax {known['jax']} is not among the supported versions, 0.10.2 to 0.12")
+        listed.append(f"jax {packages['jax']} is not among the supported versions, 0.10.2 to 0.12")
     if jax and jaxlib and jax[:3] < jaxlib[:3]:
         listed.append(
-            f"jaxlib {known['jaxlib']} is newer than jax {known['jax']}: install both with pip install -U jax"
+            f"jaxlib {packages['jaxlib']} is newer than jax {packages['jax']}: install both with pip install -U jax"
         )
     if jaxlib >= (0, 11) and "xla_cpu_use_fusion_emitters" in flags:
         listed.append("XLA_FLAGS has --xla_cpu_use_fusion_emitters, at which jaxlib aborts from 0.11 on: take it out")
     if isinstance(facts["devices"], dict):
-        said = ", ".join(
+        variables = ", ".join(
             f"{name}={os.environ[name]}" for name in ("JAX_PLATFORMS", "XLA_FLAGS") if os.environ.get(name)
         )
-        listed.append(f"jax finds no device{f' (with {said})' if said else ''}: see devices above")
-    if isinstance(found := facts["accelerator"], dict) and "error" not in found:
-        listed += of_accelerators(found, facts["devices"], known.get("jaxlib", ""))
-    if known.get("gymnax") and not version_of("six"):
+        listed.append(f"jax finds no device{f' (with {variables})' if variables else ''}: see devices above")
+    if isinstance(accelerators := facts["accelerator"], dict) and "error" not in accelerators:
+        listed += of_accelerators(accelerators, facts["devices"], packages.get("jaxlib", ""))
+    if packages.get("gymnax") and not version_of("six"):
         listed.append("gymnax imports six, which is not installed: pip install six")
     if version_of("metaworld") and mujoco >= (3, 17):
-        listed.append(f"metaworld does not work with mujoco {known['mujoco']}: pip install 'mujoco<3.17'")
+        listed.append(f"metaworld does not work with mujoco {packages['mujoco']}: pip install 'mujoco<3.17'")
     if version_of("craftax") and version_of("minigrid"):
         listed.append("craftax and minigrid install different packages named pygame over each other: keep one of them")
     if isinstance(facts["cache"], dict) and not facts["cache"].get("writable"):
@@ -268,9 +268,9 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
     return listed
 
 
-def of_accelerators(found: Mapping[str, Any], devices: Any, jaxlib: str) -> list[str]:
+def of_accelerators(accelerators: Mapping[str, Any], devices: Any, jaxlib: str) -> list[str]:
     """Known causes for which jax does not see a GPU or TPU, or fails there, each with its remedy."""
-    listed, settings, plugins = [], found["settings"], found["plugins"]
+    listed, settings, plugins = [], accelerators["settings"], accelerators["plugins"]
     if all(name in settings for name in FRACTIONS):
         listed.append(f"{' and '.join(FRACTIONS)} are both set, which jax refuses: take the second out")
     for name, version in plugins.items():
@@ -280,24 +280,26 @@ def of_accelerators(found: Mapping[str, Any], devices: Any, jaxlib: str) -> list
     blind = isinstance(devices, list) and all(device["platform"] == "cpu" for device in devices)
     if not blind:
         return listed
-    gpu = bool(found["driver"]) or Path("/dev/nvidia0").exists()
-    here = "an NVIDIA GPU is here" if gpu else f"{found['tpus']} TPUs are here" if found["tpus"] else ""
-    if not here:
+    gpu = bool(accelerators["driver"]) or Path("/dev/nvidia0").exists()
+    hardware = (
+        "an NVIDIA GPU is here" if gpu else f"{accelerators['tpus']} TPUs are here" if accelerators["tpus"] else ""
+    )
+    if not hardware:
         return listed
     if settings.get("JAX_PLATFORMS") == "cpu":
-        return [*listed, f"{here}, which JAX_PLATFORMS=cpu hides: take it out"]
-    remedy = for_gpu(found) if gpu else "" if "libtpu" in plugins else install("tpu")
-    return [*listed, f"{here}, but jax sees only the CPU: {remedy or 'another process may hold it'}"]
+        return [*listed, f"{hardware}, which JAX_PLATFORMS=cpu hides: take it out"]
+    remedy = for_gpu(accelerators) if gpu else "" if "libtpu" in plugins else install("tpu")
+    return [*listed, f"{hardware}, but jax sees only the CPU: {remedy or 'another process may hold it'}"]
 
 
-def for_gpu(found: Mapping[str, Any]) -> str:
-    """What makes jax see an NVIDIA GPU."""
-    oldest, driver = min(DRIVERS.values()), found["driver"]
+def for_gpu(accelerators: Mapping[str, Any]) -> str:
+    """The remedy with which jax sees an NVIDIA GPU."""
+    oldest, driver = min(DRIVERS.values()), accelerators["driver"]
     series = numbers(driver)[0] if driver else max(DRIVERS.values())
     if series < oldest:
         return f"its driver {driver} is older than {oldest}: update it"
     plugin = next(name for name, needed in DRIVERS.items() if series >= needed)
-    installed = [name for name in DRIVERS if name in found["plugins"]]
+    installed = [name for name in DRIVERS if name in accelerators["plugins"]]
     if not any(series >= DRIVERS[name] for name in installed):
         older = (
             f"{installed[0]} needs a driver from {DRIVERS[installed[0]]} on, this is {driver}: " if installed else ""
@@ -316,57 +318,57 @@ def install(extra: str) -> str:
 
 
 def for_accelerators(facts: Mapping[str, Any]) -> list[str]:
-    """The settings that the devices want, if they are GPUs or TPUs."""
+    """The recommended settings of GPUs and TPUs."""
     devices = facts["devices"]
-    kind, set_here = devices[0]["platform"], facts["accelerator"].get("settings", {})
-    found = []
-    if PRECISION not in set_here:
+    kind, variables = devices[0]["platform"], facts["accelerator"].get("settings", {})
+    listed = []
+    if PRECISION not in variables:
         short = {"gpu": "TF32", "tpu": "bfloat16"}.get(kind, "fewer bits")
-        found.append(
+        listed.append(
             f"--dtype bfloat16 for language models; products of float32 are rounded to {short} here unless "
             f"{PRECISION}=highest"
         )
-    if kind == "gpu" and not set_here.keys() & {*FRACTIONS, PREALLOCATE}:
-        found.append(
+    if kind == "gpu" and not variables.keys() & {*FRACTIONS, PREALLOCATE}:
+        listed.append(
             f"jax takes three quarters of a GPU's memory: {FRACTIONS[0]}=0.9 for one large model, "
             f"{PREALLOCATE}=false for several processes on one GPU"
         )
     if kind == "gpu":
         masked = numbers(facts["versions"].get("jax", "")) >= MASKS
-        found.append(
+        listed.append(
             "--attention auto is cuDNN's kernel, in bfloat16 and float16"
             + ("" if masked else ", for rows without padding; with a mask it needs jax 0.11.2, and recomputes scores")
         )
     elif kind == "tpu":
-        found.append("--attention auto is splash attention, for rows of 128, 256, ... tokens; others recompute scores")
+        listed.append("--attention auto is splash attention, for rows of 128, 256, ... tokens; others recompute scores")
     if len(devices) > 1:
-        found.append(f"--mesh data={len(devices)} trains on all {len(devices)} devices; `llmrl lm fit` says what fits")
-    return found
+        listed.append(f"--mesh data={len(devices)} trains on all {len(devices)} devices; `llmrl lm fit` says what fits")
+    return listed
 
 
 def hints(facts: Mapping[str, Any]) -> list[str]:
-    """What would make programs faster here, each with what it gained where it was measured; on GPUs and TPUs, the
-    settings that they want."""
+    """Packages and settings that make programs faster, with their measured speed-ups; on GPUs and TPUs, the
+    recommended settings."""
     if any(device["platform"] != "cpu" for device in facts["devices"]):
         return for_accelerators(facts)
-    found = []
+    listed = []
     library, version = platform.libc_ver()
     # this tunable came with glibc 2.35
     asks = library == "glibc" and numbers(version) >= (2, 35) and LARGE_PAGES.exists()
     if asks and "[madvise]" in LARGE_PAGES.read_text():
         if "glibc.malloc.hugetlb" not in os.environ.get("GLIBC_TUNABLES", ""):
-            found.append(
+            listed.append(
                 "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before a command gives it large pages of memory: 14% faster "
                 "training of a small Llama on long texts, nothing with short prompts"
             )
     if PROCESSOR.exists() and re.search(r"^flags.*\bamx_bf16\b", PROCESSOR.read_text(), re.M):
-        found.append(
+        listed.append(
             "this processor has matrix units for bfloat16: with --dtype mixed a step of LoRA with SmolLM2's shape "
             "takes 0.55 of its time in float32"
         )
     if facts["versions"].get("mujoco") and not facts["versions"].get("numba"):
-        found.append("pip install numba: CLEVR-Robot's steps are 4.6 times as fast on a CPU as by C MuJoCo")
-    return found
+        listed.append("pip install numba: CLEVR-Robot's steps are 4.6 times as fast on a CPU as by C MuJoCo")
+    return listed
 
 
 def size(n: float) -> str:
@@ -403,9 +405,9 @@ def _machine(f: Mapping[str, Any]) -> str:
     )
 
 
-def _devices(found: list[dict[str, Any]]) -> str:
+def _devices(devices: list[dict[str, Any]]) -> str:
     kinds: dict[tuple[Any, ...], int] = {}
-    for d in found:
+    for d in devices:
         kinds[d["kind"], d["platform"], d["memory"]] = kinds.get((d["kind"], d["platform"], d["memory"]), 0) + 1
     return ", ".join(
         f"{n} x {kind} ({platform}{f', {size(memory)} each' if memory else ''})"
@@ -422,28 +424,28 @@ def _accelerator(f: Mapping[str, Any]) -> str:
 
 
 def _extras(missing: Mapping[str, list[str]]) -> str:
-    whole = [name for name, lacking in missing.items() if not lacking]
+    complete = [name for name, lacking in missing.items() if not lacking]
     # all that is lacking does not fit on one screen; --json has it
     parts = [
         f"{name} (lacks {lacking[0]}{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''})"
         for name, lacking in missing.items()
         if lacking
     ]
-    return f"complete: {', '.join(whole) or 'none'}" + (f"; incomplete: {', '.join(parts)}" if parts else "")
+    return f"complete: {', '.join(complete) or 'none'}" + (f"; incomplete: {', '.join(parts)}" if parts else "")
 
 
 def _models(f: Mapping[str, Any]) -> str:
-    shown = f["hub"][:8]
-    more = f" and {len(f['hub']) - len(shown)} more" if len(f["hub"]) > len(shown) else ""
+    names = f["hub"][:8]
+    suffix = f" and {len(f['hub']) - len(names)} more" if len(f["hub"]) > len(names) else ""
     return (
-        f"{_installed(f['packaged'])}; in {f['hub_cache']}: {', '.join(shown) or 'none'}{more}; sentence encoders: "
+        f"{_installed(f['packaged'])}; in {f['hub_cache']}: {', '.join(names) or 'none'}{suffix}; sentence encoders: "
         f"{_installed(f['encoders'])}"
     )
 
 
-def _installed(found: Mapping[str, str]) -> str:
+def _installed(packages: Mapping[str, str]) -> str:
     """Names, each with the command that installs it if it is missing."""
-    return ", ".join(f"{name} ({install})" if install else name for name, install in found.items())
+    return ", ".join(f"{name} ({install})" if install else name for name, install in packages.items())
 
 
 def _cache(f: Mapping[str, Any]) -> str:
@@ -457,11 +459,11 @@ LINES: Mapping[str, Callable[[Any], str]] = {
     "machine": _machine,
     "devices": _devices,
     "accelerator": _accelerator,
-    "versions": lambda known: ", ".join(f"{name} {version}" for name, version in known.items()),
+    "versions": lambda packages: ", ".join(f"{name} {version}" for name, version in packages.items()),
     "extras": _extras,
     "models": _models,
     "cache": _cache,
-    "disk": lambda free: "free: " + ", ".join(f"{size(n)} {place}" for place, n in free.items()),
+    "disk": lambda free: "free: " + ", ".join(f"{size(n)} {name}" for name, n in free.items()),
 }
 
 

@@ -23,12 +23,12 @@ def list_ids(
     """
     import envs_jax
 
-    known = envs_jax.ids()
-    matching = [id for id in known if filter.lower() in id.lower()]
+    registered = envs_jax.ids()
+    matching = [id for id in registered if filter.lower() in id.lower()]
     if not matching:
         from llmrl_jax.core.checks import nearest
 
-        raise ValueError(f"no id contains {filter!r}{nearest(filter, known)}; {len(known)} are registered")
+        raise ValueError(f"no id contains {filter!r}{nearest(filter, registered)}; {len(registered)} are registered")
     if json:
         from llmrl_jax.core.files import json_text
 
@@ -44,11 +44,11 @@ def list_ids(
     for family, ids in families.items():
         width = max(map(len, ids))
         lines = [f"  {id:{width}}  {envs_jax.spec(id).about}".rstrip() for id in ids]
-        print("\n".join([f"{family} ({len(ids)}): {_about(family)}".removesuffix(": "), *lines, ""]))
+        print("\n".join([f"{family} ({len(ids)}): {_description(family)}".removesuffix(": "), *lines, ""]))
     print("`llmrl envs show ID` describes one of them; `--show ids` prints only the ids.")
 
 
-def _about(family: str) -> str:
+def _description(family: str) -> str:
     """The first sentence of the docstring of a family's folder; empty for worlds of other packages."""
     from llmrl_jax.cli.main import first_sentence
 
@@ -165,7 +165,7 @@ def demos(
     facts = {"player": "bot", "versions": info.versions()}
     written = write_demos(out, played, world, seed=seed, facts=facts, keep=keep)
     print(
-        f"{out} has {written.kept} of {written.played} episodes, {written.steps} steps in all; the bot succeeded in "
+        f"{out} has {written.saved} of {written.played} episodes, {written.steps} steps in all; the bot succeeded in "
         f"{written.succeeded} ({time.monotonic() - started:.1f} s)"
     )
 

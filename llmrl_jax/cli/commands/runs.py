@@ -51,17 +51,17 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
     checkpoints, summary = runs.checkpoints_of(folder), runs.read_summary(folder)
     if json:
         settings = {name: value for name, (value, _) in changed.items()}
-        more = {"settings": settings, "summary": summary, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
-        _print_json(runs.to_json(facts) | more)
+        extra = {"settings": settings, "summary": summary, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
+        _print_json(runs.to_json(facts) | extra)
         return
     _print_facts(facts, runs.size_of(folder))
     print(f"\n{'settings that differ from the defaults' if usual else 'settings (of an unknown kind)'}:")
-    for name, (value, other) in changed.items():
-        print(f"  {name}: {_text(value)}" + ("" if other is runs.ABSENT else f" (default: {_text(other)})"))
+    for name, (value, default) in changed.items():
+        print(f"  {name}: {_text(value)}" + ("" if default is runs.ABSENT else f" (default: {_text(default)})"))
     plain = {name: value for name, value in summary.items() if isinstance(value, (str, int, float)) and value != ""}
-    for what, line in (("last line of training", facts.train), ("last evaluation", facts.eval), ("summary", plain)):
+    for title, line in (("last line of training", facts.train), ("last evaluation", facts.eval), ("summary", plain)):
         if line:
-            print(f"\n{what}:")
+            print(f"\n{title}:")
             print("\n".join(f"  {name}: {_text(value)}" for name, value in line.items() if name != "kind"))
     print("\ncheckpoints:" if checkpoints else "\nno checkpoint")
     for name, size in checkpoints.items():
@@ -95,17 +95,17 @@ def compare(
 
     if not folders:
         raise ValueError("there is nothing to compare: name the folders of runs")
-    places = [runs.the_run(folder) for folder in folders]
-    runs.distinct(places)
-    metric = metric or comparison.shared_metric(places)
+    paths = [runs.the_run(folder) for folder in folders]
+    runs.distinct(paths)
+    metric = metric or comparison.shared_metric(paths)
     if bar is None and metric == "success":
         bar = 0.8
     if bar is not None:
         in_interval("bar", bar, "(0, 1]" if metric == "success" else "(-inf, inf)")
-    out = figures.new_file(out, Path("compare.png"))
-    settings = [loaded(runs.read_values(place) or {}, place / "config.json") for place in places]
-    read = [comparison.read_run(place, own, metric) for place, own in zip(places, settings, strict=True)]
-    print(comparison.side_by_side(read, bar, out, json))
+    file = figures.new_file(out, Path("compare.png"))
+    settings = [loaded(runs.read_values(path) or {}, path / "config.json") for path in paths]
+    read = [comparison.read_run(path, values, metric) for path, values in zip(paths, settings, strict=True)]
+    print(comparison.side_by_side(read, bar, file, json))
 
 
 def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> int:
@@ -122,8 +122,8 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
     from llmrl_jax.cli.kinds import is_known
     from llmrl_jax.core.files import expanded
 
-    places = [runs.the_run(expanded(folder).absolute()) for folder in folders]
-    for folder in places:
+    paths = [runs.the_run(expanded(folder).absolute()) for folder in folders]
+    for folder in paths:
         if not is_known(runs.read_values(folder) or {}):
             raise ValueError(f"{folder} has a config.json that no command of llmrl wrote: delete the folder yourself")
         if not yes and not _agreed(folder):
@@ -141,9 +141,9 @@ def _agreed(folder: Path) -> bool:
         raise ValueError("runs are deleted only after a question, and stdin is no terminal to ask on: give --yes")
     facts = runs.read_facts(folder, folder.parent)
     inner = len(list(runs.find_folders(folder))) - 1
-    more = f" and {inner} run{'s' if inner > 1 else ''} in it" if inner else ""
-    asked = f"Delete {folder}{more} ({facts.state}, {_bytes(runs.size_of(folder))})? [y/N] "
-    return input(asked).strip().lower() in ("y", "yes")
+    nested = f" and {inner} run{'s' if inner > 1 else ''} in it" if inner else ""
+    question = f"Delete {folder}{nested} ({facts.state}, {_bytes(runs.size_of(folder))})? [y/N] "
+    return input(question).strip().lower() in ("y", "yes")
 
 
 def _print_facts(facts: Any, size: int) -> None:

@@ -61,21 +61,21 @@ def serve(
 
     if not model:
         raise ValueError("--model is empty; name a model folder, a GGUF file, a hub id or smollm2-135m")
-    least = {
+    counts = {
         "--max-batch": max_batch,
         "--max-queue": max_queue,
         "--max-request-bytes": max_request_bytes,
         "--max-pairs": max_pairs,
         "--default-tokens": default_tokens,
     }
-    for flag, value in least.items():
+    for flag, value in counts.items():
         if value < 1:
             raise ValueError(f"{flag} is {value}; at least 1 is needed")
     if context < 0:
         raise ValueError(f"--context is {context}; give a number of tokens, or 0 for all of the model's positions")
     key = read_key(key_variable, "that requests must send")
-    here = is_loopback(host)
-    if not here and not key and not allow_anyone:
+    local = is_loopback(host)
+    if not local and not key and not allow_anyone:
         raise ValueError(
             f"{host} is reached from other machines, and there is no key: name the environment variable that holds one "
             "(--key-variable), or allow requests without a key (--allow-anyone)"
@@ -102,7 +102,7 @@ def serve(
             if warm_up:
                 count = engine.programs.warm_up(lambda line: print(line, flush=True))
                 print(f"compiled {count} programs", flush=True)
-            app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK | {host} if here and not key else None)
+            app = make_app(engine, key=key, limits=limits, hosts=LOOPBACK | {host} if local and not key else None)
             if access_log:
                 _log_access()
             chat = "" if served.template else " (no chat template: no /v1/chat/completions)"

@@ -158,8 +158,8 @@ def save_potential(
     **Raises:** `ValueError` for a potential that is the same on all of them.
     """
     windows = run.data.sample(np.random.default_rng(0), SCALE_WINDOWS, potential.window)
-    scale, about = potentials.fixed_scale(potential, windows)
-    statistics = {f"potential_{name}": x for name, x in about.items()}
+    scale, summary = potentials.fixed_scale(potential, windows)
+    statistics = {f"potential_{name}": x for name, x in summary.items()}
     potentials.save_manifest(
         run.folder,
         Manifest(

@@ -18,9 +18,9 @@ from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy, one_hots, plane_
 
 
 OBSERVED = {"babyai": ("image",), "crafter": ("view", "inventory", "daylight")}
-"""Parts of observations that an agent sees, by family: as published the picture alone in BabyAI, and neither its
+"""Parts of observations that an agent sees, by family: as published the image alone in BabyAI, and neither its
 direction nor the mission, which are the same for all episodes or say nothing. Crafter's symbols take the place of its
-picture, if a world has them."""
+image, if a world has them."""
 
 
 def observed_parts(env: Environment, family: str) -> tuple[str, ...]:
@@ -45,16 +45,16 @@ def make_features(space: spaces.Dict, names: tuple[str, ...], flat: bool) -> Cal
     parts: dict[str, Any] = dict(space.spaces)
     planes = {name: _codes(parts[name]) for name in names}
 
-    def one(name: str, x: jax.Array) -> jax.Array:
+    def encode_part(name: str, x: jax.Array) -> jax.Array:
         if planes[name]:
             return jnp.concatenate(one_hots(x, planes[name]), axis=-1)
         return x.astype(jnp.float32) / jnp.float32(np.max(parts[name].high))
 
     def features(obs: Any, batch_dims: int) -> jax.Array:
         if not flat:
-            return one(names[0], obs[names[0]])
+            return encode_part(names[0], obs[names[0]])
         lead = obs[names[0]].shape[:batch_dims]
-        return jnp.concatenate([one(name, obs[name]).reshape(*lead, -1) for name in names], axis=-1)
+        return jnp.concatenate([encode_part(name, obs[name]).reshape(*lead, -1) for name in names], axis=-1)
 
     return features
 

@@ -104,12 +104,12 @@ class EpisodeDataset:
 
         **Raises:** `DataError` for so few episodes that none would be for tests.
         """
-        every = max(2, round(1 / fraction))
-        if len(self) < every:
+        period = max(2, round(1 / fraction))
+        if len(self) < period:
             raise DataError(
-                f"there are {len(self)} episodes; at least {every} are needed, so that one is for tests: collect more"
+                f"there are {len(self)} episodes; at least {period} are needed, so that one is for tests: collect more"
             )
-        is_test = np.arange(len(self)) % every == every - 1
+        is_test = np.arange(len(self)) % period == period - 1
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
     def sample(
@@ -120,17 +120,17 @@ class EpisodeDataset:
         **Arguments:** `episodes`, the numbers of those to draw from (None: all); `gamma`, discount of rewards to come.
         **Raises:** `DataError` if no episode is long enough.
         """
-        given = np.arange(len(self)) if episodes is None else np.asarray(episodes)
-        long_enough = given[self.lengths[given] >= actions]
+        candidates = np.arange(len(self)) if episodes is None else np.asarray(episodes)
+        long_enough = candidates[self.lengths[candidates] >= actions]
         if not len(long_enough):
             raise DataError(
-                f"none of {len(given)} episodes has {actions} steps: collect longer ones, or take a shorter window"
+                f"none of {len(candidates)} episodes has {actions} steps: collect longer ones, or take a shorter window"
             )
         episode = rng.choice(long_enough, count)
         time = rng.integers(0, self.lengths[episode] - actions + 1)
-        return self.at(episode, time, actions, gamma=gamma)
+        return self.windows_at(episode, time, actions, gamma=gamma)
 
-    def at(self, episode: Any, time: Any, actions: int, *, gamma: float = 0.99) -> Windows:
+    def windows_at(self, episode: Any, time: Any, actions: int, *, gamma: float = 0.99) -> Windows:
         """The windows that begin at given steps of given episodes."""
         episode, time = np.asarray(episode), np.asarray(time)
         first = self.starts[episode] + time
@@ -217,8 +217,8 @@ def joined(parts: Sequence[EpisodeDataset], digest: str, names: Sequence[str] = 
     first = shapes(parts[0].obs)
     for i, part in enumerate(parts):
         if shapes(part.obs) != first:
-            which = names[i] if names else f"part {i}"
-            raise DataError(f"{which} has observations {shapes(part.obs)}, and the first part {first}: read one world")
+            label = names[i] if names else f"part {i}"
+            raise DataError(f"{label} has observations {shapes(part.obs)}, and the first part {first}: read one world")
     join: Any = lambda *xs: np.concatenate(xs)  # noqa: E731
     obs = jax.tree.map(join, *(part.obs for part in parts))
     flat = {name: join(*(getattr(part, name) for part in parts)) for name in FLAT}
@@ -240,8 +240,8 @@ STEPS = ("action", "timestep", "reward", "terminated", "truncated", "infos")
 """The entries of an episode that have one item per action."""
 
 
-def check_pictures(parts: Container[str], env: Environment) -> None:
-    """**Raises** `ValueError` for observations without a picture, which the published layout needs."""
+def check_images(parts: Container[str], env: Environment) -> None:
+    """**Raises** `ValueError` for observations without an image, which the published layout needs."""
     if "image" not in parts:
         raise ValueError(
             f"the published layout (--npy) has pictures, which these observations of {env.id} lack: collect with an "
@@ -250,9 +250,9 @@ def check_pictures(parts: Container[str], env: Environment) -> None:
 
 
 def episodes_of(data: EpisodeDataset, env: Environment) -> list[dict[str, Any]]:
-    """The published list. **Raises:** as `check_pictures`."""
+    """The published list. **Raises:** as `check_images`."""
     world = world_of(env)
-    check_pictures(data.obs, env)
+    check_images(data.obs, env)
     episodes = []
     for i, (start, length) in enumerate(zip(data.starts, data.lengths)):
         observations = slice(start + i, start + i + length + 1)
@@ -305,71 +305,71 @@ def read_npy(path: Path, env: Environment) -> EpisodeDataset:
     return joined(parts, digest_of(path))
 
 
-def _episode(where: str, episode: Any, env: Environment) -> EpisodeDataset:
+def _episode(location: str, episode: Any, env: Environment) -> EpisodeDataset:
     needed = {"image", "description", "direction", "action", "reward"}
     if not isinstance(episode, dict) or not needed <= set(episode):
-        raise DataError(f"{where} is not of the published layout: it needs {', '.join(sorted(needed))}")
+        raise DataError(f"{location} is not of the published layout: it needs {', '.join(sorted(needed))}")
     steps = items_of(episode["action"])
     if not steps:
-        raise DataError(f"{where} has no list of actions")
+        raise DataError(f"{location} has no list of actions")
     count = len(steps)
-    action = _numbers(where, "action", steps, count, (0, len(env.action_names) - 1), integer=True)
+    action = _numbers(location, "action", steps, count, (0, len(env.action_names) - 1), integer=True)
     last = np.arange(count) == count - 1
-    given = episode.get("terminated", last.tolist())
-    terminated = _numbers(where, "terminated", given, count, (0, 1), integer=True).astype(bool)
+    flags = episode.get("terminated", last.tolist())
+    terminated = _numbers(location, "terminated", flags, count, (0, 1), integer=True).astype(bool)
     if terminated[:-1].any():
-        raise DataError(f"{where} is terminated at step {int(terminated.argmax())} of {count}, and goes on")
+        raise DataError(f"{location} is terminated at step {int(terminated.argmax())} of {count}, and goes on")
     obs = {
-        "image": _image(where, episode["image"], count + 1),
-        "direction": _numbers(where, "direction", episode["direction"], count + 1, (0, 3), integer=True),
-        TEXT: _captions(where, episode["description"], count + 1, env),
+        "image": _image(location, episode["image"], count + 1),
+        "direction": _numbers(location, "direction", episode["direction"], count + 1, (0, 3), integer=True),
+        TEXT: _captions(location, episode["description"], count + 1, env),
     }
-    reward = _numbers(where, "reward", episode["reward"], count, (-1e9, 1e9)).astype(np.float32)
+    reward = _numbers(location, "reward", episode["reward"], count, (-1e9, 1e9)).astype(np.float32)
     return EpisodeDataset(obs, action, reward, terminated, last & ~terminated, digest="")
 
 
 def _numbers(
-    where: str, name: str, given: Any, count: int, span: tuple[float, float], *, integer: bool = False
+    location: str, name: str, values: Any, count: int, span: tuple[float, float], *, integer: bool = False
 ) -> np.ndarray:
     """Numbers of an entry: int32 if they are whole. **Arguments:** `span`, the lowest and the highest."""
-    items = items_of(given)
+    items = items_of(values)
     if items is None or len(items) != count:
-        given_items = "no list" if items is None else f"{len(items)} items"
+        contents = "no list" if items is None else f"{len(items)} items"
         raise DataError(
-            f"{where} has {given_items} as {name!r}; {count} numbers are needed, for {count} steps or observations"
+            f"{location} has {contents} as {name!r}; {count} numbers are needed, for {count} steps or observations"
         )
     for item in items:
         if not isinstance(item, int if integer else int | float) or not span[0] <= item <= span[1] or item != item:
-            what = f"whole numbers from {span[0]} to {span[1]}" if integer else "numbers of at most 1e9"
-            raise DataError(f"{where} has {str(item)[:40]!r} in {name!r}; {what} are needed")
+            description = f"whole numbers from {span[0]} to {span[1]}" if integer else "numbers of at most 1e9"
+            raise DataError(f"{location} has {str(item)[:40]!r} in {name!r}; {description} are needed")
     return np.array(items, np.int32 if integer else np.float64)
 
 
-def _image(where: str, given: Any, count: int) -> np.ndarray:
-    image = array_of(given, (count, 3, 7, 7))
+def _image(location: str, values: Any, count: int) -> np.ndarray:
+    image = array_of(values, (count, 3, 7, 7))
     if image is None:
-        raise DataError(f"{where} has no images of the shape {[count, 3, 7, 7]}: one for each observation is needed")
+        raise DataError(f"{location} has no images of the shape {[count, 3, 7, 7]}: one for each observation is needed")
     codes = image * SCALES.reshape(1, 3, 1, 1)
     integers = np.rint(codes)
     if not (np.abs(codes - integers) < 1e-3).all() or image.min() < 0 or image.max() > 1:
         low, high = float(image.min()), float(image.max())
         raise DataError(
-            f"{where} has images from {low:g} to {high:g} that are no codes divided by {SCALES.astype(int).tolist()}"
+            f"{location} has images from {low:g} to {high:g} that are no codes divided by {SCALES.astype(int).tolist()}"
         )
     return integers.astype(np.uint8).transpose(0, 2, 3, 1)
 
 
-def _captions(where: str, given: Any, count: int, env: Environment) -> np.ndarray:
-    texts = items_of(given)
+def _captions(location: str, values: Any, count: int, env: Environment) -> np.ndarray:
+    texts = items_of(values)
     if texts is None or len(texts) != count or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{where} has no {count} texts as 'description': one for each observation is needed")
+        raise DataError(f"{location} has no {count} texts as 'description': one for each observation is needed")
     book, size = env.captions[TEXT], env.observation_space(env.default_params).spaces[TEXT].shape[0]  # type: ignore
     captions = np.full((count, size), -1, np.int16)
     for i, text in enumerate(texts):
         try:
             captions[i] = book.caption(text.split(book.separator) if text else [], size)
         except (KeyError, ValueError) as error:
-            raise DataError(f"{where} says {text[:200]!r}, which {env.id} does not say: {error}") from error
+            raise DataError(f"{location} says {text[:200]!r}, which {env.id} does not say: {error}") from error
     return captions
 
 
@@ -393,9 +393,9 @@ def experiment(config: CollectRun) -> Experiment:
     bonus = RND(agent.rnd, make_features(space, names, flat=not agent.rnd.channels))  # type: ignore[arg-type]
     mesh = make_mesh(agent.mesh) if agent.mesh else None
     learner = make_ppo(agent.ppo, env, env.default_params, policy, mesh, bonus=bonus)
-    shown = {"success": "success", "rnd_reward": "novelty"}
+    shown_metrics = {"success": "success", "rnd_reward": "novelty"}
     return evaluated(
-        Experiment(config, learner, policy, env, env.default_params, about={"env": agent.env}, shown=shown)
+        Experiment(config, learner, policy, env, env.default_params, about={"env": agent.env}, shown=shown_metrics)
     )
 
 
@@ -409,7 +409,7 @@ def collect(config: CollectRun) -> RunResult:
     env = make_env(config.agent.env)
     space: Any = env.observation_space(env.default_params)
     if config.npy:
-        check_pictures(space.spaces, env)
+        check_images(space.spaces, env)
     x, full_env = experiment(config), playable(env, tuple(space.spaces))
     play = make_player(full_env, full_env.default_params, actor_of(x.policy), lambda obs, state: obs, chunk=CHUNK)
     with opened(config.run, "bkrl-collect") as folder:
@@ -417,7 +417,7 @@ def collect(config: CollectRun) -> RunResult:
         def write(state: Any, key: jax.Array) -> dict[str, float]:
             """Write one set of episodes. Returns its statistics."""
             played = play((state.params, state.frozen), key_pairs(key, config.episodes))
-            steps = [one.transitions(truncated=one.truncated & ~one.terminated) for one in played]
+            steps = [episode.transitions(truncated=episode.truncated & ~episode.terminated) for episode in played]
             data = from_transitions(jax.tree.map(lambda *x: np.concatenate(x), *steps))
             file = folder / FOLDER / f"update-{int(state.update):06d}.parquet"
             write_episodes(file, data)

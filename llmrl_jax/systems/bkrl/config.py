@@ -132,7 +132,7 @@ class CollectRun(Checked):
         return self.episodes
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.bkrl.collect import experiment
 
         return experiment(self)
@@ -189,7 +189,7 @@ class TrainRun(Checked):
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.bkrl.train import experiment
 
         return experiment(self)
@@ -197,7 +197,7 @@ class TrainRun(Checked):
 
 @dataclass(frozen=True)
 class WindowConfig(Checked):
-    """Which windows of the collected episodes a chat model is shown."""
+    """The windows of the collected episodes that a chat model is shown."""
 
     data: str = ""
     """Folder of a run of `llmrl bkrl collect`, or one of its files; or an npy file of the published layout."""

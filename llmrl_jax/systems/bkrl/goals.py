@@ -57,7 +57,7 @@ class Library:
     keys: Float[np.ndarray, "N E"]
     """Embeddings of the situations, of norm 1."""
     of_key: Bool[np.ndarray, "N G"]
-    """Which goals were proposed in each."""
+    """Whether each goal was proposed in each situation."""
     vectors: Float[np.ndarray, "G E"]
     """Embeddings of the goals, of norm 1."""
 
@@ -96,8 +96,8 @@ def exact_potential(
     """
     values = np.zeros(len(query), np.float32)
     for i, (past, reached) in enumerate(zip(query, transition)):
-        near = np.argsort(-(library.keys @ past), kind="stable")[:NEAREST]
-        goals = library.of_key[near].any(axis=0)
+        nearest = np.argsort(-(library.keys @ past), kind="stable")[:NEAREST]
+        goals = library.of_key[nearest].any(axis=0)
         if goals.any():
             best = float((library.vectors[goals] @ reached).max())
             values[i] = best if best > threshold else 0.0
@@ -133,13 +133,13 @@ class GoalPotential:
         """**Arguments:** `library`; `phrases`, embeddings of the phrases of the world's text; `verbs`, those of
         sentences about actions; `window`; `threshold`, cosine that must be exceeded."""
         self.window = window
-        none = np.zeros((1, verbs.shape[1]), np.float32)
+        no_action = np.zeros((1, verbs.shape[1]), np.float32)
         self.params = {
             "keys": library.keys.T.astype(np.float32),
             "of_key": library.of_key,
             "goals": library.vectors.T.astype(np.float32),
             "phrases": phrases.astype(np.float32),
-            "verbs": np.concatenate([none, verbs]).astype(np.float32),
+            "verbs": np.concatenate([no_action, verbs]).astype(np.float32),
             "threshold": np.float32(threshold),
         }
 
@@ -149,12 +149,12 @@ class GoalPotential:
     def value(self, params: Any, window: Window) -> Float[Array, " B"]:
         verbs = params["verbs"][window.action - NO_ACTION]
         real = window.action[:, :, None] != NO_ACTION
-        led = jnp.sum(jnp.where(real, window.features[:, :-1], 0.0), axis=1) + jnp.sum(verbs[:, :-1], axis=1)
-        led = jnp.where(real[:, -1], led, window.features[:, -1])  # at the start there is no past
+        past = jnp.sum(jnp.where(real, window.features[:, :-1], 0.0), axis=1) + jnp.sum(verbs[:, :-1], axis=1)
+        past = jnp.where(real[:, -1], past, window.features[:, -1])  # at the start there is no past
         reached = window.features[:, -1] + verbs[:, -1]
-        few = min(NEAREST, params["keys"].shape[1])
-        near = jax.lax.top_k(jnp.matmul(_unit(led), params["keys"], precision="highest"), few)[1]
-        allowed = jnp.any(params["of_key"][near], axis=1)
+        count = min(NEAREST, params["keys"].shape[1])
+        nearest = jax.lax.top_k(jnp.matmul(_unit(past), params["keys"], precision="highest"), count)[1]
+        allowed = jnp.any(params["of_key"][nearest], axis=1)
         cosine = jnp.matmul(_unit(reached), params["goals"], precision="highest")
         best = jnp.max(jnp.where(allowed, cosine, -1.0), axis=1)
         return jnp.where(best > params["threshold"], best, 0.0)
@@ -231,8 +231,8 @@ def make_library(
 
     **Arguments:** `embed`, of situations, which embeds what is compared with them too; `encoder`, of goals.
     """
-    situations = [i for i, some in enumerate(goals) if some]
-    names = tuple(dict.fromkeys(goal for some in goals for goal in some))
+    situations = [i for i, proposed in enumerate(goals) if proposed]
+    names = tuple(dict.fromkeys(goal for proposed in goals for goal in proposed))
     pasts, transitions = split_windows(run.env, run.world.verbs, windows)
     of_key = np.array([[name in goals[i] for name in names] for i in situations], bool)
     keys = embed([pasts[i] + transitions[i] for i in situations])
@@ -254,7 +254,7 @@ def propose(config: GoalsRun) -> dict[str, Any]:
         summary: dict[str, Any] = {
             "situations": len(goals),
             "without_goals": empty,
-            "goals": len({goal for some in goals for goal in some}),
+            "goals": len({goal for proposed in goals for goal in proposed}),
             "encoder": encoder.name,
             **run.spent(stopped),
         }

@@ -132,8 +132,8 @@ def fixed_scale(potential: Any, windows: Windows) -> tuple[float, dict[str, floa
     std = float(np.std(values))
     if not std > MIN_STD:
         raise ValueError(f"the potential is {values[0]:g} on all of {len(values)} collected windows: it is constant")
-    about = {"mean": float(values.mean()), "std": std, "low": float(values.min()), "high": float(values.max())}
-    return 1 / std, about
+    summary = {"mean": float(values.mean()), "std": std, "low": float(values.min()), "high": float(values.max())}
+    return 1 / std, summary
 
 
 # --- on disk ----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Manifest:
     options: dict[str, Any] = field(default_factory=dict)
     """Of the kind: sizes of a network, thresholds."""
     report: dict[str, Any] = field(default_factory=dict)
-    """What was measured: correlations, accuracies, costs."""
+    """Measurements: correlations, accuracies, costs."""
     format: int = FORMAT
 
 
@@ -182,12 +182,12 @@ def observation_spec(env: Environment, parts: tuple[str, ...]) -> dict[str, list
     """Parts of a world's observation, as a manifest has them."""
     space: Any = env.observation_space(env.default_params)
 
-    def about(name: str) -> list[Any]:
+    def part_spec(name: str) -> list[Any]:
         if name in env.captions:
             return ["phrases", digest(*env.captions[name].phrases)]
         return [list(space.spaces[name].shape), np.dtype(space.spaces[name].dtype).name]
 
-    return {name: about(name) for name in sorted(parts)}
+    return {name: part_spec(name) for name in sorted(parts)}
 
 
 def digest(*texts: str) -> str:

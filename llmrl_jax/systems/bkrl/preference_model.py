@@ -51,14 +51,16 @@ class _Layer(nn.Module):
     """The weights of a dense layer of one attention head, as flax's `MultiHeadDotProductAttention` names them."""
 
     width: int
-    into: bool
+    is_input: bool
     """Whether it makes the head's input, or reads its output."""
 
     @nn.compact
     def __call__(self) -> tuple[Float[Array, "W W"], Float[Array, " W"]]:
         w = self.width
-        shape, bias = ((w, 1, w), (1, w)) if self.into else ((1, w, w), (w,))
-        init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", *((0, 2) if self.into else (1, 2)))
+        shape, bias = ((w, 1, w), (1, w)) if self.is_input else ((1, w, w), (w,))
+        init = nn.initializers.variance_scaling(
+            1.0, "fan_in", "truncated_normal", *((0, 2) if self.is_input else (1, 2))
+        )
         kernel = self.param("kernel", init, shape)
         return kernel.reshape(w, w), self.param("bias", nn.initializers.zeros, bias).reshape(w)
 
@@ -85,10 +87,10 @@ class _Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with one head, with two products of the width per place instead of four.
+    """Self-attention with one head, with two products of the width per position instead of four.
 
-    A place `i` attends to `j` by `(y_i Q + q) . (y_j K + k)`; what depends on `i` alone drops out of the softmax, which
-    leaves `(y_i Q K' + q K') . y_j`. The weights sum to 1, so that values and output are one product with `V O`.
+    A position `i` attends to `j` by `(y_i Q + q) . (y_j K + k)`; what depends on `i` alone drops out of the softmax,
+    which leaves `(y_i Q K' + q K') . y_j`. The weights sum to 1, so that values and output are one product with `V O`.
     """
 
     width: int
@@ -102,20 +104,20 @@ class Attention(nn.Module):
         return jnp.concatenate([self.query()[0] @ self.key()[0].T, self.value()[0] @ self.out()[0]], axis=1)
 
     def bias(self) -> Float[Array, " V"]:
-        """What is added to their product."""
+        """The bias of their product."""
         (_, start), (key, _) = self.query(), self.key()
         return jnp.concatenate([start @ key.T, jnp.zeros(self.width)])
 
-    def __call__(self, y: Float[Array, "B S W"], both: Float[Array, "B S V"], mask: Any) -> Float[Array, "B S W"]:
-        """**Arguments:** `both`, the product of `y` and the weights, with `bias`. A place that may attend to none,
-        which no other attends to, is given zeros."""
-        scores = jnp.einsum("biw,bjw->bij", both[..., : self.width], y) / np.sqrt(self.width)
+    def __call__(self, y: Float[Array, "B S W"], products: Float[Array, "B S V"], mask: Any) -> Float[Array, "B S W"]:
+        """**Arguments:** `products`, the product of `y` and the weights, with `bias`. A position that may attend to
+        none, which no other attends to, is given zeros."""
+        scores = jnp.einsum("biw,bjw->bij", products[..., : self.width], y) / np.sqrt(self.width)
         # the mask after the exponential, and the division last: a third less time than of softmax
         highest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.where(mask, jnp.exp(scores - highest), 0.0)
         total = jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-15)
-        (_, shift), (out, bias) = self.value(), self.out()
-        return jnp.einsum("bij,bjw->biw", weights, both[..., self.width :]) / total + (shift @ out + bias)
+        (_, shift), (kernel, bias) = self.value(), self.out()
+        return jnp.einsum("bij,bjw->biw", weights, products[..., self.width :]) / total + (shift @ kernel + bias)
 
 
 class _Dense(nn.Module):
@@ -132,9 +134,9 @@ class _Dense(nn.Module):
 class Scorer(nn.Module):
     """The score of a window of encoded observations and actions.
 
-    What a place holds is the sum of a vector (of an observation or an action) and of the place's own. Its normalized
+    The input of a position is the sum of a vector (of an observation or an action) and of its own. Its normalized
     form `(x - m) / s * g + b` enters the first layer by `(x G - m (1 G)) / s + b M` with `G = diag(g) M`, and `x G` is
-    a sum as well: of products made once per observation, action and place, rather than in each of the windows.
+    a sum as well: of products made once per observation, action and position, rather than in each of the windows.
     """
 
     actions: int
@@ -144,7 +146,7 @@ class Scorer(nn.Module):
 
     def setup(self) -> None:
         self.action = nn.Embed(self.actions + 1, self.width)
-        self.place = self.param("place", nn.initializers.normal(0.02), (2 * self.window + 1, self.width))
+        self.positions = self.param("place", nn.initializers.normal(0.02), (2 * self.window + 1, self.width))
         self.norm_0 = _Norm(self.width)
         self.attention = Attention(self.width)
         self.norm_1, self.norm_2 = nn.LayerNorm(), nn.LayerNorm()
@@ -160,7 +162,7 @@ class Scorer(nn.Module):
         return self.norm_0()[0][:, None] * self.attention.weights()
 
     def _normed(self, x: Float[Array, "B S W"], products: Float[Array, "B S V"]) -> tuple[jax.Array, jax.Array]:
-        """The normalized places, and their products with the attention's weights."""
+        """The normalized positions, and their products with the attention's weights."""
         scale, bias = self.norm_0()
         mean = jnp.mean(x, axis=-1, keepdims=True)
         spread = jax.lax.rsqrt(jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True) + 1e-6)
@@ -170,25 +172,25 @@ class Scorer(nn.Module):
 
     def __call__(self, features: Encoded, action: Int[Array, "B K"]) -> Float[Array, " B"]:
         steps, width = self.window, self.width
-        verbs, place = self.encoded(self.action.embedding), self.encoded(self.place)
+        verbs, positions = self.encoded(self.action.embedding), self.encoded(self.positions)
 
-        def places(observations: jax.Array, verbs: jax.Array, place: jax.Array) -> jax.Array:
+        def interleave(observations: jax.Array, verbs: jax.Array, positions: jax.Array) -> jax.Array:
             # observations and actions in turn: o_0 a_0 o_1 a_1 ... o_K
-            between = jnp.stack([observations[:, :-1], verbs[action - NO_ACTION]], axis=2)
-            joined = between.reshape(-1, 2 * steps, observations.shape[-1])
-            return jnp.concatenate([joined, observations[:, -1:]], axis=1) + place
+            pairs = jnp.stack([observations[:, :-1], verbs[action - NO_ACTION]], axis=2)
+            joined = pairs.reshape(-1, 2 * steps, observations.shape[-1])
+            return jnp.concatenate([joined, observations[:, -1:]], axis=1) + positions
 
-        x = places(features.vector, verbs.vector, place.vector)
-        products = places(features.products, verbs.products, place.products)
+        x = interleave(features.vector, verbs.vector, positions.vector)
+        products = interleave(features.products, verbs.products, positions.products)
         real = jnp.repeat(action != NO_ACTION, 2, axis=1)
         real = jnp.concatenate([real, jnp.ones((real.shape[0], 1), bool)], axis=1)
         causal = np.tril(np.ones((2 * steps + 1,) * 2, bool))
         x += self.attention(*self._normed(x, products), causal & real[:, None, :])
         x += self.out(nn.relu(self.hidden(self.norm_1(x))))
-        # the newest place attends to all of them, and adds their values
+        # the newest position attends to all of them, and adds their values
         x = self.norm_2(x)
         key, _ = self.key()
-        query = self.query(x[:, -1]) @ key.T  # the key's bias is the same for all places
+        query = self.query(x[:, -1]) @ key.T  # the key's bias is the same for all positions
         weights = jnp.einsum("bw,bsw->bs", query, x) / np.sqrt(width)
         weights = jax.nn.softmax(jnp.where(real, weights, -1e9), axis=-1)
         return jnp.sum(weights * self.value(x)[..., 0], axis=-1)
@@ -215,12 +217,12 @@ class PreferencePotential:
 
     def init(self, key: jax.Array, obs: Any) -> Any:
         """Random parameters. **Arguments:** `obs`, leaves `[B, ...]`."""
-        one, other = jax.random.split(key)
+        encoder_key, scorer_key = jax.random.split(key)
         x = self.features(obs, 1)
-        encoder = self.encoder.init(one, x)["params"]
+        encoder = self.encoder.init(encoder_key, x)["params"]
         width, length = self.encoder.width, self.window + 1
         encoded = Encoded(jnp.zeros((1, length, width)), jnp.zeros((1, length, 2 * width)))
-        scorer = self.scorer.init(other, encoded, jnp.zeros((1, self.window), jnp.int32))["params"]
+        scorer = self.scorer.init(scorer_key, encoded, jnp.zeros((1, self.window), jnp.int32))["params"]
         return {"encoder": encoder, "scorer": scorer}
 
     def encode(self, params: Any, obs: Any) -> Encoded:
@@ -324,20 +326,22 @@ def fit(
         raise ValueError("there are no pairs to learn from: ask about more")
 
     def scores(params: Any, obs: Any, action: Any) -> tuple[jax.Array, jax.Array]:
-        both = [(jax.tree.map(lambda x, i=i: x[:, i], obs), action[:, i]) for i in (0, 1)]
-        return model.score(params, *both[0]), model.score(params, *both[1])
+        windows = [(jax.tree.map(lambda x, i=i: x[:, i], obs), action[:, i]) for i in (0, 1)]
+        return model.score(params, *windows[0]), model.score(params, *windows[1])
 
     def loss(params: Any, obs: Any, action: Any, wins: Any) -> jax.Array:
         return jnp.mean(bradley_terry(*scores(params, obs, action), wins, config.smoothing))
 
     compiled = jax.jit(scores)
 
-    def accuracy(params: Any, of: Pairs) -> float:
-        clear = of.second_wins != 0.5
+    def accuracy(params: Any, labeled: Pairs) -> float:
+        clear = labeled.second_wins != 0.5
         if not clear.any():
             return float("nan")
-        first, second = map(np.asarray, compiled(params, jax.tree.map(jnp.asarray, of.obs), jnp.asarray(of.action)))
-        return float(np.mean((second > first)[clear] == (of.second_wins[clear] > 0.5)))
+        first, second = map(
+            np.asarray, compiled(params, jax.tree.map(jnp.asarray, labeled.obs), jnp.asarray(labeled.action))
+        )
+        return float(np.mean((second > first)[clear] == (labeled.second_wins[clear] > 0.5)))
 
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0, 0]), pairs.obs))
     data = (pairs.obs, pairs.action, pairs.second_wins)
@@ -398,10 +402,10 @@ def load_model(env: Environment, family: str, config: PreferenceModelConfig, pat
     expected = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), obs), sep="/")
     loaded = flatten_dict(model.params, sep="/")
     for name in sorted(expected.keys() | loaded.keys()):
-        has, needs = (str(tree[name].shape) if name in tree else "nothing" for tree in (loaded, expected))
-        if has != needs:
+        shape, target = (str(tree[name].shape) if name in tree else "nothing" for tree in (loaded, expected))
+        if shape != target:
             raise ArtifactError(
-                f"{path} has the weights of another model: {name} is {has}, and {needs} is needed; make it again"
+                f"{path} has the weights of another model: {name} is {shape}, and {target} is needed; make it again"
             )
     return model
 

@@ -46,8 +46,7 @@ class Answer:
     backward: float | None
     """Of the pair in the other order."""
     margin: float | None = None
-    """How much more likely the answer that the second is better is than the other, in nats, summed over both orders;
-    None: not known."""
+    """Log-odds of the answer that the second is better, in nats, summed over both orders; None: not known."""
 
     @property
     def second_wins(self) -> float | None:
@@ -72,21 +71,21 @@ def statistics(answers: list[Answer], returns: np.ndarray) -> dict[str, float]:
     `agreement` with the order of returns, of pairs whose returns differ and that are no tie, and their number
     `compared`.
     """
-    every = [x for a in answers for x in (a.forward, a.backward)]
-    clear = [x for x in every if x is not None and x != 0.5]
-    both = [a for a in answers if a.forward is not None and a.backward is not None]
+    choices = [x for a in answers for x in (a.forward, a.backward)]
+    clear = [x for x in choices if x is not None and x != 0.5]
+    complete = [a for a in answers if a.forward is not None and a.backward is not None]
     wins = np.array([0.5 if a.second_wins is None else a.second_wins for a in answers])
     compared = (wins != 0.5) & (returns[:, 0] != returns[:, 1])
     agrees = (wins > 0.5) == (returns[:, 1] > returns[:, 0])
 
-    def fraction(count: float, of: float) -> float:
-        return count / of if of else float("nan")
+    def fraction(count: float, total: float) -> float:
+        return count / total if total else float("nan")
 
     return {
         "pairs": float(len(answers)),
-        "unreadable": float(sum(x is None for x in every)),
+        "unreadable": float(sum(x is None for x in choices)),
         "first_wins": fraction(sum(x == 0 for x in clear), len(clear)),
-        "consistent": fraction(sum(a.forward == 1 - a.backward for a in both), len(both)),  # type: ignore[operator]
+        "consistent": fraction(sum(a.forward == 1 - a.backward for a in complete), len(complete)),  # type: ignore[operator]
         "ties": float(sum(a.second_wins == 0.5 for a in answers)),
         "agreement": fraction(float(agrees[compared].sum()), float(compared.sum())),
         "compared": float(compared.sum()),
@@ -128,8 +127,8 @@ def ask(run: AdviceRun, config: PreferRun, windows: Windows) -> tuple[list[Answe
 
 
 def _margin(forward: tuple[float, ...], backward: tuple[float, ...]) -> float | None:
-    """How much more likely it is that the second window is better, from the log-probabilities of `prompts.RANKS` in
-    both orders; None: they are not known."""
+    """Log-odds that the second window is better, from the log-probabilities of `prompts.RANKS` in both orders;
+    None: they are not known."""
     return (forward[1] - forward[0]) - (backward[1] - backward[0]) if forward and backward else None
 
 
@@ -155,7 +154,7 @@ def sample_pairs(run: AdviceRun, config: PreferRun) -> tuple[Windows, Bool[np.nd
     for episodes, pairs in ((run.train, ~validates), (run.validation, validates)):
         index = np.flatnonzero(np.repeat(pairs, 2))
         starts[:, index] = _sample_starts(run, config.windows.window, episodes, len(index))
-    return run.data.at(starts[0], starts[1], config.windows.window, gamma=config.gamma), validates
+    return run.data.windows_at(starts[0], starts[1], config.windows.window, gamma=config.gamma), validates
 
 
 def _sample_starts(run: AdviceRun, window: int, episodes: np.ndarray, number: int) -> np.ndarray:
@@ -174,8 +173,8 @@ def _sample_starts(run: AdviceRun, window: int, episodes: np.ndarray, number: in
             f"{len(episodes)} of {len(run.data)} episodes have one window of {window} steps; two are needed for a "
             "pair: collect more, or take a shorter --window"
         )
-    while len(same := np.flatnonzero((starts[:, ::2] == starts[:, 1::2]).all(0))):
-        starts[:, 2 * same + 1] = sample(len(same))
+    while len(duplicates := np.flatnonzero((starts[:, ::2] == starts[:, 1::2]).all(0))):
+        starts[:, 2 * duplicates + 1] = sample(len(duplicates))
     return starts
 
 

@@ -42,7 +42,7 @@ class Candidate:
     round: int
     number: int
     repair: int
-    """How many repairs led to it."""
+    """Number of repairs that led to it."""
     source: str = ""
     refused: str = ""
     """Why there is no program; empty: there is one."""
@@ -160,11 +160,11 @@ class ProgramSearch:
             if repair == config.repairs or not refused:
                 return
             requests = [
-                ChatRequest(again, sample=number * config.candidates + i, **config.chat.sampling)
-                for i, again in refused
+                ChatRequest(conversation, sample=number * config.candidates + i, **config.chat.sampling)
+                for i, conversation in refused
             ]
             answers = self.run.chat.model.complete(requests)
-            waiting = [(i, again, answer.text) for (i, again), answer in zip(refused, answers)]
+            waiting = [(i, conversation, answer.text) for (i, conversation), answer in zip(refused, answers)]
 
     def _first(self, number: int) -> tuple[Message, ...]:
         """The conversation with which a round begins."""
@@ -227,8 +227,8 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
         }
         if writing.best is None or writing.best.program is None:
             write_summary(run.folder, summary)
-            why = refused[-1].refused if refused else stopped
-            raise ValueError(f"{run.chat.model.name} wrote no program that was admitted; the last reason was: {why}")
+            reason = refused[-1].refused if refused else stopped
+            raise ValueError(f"{run.chat.model.name} wrote no program that was admitted; the last reason was: {reason}")
         summary |= _save(run, writing, writing.best, summary)
         write_summary(run.folder, summary)
         _print(run, writing, summary)

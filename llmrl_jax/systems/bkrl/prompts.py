@@ -30,7 +30,7 @@ class World:
     family: str
     verbs: tuple[str, ...]
     """The actions, as captions name them."""
-    about: str
+    rules: str
     """The rules of the world."""
     arrays: str
     """The numeric parts of an observation, for programs."""
@@ -122,7 +122,7 @@ def world_of(env: Environment) -> World:
 
 
 def program_parts(world: World, env: Environment) -> tuple[str, ...]:
-    """The numeric parts of an observation that the texts describe: what programs are given. Crafter's picture is not
+    """The numeric parts of an observation that the texts describe, which programs are given. Crafter's image is not
     among them."""
     space: Any = env.observation_space(env.default_params)
     return tuple(name for name in sorted(space.spaces) if f'obs["{name}"]' in world.arrays)
@@ -135,8 +135,8 @@ def _crafter(env: Any) -> str:
     view = ""
     if "view" in space.spaces:
         materials = ", ".join(f"{i} {name}" for i, name in enumerate(("outside of the world", *MATERIALS)))
-        things = ", ".join(f"{i} {name}" for i, name in enumerate(("nothing", *SPRITES)))
-        view = CRAFTER_VIEW.format(shape=space.spaces["view"].shape, materials=materials, things=things)
+        objects = ", ".join(f"{i} {name}" for i, name in enumerate(("nothing", *SPRITES)))
+        view = CRAFTER_VIEW.format(shape=space.spaces["view"].shape, materials=materials, things=objects)
     actions = ", ".join(f"{i} {name}" for i, name in enumerate(env.action_names))
     return CRAFTER_ARRAYS.format(view=view, actions=actions)
 
@@ -212,7 +212,7 @@ def code_system(world: World, window: int) -> str:
     """System prompt for BK-Code. **Arguments:** `window`, past observations."""
     part = "image" if world.family == "babyai" else "inventory"
     contract = CODE_CONTRACT.format(window=window, part=part, waits=world.verbs.index("do nothing"))
-    return "\n\n".join((CODE_ROLE, world.about, world.arrays, contract))
+    return "\n\n".join((CODE_ROLE, world.rules, world.arrays, contract))
 
 
 def code_repair(reason: str) -> str:
@@ -237,7 +237,7 @@ PREFERENCE_ROLE = """\
 You compare two pieces of the play of an agent. The goal of the agent is not known; judge by common sense and by what
 you know about such worlds, which piece is better.
 
-{about}
+{rules}
 
 You get the descriptions of two pieces, A and B. """
 
@@ -268,7 +268,7 @@ def preference_system(world: World, thoughts: bool = True) -> str:
     """System prompt for BK-Pref. **Arguments:** `thoughts`, whether they are written before the
     answer."""
     task = PREFERENCE_WRITTEN if thoughts else PREFERENCE_CHOSEN
-    return PREFERENCE_ROLE.format(about=world.about) + task
+    return PREFERENCE_ROLE.format(rules=world.rules) + task
 
 
 def preference_pair(first: str, second: str, thoughts: bool = True) -> str:
@@ -295,7 +295,7 @@ def read_preference(reply: str) -> float | None:
 GOAL_ROLE = """\
 You help an agent in a game. From what the agent did and sees, propose goals for it.
 
-{about}
+{rules}
 
 Rules: a goal uses only actions and objects of this game, and is about what the agent sees. It is precise, and can be
 used again in other situations: it names no numbers of steps, distances or directions. No two goals say the same. Give a
@@ -303,23 +303,23 @@ few goals, not many, and use earlier ones again where they fit. Answer with a Ma
 line beginning with "- "."""
 
 GOAL_WINDOW = """\
-{said}
+{text}
 
 Earlier goals:
-{known}
+{goals}
 
 Propose goals for the current observation, as a list. Use earlier goals where they fit, and improve on them."""
 
 
 def goal_system(world: World) -> str:
     """System prompt for BK-Goal."""
-    return GOAL_ROLE.format(about=world.about)
+    return GOAL_ROLE.format(rules=world.rules)
 
 
 def goal_window(text: str, earlier: Sequence[str]) -> str:
     """The question about one window. **Arguments:** `text`, the window in words; `earlier`, goals."""
     goals = "\n".join(f"- {goal}" for goal in earlier) or "(none)"
-    return GOAL_WINDOW.format(said=text.strip(), known=goals)
+    return GOAL_WINDOW.format(text=text.strip(), goals=goals)
 
 
 def read_goals(reply: str) -> list[str]:

@@ -21,12 +21,12 @@ _ITEM = re.compile(
 )
 _STATUS = re.compile(r"(health|food|drink|energy): (\d)")
 _FACING = re.compile(r"You face (\w+)")
-FAR = 14
+UNSEEN_DISTANCE = 14
 """Stands for the distance of what is not in view."""
 
 
 def merit(text: str) -> float:
-    """How good a window in words is: in BabyAI ground covered, steps towards objects and objects reached, in Crafter
+    """The quality of a window in words: in BabyAI ground covered, steps towards objects and objects reached, in Crafter
     items and health; idle actions count against it."""
     *steps, last = _CHOICE.split(text)
     texts, actions = [*steps[::2], last], steps[1::2]
@@ -39,16 +39,16 @@ def merit(text: str) -> float:
 def progress(texts: Sequence[str], actions: Sequence[str]) -> float:
     """In BabyAI: how far the agent got with its moves, and what it came nearer to. **Arguments:** `texts`, of one
     observation more than `actions`."""
-    near = [
-        min((sum(map(int, _STEPS.findall(where))) for _, where in _DISTANCE.findall(text)), default=FAR)
+    distances = [
+        min((sum(map(int, _STEPS.findall(offset))) for _, offset in _DISTANCE.findall(text)), default=UNSEEN_DISTANCE)
         for text in texts
     ]
-    position, heading, gained, met = 0j, 1 + 0j, 0.0, False
+    position, heading, gained, reached = 0j, 1 + 0j, 0.0, False
     for i, action in enumerate(actions):
-        met = met or near[i] == 1
+        reached = reached or distances[i] == 1
         if action == "forward" and not _BLOCKED.search(texts[i]):
             position += heading  # a complex number: turns multiply by i
-            gained += 0.0 if met else 0.8 * (near[i + 1] < near[i]) + 2 * (near[i + 1] == 1)
+            gained += 0.0 if reached else 0.8 * (distances[i + 1] < distances[i]) + 2 * (distances[i + 1] == 1)
         elif action.startswith("turn"):
             heading *= 1j if action == "turn left" else -1j
     return 3 * (abs(position.real) + abs(position.imag)) / max(len(actions), 1) + gained

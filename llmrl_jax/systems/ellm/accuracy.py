@@ -71,10 +71,10 @@ def visit(env: Any, env_params: Any, policy: Any, weights: Any, key: jax.Array, 
         chunk=CHUNK,
     )
     played = list(play(weights, key_pairs(key, episodes)))
-    seen = jax.tree.map(lambda *x: np.concatenate(x), *(one.seen for one in played))
-    order = np.argsort(np.concatenate([np.arange(len(one)) for one in played]), kind="stable")  # step by step
-    every, masks = seen["key"][order], seen["goals"][order]
-    distinct, first = np.unique(every, return_index=True)
+    visited = jax.tree.map(lambda *x: np.concatenate(x), *(episode.observed for episode in played))
+    order = np.argsort(np.concatenate([np.arange(len(episode)) for episode in played]), kind="stable")  # step by step
+    keys, masks = visited["key"][order], visited["goals"][order]
+    distinct, first = np.unique(keys, return_index=True)
     return VisitedStates(distinct, np.asarray(unpacked(jnp.asarray(masks[first]), env.spec.num_goals)))
 
 
@@ -161,8 +161,8 @@ def accuracy(config: AccuracyRun, states: tuple[Ellm, VisitedStates] | None = No
             chat.close()
         numbers = category_counts(built.spec, visited, suggested)
         spent = chat.spent
-        about = {"model": chat.model.name, "env": built.config.env, "seed": config.run.seed}
-        configs.save_config({**about, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
+        metadata = {"model": chat.model.name, "env": built.config.env, "seed": config.run.seed}
+        configs.save_config({**metadata, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
         _write(folder / "suggestions.jsonl", built.spec, visited, suggested)
     print(categories_table({chat.model.name: numbers}))
     print(
@@ -173,10 +173,10 @@ def accuracy(config: AccuracyRun, states: tuple[Ellm, VisitedStates] | None = No
     return numbers
 
 
-def _sample(states: VisitedStates, most: int, seed: int) -> VisitedStates:
-    if len(states.keys) <= most:
+def _sample(states: VisitedStates, limit: int, seed: int) -> VisitedStates:
+    if len(states.keys) <= limit:
         return states
-    chosen = np.sort(np.random.default_rng(seed).choice(len(states.keys), most, replace=False))
+    chosen = np.sort(np.random.default_rng(seed).choice(len(states.keys), limit, replace=False))
     return VisitedStates(states.keys[chosen], states.feasible[chosen])
 
 
@@ -192,20 +192,20 @@ def _write(path: Path, spec: OpenGoalSpec, states: VisitedStates, goals: Sequenc
 
 def _pair_accuracy(config: AccuracyRun, spec: ClosedGoalSpec) -> dict[str, Any]:
     """`accuracy` about all pairs of the environment's objects and places."""
-    who = f"{config.ellm.env}, where every pair of an object and a place is asked about,"
-    refuse_unread(config, ("from_run", "checkpoint", "states", "episodes", "half"), who)
-    refuse_unread(config.ellm, ("goals",), who)
-    how = config.ellm.judge
+    subject = f"{config.ellm.env}, where every pair of an object and a place is asked about,"
+    refuse_unread(config, ("from_run", "checkpoint", "states", "episodes", "half"), subject)
+    refuse_unread(config.ellm, ("goals",), subject)
+    judge = config.ellm.judge
     with opened(config.run, "ellm-accuracy") as folder:
         begin(folder, config)
         chat = make_chat(config.chat, ScriptedJudge(), folder)
         try:
-            answers = answers_of_run(folder, chat.model, spec, config.chat.sampling, how.samples, how.share)
+            answers = answers_of_run(folder, chat.model, spec, config.chat.sampling, judge.samples, judge.share)
         finally:
             chat.close()
         numbers, spent = pair_counts(answers, spec), chat.spent
-        about = {"model": chat.model.name, "env": config.ellm.env, "samples": how.samples, "share": how.share}
-        configs.save_config({**about, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
+        metadata = {"model": chat.model.name, "env": config.ellm.env, "samples": judge.samples, "share": judge.share}
+        configs.save_config({**metadata, **numbers, "calls": spent.calls, "usd": spent.usd}, folder / "accuracy.json")
     print(counts_line(numbers, spent.calls))
     print(f"Everything is in {folder}")
     return numbers
@@ -223,9 +223,9 @@ def rows_of(spec: OpenGoalSpec, states: VisitedStates, shots: tuple[prompts.Shot
     for key, feasible in zip(states.keys.tolist(), states.feasible, strict=True):
         state, goals = spec.describe(key), [spec.captions[i] for i in np.flatnonzero(feasible)]
         if goals:
-            asked = prompts.open_ended(state, spec.verbs, shots)
+            prompt = prompts.open_ended(state, spec.verbs, shots)
             reply = prompts.bullets(goals)
-            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
             rows.append({"key": key, "state": state, "goals": goals, "messages": messages})
     return rows
 
@@ -244,6 +244,6 @@ def write_answers(config: AnswersRun) -> int:
     if not rows:
         raise ValueError(f"no state of {config.episodes} episodes has an answer: play more, with --episodes")
     write_whole(config.file, "".join(json.dumps(row) + "\n" for row in rows))
-    without = len(states.keys) - len(rows)
-    print(f"{config.file}: {len(rows)} rows; {without} states in which the oracle has no goal are left out")
+    skipped = len(states.keys) - len(rows)
+    print(f"{config.file}: {len(rows)} rows; {skipped} states in which the oracle has no goal are left out")
     return len(rows)

@@ -148,12 +148,12 @@ def _observed(config: EllmConfig, env: Environment, spec: Any) -> tuple[str, ...
             f"the observations of {env.id} have pictures, which cost time, but observe is {config.observe}: leave the "
             "image out of --env, or choose --observe pixels"
         )
-    for kind, known in (("symbols", spec.symbols), ("text", texts_of(env)), ("pixels", picture)):
-        there = tuple(name for name in known if name in parts)
-        if kind in config.observe and not there:
-            what = "pictures" if kind == "pixels" else kind
-            raise ValueError(f"observe is {config.observe}, but the observations of {env.id} have no {what}")
-        names += there if kind in config.observe else ()
+    for kind, candidates in (("symbols", spec.symbols), ("text", texts_of(env)), ("pixels", picture)):
+        present = tuple(name for name in candidates if name in parts)
+        if kind in config.observe and not present:
+            label = "pictures" if kind == "pixels" else kind
+            raise ValueError(f"observe is {config.observe}, but the observations of {env.id} have no {label}")
+        names += present if kind in config.observe else ()
     return names
 
 
@@ -201,20 +201,20 @@ def make_inputs(
     features = spec.features if closed else _grid_features(space)
 
     def inputs(obs: Any) -> Inputs:
-        seen: dict[str, Any] = {name: obs[name] for name in picture}
+        parts: dict[str, Any] = {name: obs[name] for name in picture}
         vectors = [features(obs)] if symbols else []
         if goals:
             mask = unpacked(obs["goals"], spec.num_goals)
-            seen["goals"] = spec.as_captions(obs, mask)
+            parts["goals"] = spec.as_captions(obs, mask)
             if closed:
                 vectors.append(mask.astype(jnp.float32))
-                vectors += [spec.goal_features(obs, seen["goals"])] if symbols else []
+                vectors += [spec.goal_features(obs, parts["goals"])] if symbols else []
         if vectors:
-            seen["symbols"] = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
+            parts["symbols"] = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, axis=-1)
         if tables:
             total = sum(summed(table, obs[name]) for name, table in tables.items())
-            seen["text"] = l2_normalized(total)  # type: ignore[arg-type]
-        return seen
+            parts["text"] = l2_normalized(total)  # type: ignore[arg-type]
+        return parts
 
     return inputs
 
@@ -223,10 +223,10 @@ def _grid_features(space: Any) -> Callable[[Any], Any]:
     """Inputs of networks from a `view`, a grid of codes, and an `inventory`, counts; one of them may be missing."""
     view = plane_sizes(space.spaces["view"]) if "view" in space.spaces else ()
     counts = "inventory" in space.spaces
-    most = float(np.max(space.spaces["inventory"].high)) if counts else 1.0
+    scale = float(np.max(space.spaces["inventory"].high)) if counts else 1.0
 
     def features(obs: Any) -> Any:
-        vector = obs["inventory"].astype(jnp.float32) / most if counts else jnp.zeros((obs["view"].shape[0], 0))
+        vector = obs["inventory"].astype(jnp.float32) / scale if counts else jnp.zeros((obs["view"].shape[0], 0))
         return Symbols(obs["view"], vector, view) if view else vector
 
     return features
@@ -244,11 +244,11 @@ def novelty_features(
     def features(obs: Any, batch_dims: int) -> Float[Array, "*B D"]:
         lead = jax.tree.leaves(obs)[0].shape[:batch_dims]
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[batch_dims:]), obs)
-        seen = inputs(rows)
-        parts = [seen[name] for name in ("symbols", "text") if name in seen]
+        network_inputs = inputs(rows)
+        parts = [network_inputs[name] for name in ("symbols", "text") if name in network_inputs]
         parts = [x.vector() if isinstance(x, Symbols) else x for x in parts]
-        if "image" in seen:
-            image = seen["image"][..., -1] if PICTURE in stacked else seen["image"]
+        if "image" in network_inputs:
+            image = network_inputs["image"][..., -1] if PICTURE in stacked else network_inputs["image"]
             parts.append(image.reshape(image.shape[0], -1).astype(jnp.float32) / 255)
         return jnp.concatenate(parts, axis=-1).reshape(*lead, -1)
 

@@ -49,9 +49,9 @@ def pick_caption(item: str) -> str:
     return f"pick up the {item}"
 
 
-def store_caption(item: str, place: str) -> str:
+def store_caption(item: str, receptacle: str) -> str:
     """The caption of a placement."""
-    return f"put the {item} in/on the {place}"
+    return f"put the {item} in/on the {receptacle}"
 
 
 @struct.dataclass
@@ -121,9 +121,9 @@ class ClosedGoalSpec(GoalSpec):
 
     @property
     def single_goals(self) -> tuple[str, ...]:
-        return tuple(name for name, there in zip(self.captions, self.occurring) if there)  # picks come first
+        return tuple(name for name, occurs in zip(self.captions, self.occurring) if occurs)  # picks come first
 
-    def only(self, params, name):
+    def with_goal(self, params, name):
         return params.replace(**{part: jnp.asarray(table) for part, table in named_goals(self, (name,)).items()})
 
     def params(self, config, encoder):
@@ -139,49 +139,49 @@ class ClosedGoalSpec(GoalSpec):
         )
 
     def start(self, env, params):
-        none, zero, tally = jnp.zeros(self.slots, bool), jnp.float32(0), jnp.zeros((2, len(CATEGORIES)), jnp.int32)
+        empty, zero, tally = jnp.zeros(self.slots, bool), jnp.float32(0), jnp.zeros((2, len(CATEGORIES)), jnp.int32)
         goals = jnp.zeros(self.num_goals, bool)
-        return ClosedGoalState(env, goals, zero, tally, picked=none, stored=none, penalty=zero)
+        return ClosedGoalState(env, goals, zero, tally, picked=empty, stored=empty, penalty=zero)
 
     def suggest(self, rules, obs, state, params, key):
-        kinds, places, held = (jnp.asarray(obs[name], jnp.int32) for name in ("categories", "places", "held"))
-        in_hand, kind = held >= 0, kinds[jnp.maximum(held, 0)]
+        kinds, places, held_slot = (jnp.asarray(obs[name], jnp.int32) for name in ("categories", "places", "held"))
+        in_hand, kind = held_slot >= 0, kinds[jnp.maximum(held_slot, 0)]
         visible = ~in_hand & (places >= 0)
-        at = jnp.maximum(kinds, 0), jnp.maximum(places, 0)
-        done = state.picked | state.stored if rules.once else jnp.zeros_like(state.stored)
+        pairs = jnp.maximum(kinds, 0), jnp.maximum(places, 0)
+        reached = state.picked | state.stored if rules.once else jnp.zeros_like(state.stored)
         reachable = in_hand & obs["seen_receptacles"]
         if rules.once:
-            reachable &= ~state.stored[jnp.maximum(held, 0)]
+            reachable &= ~state.stored[jnp.maximum(held_slot, 0)]
         correct = jnp.asarray(self.correct)
-        goals = jnp.concatenate([visible & params.pick[at] & ~done, reachable & params.store[kind]])
-        good = jnp.concatenate([visible & ~correct[at], reachable & correct[kind]])
+        goals = jnp.concatenate([visible & params.pick[pairs] & ~reached, reachable & params.store[kind]])
+        good = jnp.concatenate([visible & ~correct[pairs], reachable & correct[kind]])
         if rules.suggester == "uniform":
-            goals &= self.drawn(rules.draws, in_hand, key)
+            goals &= self.sample_goals(rules.draws, in_hand, key)
         counts = _by_category({GOOD: jnp.sum(goals & good), BAD: jnp.sum(goals & ~good)})
         return state.replace(goals=goals, tally=state.tally.at[0].add(counts)), goals, jnp.bool_(True)
 
-    def drawn(self, count: int, in_hand: jax.Array, key: jax.Array) -> Bool[Array, " G"]:
+    def sample_goals(self, count: int, in_hand: jax.Array, key: jax.Array) -> Bool[Array, " G"]:
         """`count` of the slots, or of the places, at random with replacement, as a mask."""
-        first, most = jnp.where(in_hand, self.slots, 0), jnp.where(in_hand, len(self.places), self.slots)
-        chosen = first + jax.random.randint(key, (count,), 0, most)
+        first, size = jnp.where(in_hand, self.slots, 0), jnp.where(in_hand, len(self.places), self.slots)
+        chosen = first + jax.random.randint(key, (count,), 0, size)
         return jnp.zeros(self.num_goals, bool).at[chosen].set(True)
 
     def pay(self, rules, state, action, obs, info, params):
         # an object that is a goal was seen, and what was seen stays so: its category is in the next observation too
         kinds = jnp.maximum(obs["categories"].astype(jnp.int32), 0)
-        kind, place = jnp.maximum(info["category"], 0), jnp.maximum(info["receptacle"], 0)
+        kind, receptacle = jnp.maximum(info["category"], 0), jnp.maximum(info["receptacle"], 0)
         moved = np.arange(self.slots) == info["object"]
-        similar = jnp.concatenate([params.pick_similarity[kind, kinds], params.store_similarity[kind, place]])
+        similar = jnp.concatenate([params.pick_similarity[kind, kinds], params.store_similarity[kind, receptacle]])
         counts = (self.slots, info["picked"]), (len(self.places), info["placed"])
         of_kind = jnp.concatenate([jnp.broadcast_to(event, (n,)) for n, event in counts])
         earned, goal = goal_reward(similar, state.goals & of_kind, params.threshold)
         rewarded = goal >= 0
-        again = params.pick[kind, place] & ~jnp.any(moved & state.stored)
+        pick_is_goal = params.pick[kind, receptacle] & ~jnp.any(moved & state.stored)
         fines = params.env
-        wrong = jnp.where(info["picked"] & ~again, fines.wrong_pick_reward, 0.0)
+        wrong = jnp.where(info["picked"] & ~pick_is_goal, fines.wrong_pick_reward, 0.0)
         wrong = jnp.where(info["placed"], fines.wrong_place_reward, wrong)
         penalty = jnp.where(rewarded, 0.0, jnp.where(info["failed"], fines.fail_reward, wrong)).astype(jnp.float32)
-        good = jnp.asarray(self.correct)[kind, place] == info["placed"]
+        good = jnp.asarray(self.correct)[kind, receptacle] == info["placed"]
         state = state.replace(
             picked=state.picked | (moved & info["picked"]),
             stored=state.stored | (moved & rewarded & info["placed"]),
@@ -202,7 +202,7 @@ class ClosedGoalSpec(GoalSpec):
     def describe_goals(self, obs, goals):
         items = {self.items[int(obs["categories"][slot])] for slot in np.flatnonzero(goals[: self.slots])}
         places = (self.places[i] for i in np.flatnonzero(goals[self.slots :]))
-        return [*map(pick_caption, sorted(items)), *(f"put it in/on the {place}" for place in places)]
+        return [*map(pick_caption, sorted(items)), *(f"put it in/on the {receptacle}" for receptacle in places)]
 
 
 def _by_category(counts: Mapping[int, jax.Array]) -> jax.Array:
@@ -220,21 +220,21 @@ def similarities(
     Objects that do not occur have zeros: their captions are not encoded.
     """
     count, places = len(spec.items), len(spec.places)
-    which = np.flatnonzero(spec.occurring)
-    names = [spec.items[i] for i in which]
+    indices = np.flatnonzero(spec.occurring)
+    names = [spec.items[i] for i in indices]
     picks = unit_rows(np.asarray(encoder.encode_texts([pick_caption(name) for name in names])))
-    captions = [store_caption(name, place) for name in names for place in spec.places]
+    captions = [store_caption(name, receptacle) for name in names for receptacle in spec.places]
     stores = unit_rows(np.asarray(encoder.encode_texts(captions))).reshape(len(names), places, -1)
     pick, store = np.zeros((count, count), np.float32), np.zeros((count, places, places), np.float32)
-    pick[np.ix_(which, which)] = np.minimum(picks @ picks.T, 1.0)
-    store[which] = np.minimum(stores @ stores.transpose(0, 2, 1), 1.0)
+    pick[np.ix_(indices, indices)] = np.minimum(picks @ picks.T, 1.0)
+    store[indices] = np.minimum(stores @ stores.transpose(0, 2, 1), 1.0)
     return pick, store
 
 
-def answers_as_goals(yes: Bool[np.ndarray, "N R"], known: Bool[np.ndarray, "N R"]) -> Tables:
+def answers_as_goals(yes: Bool[np.ndarray, "N R"], answered: Bool[np.ndarray, "N R"]) -> Tables:
     """Goals from answers to "should it be stored there?": yes is a goal to put it there, no one to pick it up from
     there (ellm reference, 4.4). Where nothing is known there is no goal."""
-    return {"pick": known & ~yes, "store": known & yes}
+    return {"pick": answered & ~yes, "store": answered & yes}
 
 
 def named_goals(spec: ClosedGoalSpec, names: Sequence[str]) -> Tables:
@@ -244,7 +244,9 @@ def named_goals(spec: ClosedGoalSpec, names: Sequence[str]) -> Tables:
     """
     picks = {pick_caption(item): i for i, item in enumerate(spec.items)}
     stores = {
-        store_caption(item, place): (i, r) for i, item in enumerate(spec.items) for r, place in enumerate(spec.places)
+        store_caption(item, receptacle): (i, r)
+        for i, item in enumerate(spec.items)
+        for r, receptacle in enumerate(spec.places)
     }
     pick, store = (np.zeros(spec.correct.shape, bool) for _ in range(2))
     for name in names:
@@ -253,11 +255,11 @@ def named_goals(spec: ClosedGoalSpec, names: Sequence[str]) -> Tables:
         elif name in stores:
             store[stores[name]] = True
         else:
-            here = [known for known, i in picks.items() if spec.occurring[i]]
-            here += [known for known, (i, _) in stores.items() if spec.occurring[i]]
+            valid_names = [caption for caption, i in picks.items() if spec.occurring[i]]
+            valid_names += [caption for caption, (i, _) in stores.items() if spec.occurring[i]]
             raise ValueError(
-                f"no goal is named {name!r}{nearest(name, here)}; goals are to pick up an object, or to put it in/on a "
-                "receptacle"
+                f"no goal is named {name!r}{nearest(name, valid_names)}; goals are to pick up an object, or to "
+                "put it in/on a receptacle"
             )
     return {"pick": pick, "store": store}
 
@@ -282,8 +284,8 @@ class PairAnswers:
     yes: Bool[np.ndarray, "N R"]
     """Whether more than the threshold of the readable answers are yes."""
     share: Float[np.ndarray, "N R"]
-    """The share of yes among the readable answers; 0 without any."""
-    known: Bool[np.ndarray, "N R"]
+    """The fraction of yes among the readable answers; 0 without any."""
+    answered: Bool[np.ndarray, "N R"]
     """Whether there is a readable answer."""
     unreadable: int
     """Answers that are neither yes nor no."""
@@ -298,16 +300,16 @@ def ask_pairs(
     samples: int = 1,
     threshold: float = 0.5,
 ) -> PairAnswers:
-    """Ask about every object and place, one object after another, so that a cache keeps what was answered before an
+    """Ask about every object and place, one object after another, so that a cache keeps the answers given before an
     error.
 
     The published code compares the probabilities of the tokens Yes and No; servers do not all report these, so here a
-    probability is the share of `samples` answers. Answers that `PAIR_TOKENS` cut before they could be read, as those of
-    a model that thinks, are asked for again with the `max_tokens` of `sampling`; once that helped, all others are asked
-    for with as many from the start, and once it did not, none is asked for again.
+    probability is the fraction of `samples` answers. Answers that `PAIR_TOKENS` cut before they could be read, as those
+    of a model that thinks, are asked for again with the `max_tokens` of `sampling`; once that helped, all others are
+    asked for with as many from the start, and once it did not, none is asked for again.
 
     **Arguments:** `chat`; `items`, `N` objects; `places`, `R`; `sampling`, options of requests; `samples`, per pair;
-    `threshold`, share of yes above which a pair is suggested, 0 to 1.
+    `threshold`, fraction of yes above which a pair is suggested, 0 to 1.
     **Raises:** `ValueError` for a threshold outside [0, 1]; `ChatError` if a request got no reply, which says for an
     exhausted budget how many were answered.
     """
@@ -315,23 +317,23 @@ def ask_pairs(
         raise ValueError(f"threshold is {threshold}; a share from 0 to 1 is needed")
     answers: list[list[bool | None]] = []
     total = len(items) * len(places)
-    most = int(sampling.get("max_tokens", PAIR_TOKENS))  # type: ignore[call-overload]
-    tokens, longer = PAIR_TOKENS, most > PAIR_TOKENS
+    max_tokens = int(sampling.get("max_tokens", PAIR_TOKENS))  # type: ignore[call-overload]
+    tokens, longer = PAIR_TOKENS, max_tokens > PAIR_TOKENS
 
     def ask(questions: Sequence[tuple[str, str]], tokens: int) -> list[ChatReply]:
-        asked = {**sampling, "n": samples}
-        return chat.complete([pair_request(item, place, asked, tokens) for item, place in questions])
+        options = {**sampling, "n": samples}
+        return chat.complete([pair_request(item, receptacle, options, tokens) for item, receptacle in questions])
 
     with doing(f"asking {chat.name}", total, "questions") as activity:
         for item in items:
             try:
-                replies = ask([(item, place) for place in places], tokens)
+                replies = ask([(item, receptacle) for receptacle in places], tokens)
                 if longer and (cut := [i for i, reply in enumerate(replies) if _cut_early(reply)]):
-                    for i, reply in zip(cut, ask([(item, places[i]) for i in cut], most)):
+                    for i, reply in zip(cut, ask([(item, places[i]) for i in cut], max_tokens)):
                         replies[i] = reply
                     longer = False
                     if any(read_yes(choice.text) is not None for i in cut for choice in replies[i].choices):
-                        tokens = most
+                        tokens = max_tokens
             except BudgetExceeded as error:
                 replied = len(answers) + sum(not isinstance(x, Exception) for x in error.outcomes)
                 raise BudgetExceeded(
@@ -341,11 +343,11 @@ def ask_pairs(
             answers += [[read_yes(choice.text) for choice in reply.choices] for reply in replies]
             activity.done = len(answers)
     yes = np.array([sum(answer is True for answer in row) for row in answers], np.float32)
-    known = np.array([sum(answer is not None for answer in row) for row in answers], np.float32)
+    readable = np.array([sum(answer is not None for answer in row) for row in answers], np.float32)
     shape = len(items), len(places)
-    share = (yes / np.maximum(known, 1)).reshape(shape)
+    share = (yes / np.maximum(readable, 1)).reshape(shape)
     unreadable = sum(answer is None for row in answers for answer in row)
-    return PairAnswers(share > threshold, share, (known > 0).reshape(shape), unreadable)
+    return PairAnswers(share > threshold, share, (readable > 0).reshape(shape), unreadable)
 
 
 def _cut_early(reply: ChatReply) -> bool:
@@ -357,16 +359,16 @@ def ask_occurring(
     chat: ChatModel, spec: ClosedGoalSpec, sampling: Mapping[str, object], samples: int, threshold: float
 ) -> PairAnswers:
     """`ask_pairs` about the objects that the environment has; nothing is known about others."""
-    which = np.flatnonzero(spec.occurring)
-    items = [spec.items[i] for i in which]
+    indices = np.flatnonzero(spec.occurring)
+    items = [spec.items[i] for i in indices]
     answers = ask_pairs(chat, items, spec.places, sampling, samples=samples, threshold=threshold)
 
-    def whole(table: np.ndarray) -> np.ndarray:
-        out = np.zeros(spec.correct.shape, table.dtype)
-        out[which] = table
-        return out
+    def scatter(table: np.ndarray) -> np.ndarray:
+        full = np.zeros(spec.correct.shape, table.dtype)
+        full[indices] = table
+        return full
 
-    return PairAnswers(whole(answers.yes), whole(answers.share), whole(answers.known), answers.unreadable)
+    return PairAnswers(scatter(answers.yes), scatter(answers.share), scatter(answers.answered), answers.unreadable)
 
 
 def answers_of_run(
@@ -389,10 +391,11 @@ def answers_of_run(
 
 
 def _table(spec: ClosedGoalSpec, answers: PairAnswers) -> dict[str, Any]:
-    """The contents of the file: the share of yes for every object and place; null where no answer could be read."""
+    """The contents of the file: the fraction of yes for every object and place; null where no answer could be read."""
     rows = {
         spec.items[i]: {
-            place: float(answers.share[i, r]) if answers.known[i, r] else None for r, place in enumerate(spec.places)
+            receptacle: float(answers.share[i, r]) if answers.answered[i, r] else None
+            for r, receptacle in enumerate(spec.places)
         }
         for i in np.flatnonzero(spec.occurring)
     }
@@ -402,30 +405,30 @@ def _table(spec: ClosedGoalSpec, answers: PairAnswers) -> dict[str, Any]:
 def _read(file: Path, spec: ClosedGoalSpec, threshold: float) -> PairAnswers:
     saved = json.loads(file.read_text())
     rows = saved["share_of_yes"]
-    which = np.flatnonzero(spec.occurring)
-    if list(rows) != [spec.items[i] for i in which] or any(list(row) != list(spec.places) for row in rows.values()):
+    indices = np.flatnonzero(spec.occurring)
+    if list(rows) != [spec.items[i] for i in indices] or any(list(row) != list(spec.places) for row in rows.values()):
         raise ValueError(
-            f"{file} has answers about {len(rows)} objects, which are not the {len(which)} objects and "
+            f"{file} has answers about {len(rows)} objects, which are not the {len(indices)} objects and "
             f"{len(spec.places)} places of this world: move it away, and the chat model is asked again"
         )
-    share, known = np.zeros(spec.correct.shape, np.float32), np.zeros(spec.correct.shape, bool)
-    for i, row in zip(which, rows.values()):
+    share, answered = np.zeros(spec.correct.shape, np.float32), np.zeros(spec.correct.shape, bool)
+    for i, row in zip(indices, rows.values()):
         values = list(row.values())
-        known[i] = [x is not None for x in values]
+        answered[i] = [x is not None for x in values]
         share[i] = [x or 0.0 for x in values]
-    return PairAnswers(share > threshold, share, known, int(saved["unreadable"]))
+    return PairAnswers(share > threshold, share, answered, int(saved["unreadable"]))
 
 
 def pair_counts(answers: PairAnswers, spec: ClosedGoalSpec) -> dict[str, float]:
     """The numbers about answers: how many pairs were asked about and got a yes, how many answers could not be read, and
     their `agreement` with the oracle."""
-    asked = np.broadcast_to(spec.occurring[:, None], spec.correct.shape)
-    numbers = {"asked": int(asked.sum()), "yes": int(answers.yes.sum()), "unreadable": answers.unreadable}
-    return numbers | agreement(answers.yes, spec.correct, asked & answers.known)
+    pairs = np.broadcast_to(spec.occurring[:, None], spec.correct.shape)
+    numbers = {"asked": int(pairs.sum()), "yes": int(answers.yes.sum()), "unreadable": answers.unreadable}
+    return numbers | agreement(answers.yes, spec.correct, pairs & answers.answered)
 
 
 def counts_line(numbers: Mapping[str, float], calls: int) -> str:
-    """These numbers as a sentence."""
+    """The numbers of `pair_counts` as a sentence."""
     return (
         f"{numbers['asked']:.0f} pairs of objects and places asked about, {calls} requests sent; yes to "
         f"{numbers['yes']:.0f}, {numbers['unreadable']:.0f} answers neither yes nor no; yes to "
@@ -436,26 +439,26 @@ def counts_line(numbers: Mapping[str, float], calls: int) -> str:
 
 def with_answers(params: Any, answers: PairAnswers) -> Any:
     """The parameters with the goals that follow from answers."""
-    goals = answers_as_goals(answers.yes, answers.known)
+    goals = answers_as_goals(answers.yes, answers.answered)
     return params.replace(**{name: jnp.asarray(table) for name, table in goals.items()})
 
 
 def agreement(
-    judged: Bool[np.ndarray, "N R"], correct: Bool[np.ndarray, "N R"], asked: Bool[np.ndarray, "N R"] | None = None
+    judged: Bool[np.ndarray, "N R"], correct: Bool[np.ndarray, "N R"], pairs: Bool[np.ndarray, "N R"] | None = None
 ) -> dict[str, float]:
-    """How well judgements agree with the correct places: `match`, the fraction of correct pairs that are judged so
+    """Agreement of judgements with the correct places: `match`, the fraction of correct pairs that are judged so
     (recall); `mismatch`, the fraction of other pairs that are not (ellm reference, 6); `precision`, the fraction of
     pairs judged so that are correct; nan where there are none.
 
-    **Arguments:** `asked`, the pairs that count; None: all.
+    **Arguments:** `pairs`, the pairs that count; None: all.
     """
-    counts = np.ones(correct.shape, bool) if asked is None else asked
-    out = {}
+    counts = np.ones(correct.shape, bool) if pairs is None else pairs
+    fractions = {}
     for name, mask, right in (
         ("match", correct, judged),
         ("mismatch", ~correct, ~judged),
         ("precision", judged, correct),
     ):
         count = int((mask & counts).sum())
-        out[name] = float((right & mask & counts).sum() / count) if count else float("nan")
-    return out
+        fractions[name] = float((right & mask & counts).sum() / count) if count else float("nan")
+    return fractions

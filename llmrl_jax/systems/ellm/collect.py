@@ -31,7 +31,7 @@ from llmrl_jax.systems.ellm.config import CollectRun, refuse_other_settings
 from llmrl_jax.systems.ellm.goals import GoalWrapper
 
 
-STEPS, ABOUT, FORMAT = "steps.parquet", "buffer.json", 1
+STEPS, METADATA, FORMAT = "steps.parquet", "buffer.json", 1
 RECORDED = 0x2EC0
 """Folded into the seed for recorded episodes, which are not those of evaluations."""
 CHUNK = 25
@@ -54,15 +54,15 @@ def collect(config: CollectRun) -> dict[str, Any]:
         key = jax.random.fold_in(jax.random.key(config.run.seed), RECORDED)
         parts = list(record(world, env_params, policy, weights, key, config.episodes))
         steps: Transitions = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-        about = {**identity(built), "episodes": config.episodes, "steps": len(steps)}
-        about["earned"] = float(np.sum(steps.goal["earned"]) / config.episodes)
+        metadata = {**identity(built), "episodes": config.episodes, "steps": len(steps)}
+        metadata["earned"] = float(np.sum(steps.goal["earned"]) / config.episodes)
         write_parquet(folder / STEPS, steps)
-        configs.save_config(about, folder / ABOUT)
+        configs.save_config(metadata, folder / METADATA)
     print(
-        f"{config.episodes} episodes, {len(steps)} steps, reward for goals {about['earned']:.2f} per episode; they are "
-        f"in {folder}, for llmrl ellm offline --buffer {folder}"
+        f"{config.episodes} episodes, {len(steps)} steps, reward for goals {metadata['earned']:.2f} per episode; they "
+        f"are in {folder}, for llmrl ellm offline --buffer {folder}"
     )
-    return about
+    return metadata
 
 
 def _player(config: CollectRun) -> tuple[Ellm, Any, Any, Any]:
@@ -76,8 +76,10 @@ def _player(config: CollectRun) -> tuple[Ellm, Any, Any, Any]:
     if built.config.learner == "dqn":
         built.policy.epsilon = config.epsilon
     else:
-        who = f"the agent of {config.from_run}, which {built.config.learner} trained and which draws its own actions,"
-        refuse_unread(config, ("epsilon",), who)
+        subject = (
+            f"the agent of {config.from_run}, which {built.config.learner} trained and which draws its own actions,"
+        )
+        refuse_unread(config, ("epsilon",), subject)
     return built, built.policy, (state.params, state.frozen), state.runner.env_params
 
 
@@ -121,8 +123,8 @@ def record(
         },
         chunk=CHUNK,
     )
-    for one in play(weights, key_pairs(key, episodes), lanes=ROWS):
-        text = dict(one.extra)
+    for episode in play(weights, key_pairs(key, episodes), lanes=ROWS):
+        text = dict(episode.extra)
         goal = {"earned": text.pop("earned")}
         text["caption"] = text.pop("effective_action").astype(np.int32)
-        yield one.transitions(action=one.action.astype(np.int32), text=text, goal=goal)
+        yield episode.transitions(action=episode.action.astype(np.int32), text=text, goal=goal)

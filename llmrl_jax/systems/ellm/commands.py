@@ -72,9 +72,9 @@ def _pretrained(get: Get) -> EllmConfig:
     kind = read_json(file).get("kind", "")
     run: Any = load_config(AGENTS.get(kind, PretrainRun), file)
     ellm: EllmConfig = run.ellm
-    if kind == OfflineRun.KIND:  # whose memory had the size of its buffer
-        most = max(ellm.dqn.replay_size, EMBEDDED.dqn.replay_size)
-        return replace(ellm, dqn=replace(ellm.dqn, replay_size=most))
+    if kind == OfflineRun.KIND:  # its replay buffer had the size of the recorded one
+        size = max(ellm.dqn.replay_size, EMBEDDED.dqn.replay_size)
+        return replace(ellm, dqn=replace(ellm.dqn, replay_size=size))
     return ellm
 
 
@@ -133,9 +133,9 @@ def start_offline(get: Get) -> OfflineRun:
     if ellm.suggester == "chat":
         ellm = replace(ellm, suggester="oracle", goals=default.goals)
     if ellm.bonus != "none":
-        only = ellm.suggester == "none" and not ellm.extrinsic
+        bonus_only = ellm.suggester == "none" and not ellm.extrinsic
         plain: Any = {"bonus": "none", ellm.bonus: getattr(default, ellm.bonus)}
-        ellm = replace(ellm, suggester="oracle" if only else ellm.suggester, **plain)
+        ellm = replace(ellm, suggester="oracle" if bonus_only else ellm.suggester, **plain)
     return _with_ellm(OfflineRun, ellm)
 
 

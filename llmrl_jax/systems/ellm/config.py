@@ -421,11 +421,13 @@ AGENTS = {kind.KIND: kind for kind in (PretrainRun, OfflineRun)}
 """Commands whose runs have an agent for any goal: what other commands can use, by the kind in config.json."""
 
 
-def refuse_other_settings(given: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()) -> None:
+def refuse_other_settings(
+    settings: EllmConfig, usual: EllmConfig, of_run: EllmConfig, read: Collection[str] = ()
+) -> None:
     """**Raises** `ValueError` for settings beside `--from`, whose run has its own.
 
-    **Arguments:** `given`, the settings; `usual`, those without any flag; `of_run`, the run's, which may be repeated;
-    `read`, the fields that the command reads all the same."""
-    if given != of_run:
+    **Arguments:** `settings`, of the command; `usual`, those without any flag; `of_run`, the run's, which may be
+    repeated; `read`, the fields that the command reads all the same."""
+    if settings != of_run:
         unread = [f.name for f in fields(EllmConfig) if f.name not in read]
-        refuse_unread(given, unread, "--from, whose run has its own,", usual=usual)
+        refuse_unread(settings, unread, "--from, whose run has its own,", usual=usual)

@@ -68,23 +68,23 @@ def in_view(view: Any, name: str) -> Bool[Array, ""]:
 
 def feasible(obs: Mapping[str, Any], names: tuple[str, ...]) -> Bool[Array, " A"]:
     """The oracle's goals for an observation, as a mask of actions."""
-    held = {item: obs["inventory"][c.ITEMS.index(item)] for item in c.ITEMS}
-    seen: dict[str, Any] = {}
+    inventory = {item: obs["inventory"][c.ITEMS.index(item)] for item in c.ITEMS}
+    visible: dict[str, Any] = {}
     rows = []
     for name in names:
         if name not in ORACLE:
             rows.append(jnp.bool_(False))
             continue
         items, sights = ORACLE[name]
-        conditions = [held[item] >= count for item, count in items.items()]
+        conditions = [inventory[item] >= count for item, count in items.items()]
         for sight in sights:
-            seen.setdefault(sight, in_view(obs["view"], sight))
-        conditions += [seen[sight] for sight in sights]
+            visible.setdefault(sight, in_view(obs["view"], sight))
+        conditions += [visible[sight] for sight in sights]
         if name == "sleep":
-            conditions.append(held["energy"] < c.MAX_COUNT)
+            conditions.append(inventory["energy"] < c.MAX_COUNT)
         if name == "place crafting table":
-            seen.setdefault("table", in_view(obs["view"], "table"))
-            conditions.append(~seen["table"])
+            visible.setdefault("table", in_view(obs["view"], "table"))
+            conditions.append(~visible["table"])
         rows.append(jnp.all(jnp.stack(conditions)))
     return jnp.stack(rows)
 
@@ -106,7 +106,7 @@ _OF_EVENT = {
 
 
 def task_steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The actions of a task in their order, as far as the world has them."""
+    """The actions of a task in their order, as far as the environment has them."""
     actions = (_OF_EVENT.get(event, event.replace("_", " ")) for event in task.events)
     actions = ("attack cow" if name == "eat cow" and name not in names else name for name in actions)
     return tuple(name for name in actions if name in names)

@@ -31,7 +31,7 @@ from llmrl_jax.systems.ellm.goals import CATEGORIES, GoalSpec, GoalWrapper
 from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec, read_names
 
 
-ALL = "all"
+ALL_GOALS = "all"
 FPS, HOLD = 3.0, 4.0
 """Frames per second of a video, and the seconds that the last frame stays."""
 
@@ -66,7 +66,7 @@ def make_goal_evaluator(env: GoalWrapper, policy: Any, episodes: int) -> Callabl
     def outcomes(step: Step) -> EpisodeStats:
         info = step.info
         kinds = [
-            jnp.stack([info[f"episode_{what}/{kind}"] for kind in CATEGORIES], -1) for what in ("suggested", "paid")
+            jnp.stack([info[f"episode_{event}/{kind}"] for kind in CATEGORIES], -1) for event in ("suggested", "paid")
         ]
         return EpisodeStats(
             unlocked=info["achievements"] > 0,
@@ -117,7 +117,7 @@ def summarise(spec: GoalSpec, stats: EpisodeStats) -> dict[str, float]:
     """Numbers about episodes, by name: means with the ends of their 95% intervals, the score, success per
     achievement, and suggestions and rewards per category."""
     count = len(stats.length)
-    out: dict[str, float] = {"episodes": float(count)}
+    numbers: dict[str, float] = {"episodes": float(count)}
     means = {
         "achievements": stats.unlocked.sum(axis=1),
         "earned": stats.earned,
@@ -129,26 +129,26 @@ def summarise(spec: GoalSpec, stats: EpisodeStats) -> dict[str, float]:
         del means["achievements"]
     for name, values in means.items():
         interval = mean_interval(values.astype(np.float64))
-        out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        numbers |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
     if spec.achievements:
-        out["score"] = crafter_score(stats.unlocked.mean(axis=0))
-    out["unknown"] = float(stats.unknown.mean())
+        numbers["score"] = crafter_score(stats.unlocked.mean(axis=0))
+    numbers["unknown"] = float(stats.unknown.mean())
     for name, won in zip(spec.achievements, stats.unlocked.T, strict=True):
         rate = wilson(int(won.sum()), count)
-        out |= {f"unlocked/{name}": rate.mean, f"unlocked_low/{name}": rate.low, f"unlocked_high/{name}": rate.high}
-    return out | category_shares(stats.tally.sum(axis=0))
+        numbers |= {f"unlocked/{name}": rate.mean, f"unlocked_low/{name}": rate.low, f"unlocked_high/{name}": rate.high}
+    return numbers | category_shares(stats.tally.sum(axis=0))
 
 
 def category_shares(tally: np.ndarray) -> dict[str, float]:
-    """How many goals were suggested and rewarded, and the fraction of each category.
+    """Counts of suggested and of rewarded goals, and the fraction of each category.
 
-    **Arguments:** `tally`, int `[2, 4]`: suggestions, rewards. **Returns:** shares are nan where there are none."""
-    out: dict[str, float] = {}
-    for what, row in zip(("suggested", "paid"), tally):
+    **Arguments:** `tally`, int `[2, 4]`: suggestions, rewards. **Returns:** fractions are nan where there are none."""
+    shares: dict[str, float] = {}
+    for event, row in zip(("suggested", "paid"), tally):
         total = int(row.sum())
-        out[what] = float(total)
-        out |= {f"{what}/{kind}": int(n) / total if total else math.nan for kind, n in zip(CATEGORIES, row)}
-    return out
+        shares[event] = float(total)
+        shares |= {f"{event}/{kind}": int(n) / total if total else math.nan for kind, n in zip(CATEGORIES, row)}
+    return shares
 
 
 def report(results: Mapping[str, Mapping[str, float]], spec: GoalSpec) -> str:
@@ -169,10 +169,12 @@ def report(results: Mapping[str, Mapping[str, float]], spec: GoalSpec) -> str:
     if spec.achievements:
         rows.append(["Crafter score", *(f"{values['score']:.2f}%" for values in results.values())])
     tables = [text_table(rows)]
-    known = [name for name in spec.achievements if any(values[f"unlocked/{name}"] > 0 for values in results.values())]
-    if known:
+    unlocked = [
+        name for name in spec.achievements if any(values[f"unlocked/{name}"] > 0 for values in results.values())
+    ]
+    if unlocked:
         rows = [["episodes with", *names]]
-        rows += [[name, *(share(values, f"unlocked/{name}") for values in results.values())] for name in known]
+        rows += [[name, *(share(values, f"unlocked/{name}") for values in results.values())] for name in unlocked]
         tables.append(text_table(rows))
     if any(values["suggested"] for values in results.values()):
         tables.append(categories_table(results))
@@ -180,15 +182,15 @@ def report(results: Mapping[str, Mapping[str, float]], spec: GoalSpec) -> str:
 
 
 def categories_table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """The four-way table: shares of suggested and of rewarded goals by category, for several agents."""
+    """The four-way table: fractions of suggested and of rewarded goals by category, for several agents."""
     rows = [["goals", "", "count", *(kind.replace("_", " ") for kind in CATEGORIES)]]
     for name, values in results.items():
-        for what, label in (("suggested", "suggested"), ("paid", "rewarded")):
-            if not values[what]:
+        for event, label in (("suggested", "suggested"), ("paid", "rewarded")):
+            if not values[event]:
                 continue
-            shares = (values[f"{what}/{kind}"] for kind in CATEGORIES)
+            shares = (values[f"{event}/{kind}"] for kind in CATEGORIES)
             cells = ("-" if math.isnan(x) else f"{100 * x:.1f}%" for x in shares)
-            rows.append([name, label, f"{values[what]:.0f}", *cells])
+            rows.append([name, label, f"{values[event]:.0f}", *cells])
     return text_table(rows)
 
 
@@ -222,8 +224,8 @@ def evaluate(
     single = _goals(built, goals)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = make_goal_evaluator(built.env, built.policy, episodes)
-    alone = built.spec.fixed_start and built.config.suggester != "uniform"  # random goals make episodes differ
-    greedy = make_goal_evaluator(built.env, built.policy, 1) if alone and episodes > 1 else play
+    deterministic = built.spec.fixed_start and built.config.suggester != "uniform"  # random goals make episodes differ
+    greedy = make_goal_evaluator(built.env, built.policy, 1) if deterministic and episodes > 1 else play
     params = state.runner.env_params
     played = {
         "agent": play(state.params, state.frozen, params, key),
@@ -244,8 +246,8 @@ def evaluate(
         return results
     print(f"{folder}, checkpoint of update {update}, {built.config.env}, {episodes} episodes each")
     if built.spec.fixed_start:
-        one = "; greedy actions always play the same episode, which is played once" if alone else ""
-        print(f"note: every episode has the start of training, so none is held out{one}")
+        note = "; greedy actions always play the same episode, which is played once" if deterministic else ""
+        print(f"note: every episode has the start of training, so none is held out{note}")
     print(report(summaries, built.spec))
     if single:
         print("\n" + sweep_table(results["goals"]))
@@ -254,10 +256,10 @@ def evaluate(
 
 
 def _goals(built: Ellm, names: Sequence[str]) -> list[str]:
-    if list(names) == [ALL]:
+    if list(names) == [ALL_GOALS]:
         return list(built.spec.single_goals)
     for name in names:
-        built.spec.only(built.env_params, name)
+        built.spec.with_goal(built.env_params, name)
     return list(names)
 
 
@@ -267,21 +269,21 @@ def sweep(
     """The fraction of episodes in which each goal was reached, given to the agent as its only goal, and that of random
     play, with 95% Wilson intervals. One compiled program plays all goals."""
     default = EllmConfig()
-    given = replace(
+    config = replace(
         built.config, suggester="fixed", fixed=(goals[0],), **{name: getattr(default, name) for name in _UNREAD}
     )
-    env, _ = make_world(given, make_env(built.config))
+    env, _ = make_world(config, make_env(built.config))
     agent = make_goal_evaluator(env, built.policy, episodes)
     chance = make_goal_evaluator(env, RandomPolicy(env.spec.actions), episodes)
-    out: dict[str, dict[str, dict[str, float]]] = {}
+    results: dict[str, dict[str, dict[str, float]]] = {}
     for goal in goals:
-        params = env.spec.only(env.default_params, goal)
+        params = env.spec.with_goal(env.default_params, goal)
         played = {"agent": agent(state.params, state.frozen, params, key), "random": chance((), (), params, key)}
-        out[goal] = {}
+        results[goal] = {}
         for name, stats in played.items():
             rate = wilson(int((stats.earned > 0).sum()), episodes)
-            out[goal][name] = {"success": rate.mean, "low": rate.low, "high": rate.high}
-    return out
+            results[goal][name] = {"success": rate.mean, "low": rate.low, "high": rate.high}
+    return results
 
 
 _UNREAD = (
@@ -306,7 +308,7 @@ def sweep_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """Texts beside the picture of one step."""
+    """Texts beside the image of one step."""
 
     captions: tuple[str, ...]
     """Sentences about the state."""
@@ -333,12 +335,12 @@ def frames_of(env: Any, env_params: Any, played: Episode) -> list[Frame]:
     frames: list[Frame] = []
     so_far: list[str] = []
     for t in range(len(played) + 1):
-        text = env.describe(played.at(t)["obs"])
-        shown = text.pop("goals")
+        text = env.describe(played.view_at(t)["obs"])
+        goals_text = text.pop("goals")
         if ids:
             goals: Any = [names[i] for i in np.asarray(state.goals[t]) if i >= 0]
         else:
-            goals = shown.split(", ") if shown else []
+            goals = goals_text.split(", ") if goals_text else []
         last = t == len(played)
         gain = 0.0 if last else earned[t + 1] - earned[t]
         action = "" if last else env.action_names[int(played.action[t])]
@@ -346,10 +348,10 @@ def frames_of(env: Any, env_params: Any, played: Episode) -> list[Frame]:
         reached = action if gain else ""
         if len(new):  # of two synonyms, which are reached together, the one that was done
             reached = action if action in (names[i] for i in new) else names[new[0]]
-        captions = [phrase for name, whole in text.items() for phrase in _phrases(env, name, whole)]
+        captions = [phrase for name, part in text.items() for phrase in _phrases(env, name, part)]
         total = float(earned[min(t + 1, len(played))])
-        goals, done = tuple(dict.fromkeys(goals)), tuple(dict.fromkeys(so_far))
-        frames.append(Frame(tuple(captions), goals, action, reached, float(gain), total, done))
+        goals, previous = tuple(dict.fromkeys(goals)), tuple(dict.fromkeys(so_far))
+        frames.append(Frame(tuple(captions), goals, action, reached, float(gain), total, previous))
         so_far += [reached] if reached else []
     return frames
 
@@ -396,7 +398,7 @@ def write_video(built: Ellm, weights: tuple[Any, Any, Any], key: jax.Array, path
     pictures: list[np.ndarray] = []
     with doing("drawing", len(texts), "frames") as activity:
         for t, frame in enumerate(texts):
-            picture = draw(env.render(played.at(t)["state"]), frame, t, ending)
+            picture = draw(env.render(played.view_at(t)["state"]), frame, t, ending)
             pictures += [picture] * (2 if frame.reached else 1)
             activity.done = t + 1
     return write_gif(path, pictures, fps=FPS, hold=HOLD)

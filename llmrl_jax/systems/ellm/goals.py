@@ -66,7 +66,7 @@ class RewardRules:
 
     suggester: SuggesterName = "oracle"
     draws: int = 10
-    """Goals that the suggester `uniform` draws per step, with replacement."""
+    """Goals that the suggester `uniform` samples per step, with replacement."""
     gate: Gate = "effect"
     """`effect`: the action had its true effect; `lenient`: the published flag; `none`: always. For open-ended goals."""
     once: bool = True
@@ -119,13 +119,13 @@ class GoalSpec:
         raise NotImplementedError
 
     @property
-    def shown(self) -> dict[str, str]:
+    def progress_metrics(self) -> dict[str, str]:
         """Metrics beside the progress bar, and their labels."""
         first = {"episode_achievements": "achievements"} if self.achievements else {}
         names = list(self.measures.items())[:1]
         return first | {f"episode_{name}": label for name, label in names}
 
-    def only(self, params: Any, name: str) -> Any:
+    def with_goal(self, params: Any, name: str) -> Any:
         """The parameters with a single goal, by its name. **Raises:** `ValueError`, with the nearest, for an unknown
         one."""
         raise NotImplementedError
@@ -167,7 +167,7 @@ class GoalSpec:
         raise NotImplementedError
 
 
-_KNOWN = {"CrafterText": "crafter", "Housekeep": "housekeep"}
+_SPEC_MODULES = {"CrafterText": "crafter", "Housekeep": "housekeep"}
 """Beginnings of ids, and the modules with the specifications of these environments."""
 
 
@@ -176,11 +176,11 @@ def goal_spec_for(env: Environment) -> Any:
     without goals."""
     if (make := getattr(env.unwrapped, "goal_spec", None)) is not None:
         return make()
-    family = _KNOWN.get(env.id.split("?")[0].split("-")[0])
+    family = _SPEC_MODULES.get(env.id.split("?")[0].split("-")[0])
     if family is None:
         ids = ["CrafterText-v1", "Housekeep-v0", "Housekeep-Task1-v0", "Housekeep-Macro-v0"]
-        near = nearest(env.id.split("?")[0], ids)
-        raise ValueError(f"ELLM has no goals for the world {env.id!r}{near}: choose {', '.join(ids[:-1])} or {ids[-1]}")
+        hint = nearest(env.id.split("?")[0], ids)
+        raise ValueError(f"ELLM has no goals for the world {env.id!r}{hint}: choose {', '.join(ids[:-1])} or {ids[-1]}")
     return import_module(f"llmrl_jax.systems.ellm.{family}").goal_spec(env)
 
 
@@ -222,12 +222,12 @@ class GoalWrapper(Wrapper):
 
     def _observe(self, obs, state, params, key) -> tuple[dict[str, Any], Any]:
         """The observation of the agent, and the state with the goals about it."""
-        state, goals, known = self.spec.suggest(self.rules, obs, state, params, jax.random.fold_in(key, SUGGEST))
-        seen = {self._name(name): obs[name].astype(space.dtype) for name, space in self._parts.items()}
-        seen["goals"] = packed(goals)
+        state, goals, answered = self.spec.suggest(self.rules, obs, state, params, jax.random.fold_in(key, SUGGEST))
+        observed = {self._name(name): obs[name].astype(space.dtype) for name, space in self._parts.items()}
+        observed["goals"] = packed(goals)
         if self.rules.keys:
-            seen |= {"key": obs["key"], "known": known}
-        return seen, state
+            observed |= {"key": obs["key"], "known": answered}
+        return observed, state
 
     def _name(self, name: str) -> str:
         return self.spec.renamed.get(name, name)
@@ -242,9 +242,9 @@ class GoalWrapper(Wrapper):
         state = state.replace(env=env, earned=state.earned + earned)
         info = {"achievements": jnp.zeros(0, jnp.int32), **info, "earned": earned}
         info |= self._report(state, info)
-        seen, state = self._observe(obs, state, params, key)
+        observed, state = self._observe(obs, state, params, key)
         reward = params.intrinsic * (earned + penalty) + params.extrinsic * reward
-        return seen, state, reward, terminated, truncated, info
+        return observed, state, reward, terminated, truncated, info
 
     def _report(self, state, info) -> dict[str, jax.Array]:
         kinds = {
@@ -259,8 +259,8 @@ class GoalWrapper(Wrapper):
         parts = {self._name(name): space for name, space in self._parts.items()}
         parts["goals"] = spaces.Box(0, 255, ((self.spec.num_goals + 7) // 8,), np.uint8)
         if self.rules.keys:
-            whole: Any = self.env.observation_space(params.env)
-            parts |= {"key": whole.spaces["key"], "known": spaces.Box(False, True, (), np.bool_)}
+            env_space: Any = self.env.observation_space(params.env)
+            parts |= {"key": env_space.spaces["key"], "known": spaces.Box(False, True, (), np.bool_)}
         return spaces.Dict(parts)
 
     def action_space(self, params):

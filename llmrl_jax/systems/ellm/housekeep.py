@@ -29,7 +29,7 @@ MEASURES = {
     "suggested_success": "objects where suggested",
     "success": "episodes solved",
 }
-"""The world's fractions that are reported."""
+"""Fractions of the environment that are reported."""
 
 SYMBOLS = ("image", "pitch", "held", "seen_objects", "seen_receptacles", "categories", "places")
 """The parts of an observation that are symbols."""
@@ -44,7 +44,7 @@ def goal_spec(env: Environment) -> ClosedGoalSpec:
         kinds = np.asarray(world.start.category)
         occurring = np.isin(np.arange(len(items)), kinds[kinds >= 0])
     return ClosedGoalSpec(
-        captions=(*map(pick_caption, items), *(store_caption("object", place) for place in places)),
+        captions=(*map(pick_caption, items), *(store_caption("object", receptacle) for receptacle in places)),
         achievements=(),
         tasks={f"task{number}": () for number in range(1, TASKS + 1)},
         measures=MEASURES,
@@ -65,7 +65,7 @@ def goal_spec(env: Environment) -> ClosedGoalSpec:
 
 
 def task_id(env: str, task: str) -> str:
-    """The id of the world with a task in place of its own: by macro actions if it was so, with the same options."""
+    """The id of the environment with another task, and the same options; with macro actions if it has them."""
     name, _, options = env.partition("?")
     kind = "Housekeep-Macro" if name.startswith("Housekeep-Macro") else "Housekeep"
     number = task.removeprefix("task")
@@ -129,14 +129,14 @@ def goals_in_view(items: int, obs: Any, goals: Any) -> Float[Array, "B D"]:
 
 
 def ahead(cells: Any) -> tuple[Any, Float[Array, "B 3"]]:
-    """What lies straight ahead of the agent at each height: the code of the first cell that is neither unseen nor free
-    (0 for none), int32 `[B, 3]`, and its nearness, from 1 next to the agent to 0 for none.
+    """The nearest thing straight ahead of the agent at each height: the code of the first cell that is neither unseen
+    nor free (0 for none), int32 `[B, 3]`, and its nearness, from 1 next to the agent to 0 for none.
 
     **Arguments:** `cells`, the image, integers `[B, DEPTH, BREADTH, 3]`.
     """
     line = jnp.asarray(cells[:, -2::-1, cells.shape[2] // 2], jnp.int32)  # from the agent on: [B, 12, 3]
-    there = (line != UNSEEN) & (line != FREE)
-    first = jnp.argmax(there, axis=1)
+    occupied = (line != UNSEEN) & (line != FREE)
+    first = jnp.argmax(occupied, axis=1)
     code = jnp.take_along_axis(line, first[:, None], axis=1)[:, 0]
-    hit = jnp.any(there, axis=1)
+    hit = jnp.any(occupied, axis=1)
     return jnp.where(hit, code, UNSEEN), jnp.where(hit, 1 - first / line.shape[1], 0.0).astype(jnp.float32)

@@ -26,21 +26,21 @@ from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transiti
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.dqn import DQN, check
 from llmrl_jax.systems.ellm.build import Ellm, dqn_settings
-from llmrl_jax.systems.ellm.collect import ABOUT, ROWS, STEPS, check_recordable, identity
+from llmrl_jax.systems.ellm.collect import METADATA, ROWS, STEPS, check_recordable, identity
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.goals import GoalWrapper
 
 
 RELABELLED = 0x2EC1
-"""Folded into the seed for the goals that are drawn for recorded steps: the keys of the learner's parts are those that
-`fold_in` makes of the seed's by small numbers, as `split` does."""
+"""Folded into the seed for the goals that are sampled for recorded steps: the keys of the learner's parts are those
+that `fold_in` makes of the seed's by small numbers, as `split` does."""
 
 
 def steps_in(folder: Path) -> int:
     """The steps of a folder of `llmrl ellm collect`. **Raises:** `FileNotFoundError` for another one."""
-    if not (folder / ABOUT).exists():
+    if not (folder / METADATA).exists():
         raise FileNotFoundError(f"there are no recorded steps in {folder}: name a folder of llmrl ellm collect")
-    return int(configs.read_json(folder / ABOUT)["steps"])
+    return int(configs.read_json(folder / METADATA)["steps"])
 
 
 def read_buffer(folder: Path, built: Ellm) -> Trajectories:
@@ -50,15 +50,17 @@ def read_buffer(folder: Path, built: Ellm) -> Trajectories:
     shapes of its observations are not those of `built`; `DataError` for a damaged file."""
     check_recordable(built)
     steps_in(folder)
-    about, expected = configs.read_json(folder / ABOUT), identity(built)
+    metadata, expected = configs.read_json(folder / METADATA), identity(built)
     for name, value in expected.items():
-        if (recorded := about.get(name)) != value:
+        if (recorded := metadata.get(name)) != value:
             name, recorded, value = _difference(name, recorded, value)
             raise ValueError(f"{folder}: {name} is {recorded}, but in this run it is {value}: choose the same --env")
     with doing(f"reading {folder / STEPS}"):
         steps = read_parquet(folder / STEPS).data
-        if len(steps) != about["steps"]:
-            raise DataError(f"{folder / STEPS} has {len(steps)} steps, but {about['steps']} were written: record again")
+        if len(steps) != metadata["steps"]:
+            raise DataError(
+                f"{folder / STEPS} has {len(steps)} steps, but {metadata['steps']} were written: record again"
+            )
         return to_trajectories(steps)
 
 
@@ -113,7 +115,7 @@ def relabelled(
     recorded_env, count = as_recorded(env), episodes.reward.shape[1]
     recorded = Transitions(**{name: getattr(episodes, name) for name in FIELDS})
 
-    def one(number, episode):
+    def relabel_episode(number, episode):
         episode_params, episode_key = params.replace(env=episode), jax.random.fold_in(key, number)
         obs, state = recorded_env.reset(jax.random.fold_in(episode_key, count), episode_params)
 
@@ -126,7 +128,7 @@ def relabelled(
 
         return tracing.scan(step, (obs, state), jnp.arange(count))[1]
 
-    return jax.vmap(one)(first + jnp.arange(len(episodes)), recorded)
+    return jax.vmap(relabel_episode)(first + jnp.arange(len(episodes)), recorded)
 
 
 def relabelled_steps(built: Ellm, episodes: Trajectories, key: jax.Array) -> tuple[Transitions, np.ndarray]:
@@ -185,9 +187,9 @@ def settled(ellm: EllmConfig, buffer_steps: int) -> EllmConfig:
         raise ValueError("suggester is chat, which is asked while an agent plays: choose another --suggester")
     if ellm.bonus != "none":
         raise ValueError(f"bonus is {ellm.bonus}, which is computed while an agent plays: leave --bonus out")
-    least = ellm.dqn.num_envs * max(ellm.dqn.num_steps, ellm.dqn.n_step)
-    if buffer_steps < least:
-        raise ValueError(f"the buffer has {buffer_steps} steps; at least {least} are needed: record more episodes")
+    minimum = ellm.dqn.num_envs * max(ellm.dqn.num_steps, ellm.dqn.n_step)
+    if buffer_steps < minimum:
+        raise ValueError(f"the buffer has {buffer_steps} steps; at least {minimum} are needed: record more episodes")
     size = buffer_steps // ellm.dqn.num_envs * ellm.dqn.num_envs
     dqn = dataclasses.replace(ellm.dqn, replay_size=size, learning_starts=0)
     return dataclasses.replace(ellm, dqn=dqn)

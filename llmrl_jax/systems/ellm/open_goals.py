@@ -72,8 +72,8 @@ met when the buffer of an update was full (they are collected when met again).""
 
 def cosines(encoder: TextEncoder, captions: Sequence[str], goals: Sequence[str]) -> Float[np.ndarray, "A N"]:
     """The cosine between the embedding of each caption and of each goal, at most 1."""
-    both = unit_rows(encoder.encode_texts([*captions, *goals]))
-    return np.minimum(both[: len(captions)] @ both[len(captions) :].T, 1.0)
+    embeddings = unit_rows(encoder.encode_texts([*captions, *goals]))
+    return np.minimum(embeddings[: len(captions)] @ embeddings[len(captions) :].T, 1.0)
 
 
 def name_bytes(name: str) -> UInt8[np.ndarray, "64"]:
@@ -89,21 +89,25 @@ def read_names(names: Any, count: int) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode() for row in np.asarray(names)[:count]]
 
 
-def start_goals(captions: Sequence[str], synonyms: Sequence[tuple[str, str]], encoder: TextEncoder, most: int) -> Goals:
+def start_goals(
+    captions: Sequence[str], synonyms: Sequence[tuple[str, str]], encoder: TextEncoder, max_goals: int
+) -> Goals:
     """Goals that are the captions, with room for more.
 
-    **Arguments:** `captions`; `synonyms`, pairs of captions that are reached together; `encoder`; `most`, `G`.
-    **Raises:** `ValueError` if `most` is less than the captions.
+    **Arguments:** `captions`; `synonyms`, pairs of captions that are reached together; `encoder`; `max_goals`, `G`.
+    **Raises:** `ValueError` if `max_goals` is less than the captions.
     """
     count = len(captions)
-    if most < count:
-        raise ValueError(f"goals.max_goals is {most}, but the world has {count} captions, which are goals: raise it")
-    names = np.zeros((most, NAME_BYTES), np.uint8)
+    if max_goals < count:
+        raise ValueError(
+            f"goals.max_goals is {max_goals}, but the world has {count} captions, which are goals: raise it"
+        )
+    names = np.zeros((max_goals, NAME_BYTES), np.uint8)
     for row, caption in zip(names, captions):
         row[:] = name_bytes(caption)
-    similarity = np.zeros((count, most), np.float32)
+    similarity = np.zeros((count, max_goals), np.float32)
     similarity[:, :count] = cosines(encoder, captions, captions)
-    twin = np.full(most, -1, np.int32)
+    twin = np.full(max_goals, -1, np.int32)
     for a, b in synonyms:
         if a in captions and b in captions:
             twin[captions.index(a)], twin[captions.index(b)] = captions.index(b), captions.index(a)
@@ -132,9 +136,9 @@ def distinct(keys: UInt32[Array, " N"], size: int) -> tuple[UInt32[Array, "size"
     """The distinct keys in ascending order, filled up with `NO_KEY`, and how many had no place."""
     ordered = jnp.sort(keys)
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]]) & (ordered != NO_KEY)
-    kept = jnp.sort(jnp.where(first, ordered, NO_KEY))
-    kept = jnp.pad(kept, (0, max(0, size - kept.shape[0])), constant_values=NO_KEY)[:size]
-    return kept, jnp.maximum(jnp.sum(first) - size, 0)
+    unique = jnp.sort(jnp.where(first, ordered, NO_KEY))
+    unique = jnp.pad(unique, (0, max(0, size - unique.shape[0])), constant_values=NO_KEY)[:size]
+    return unique, jnp.maximum(jnp.sum(first) - size, 0)
 
 
 def insert(answers: Answers, keys: UInt32[Array, " U"], goals: Int[Array, "U K"]) -> Answers:
@@ -142,9 +146,9 @@ def insert(answers: Answers, keys: UInt32[Array, " U"], goals: Int[Array, "U K"]
 
     **Arguments:** `keys`, which are not in the table; `NO_KEY` in unused places; `goals`, their goals.
     """
-    every = jnp.concatenate([answers.keys, keys])
-    order = jnp.argsort(every)[: answers.keys.shape[0]]
-    return answers.replace(keys=every[order], goals=jnp.concatenate([answers.goals, goals])[order])
+    all_keys = jnp.concatenate([answers.keys, keys])
+    order = jnp.argsort(all_keys)[: answers.keys.shape[0]]
+    return answers.replace(keys=all_keys[order], goals=jnp.concatenate([answers.goals, goals])[order])
 
 
 def ask_next(answers: Answers, keys: UInt32[Array, " U"]) -> Answers:
@@ -161,7 +165,7 @@ def ask_next(answers: Answers, keys: UInt32[Array, " U"]) -> Answers:
 
 @struct.dataclass
 class OpenGoalParams(GoalParams):
-    """What exchanges with the host change is here."""
+    """The parameters, and the parts that exchanges with the host change."""
 
     goals: Goals
     answers: Any
@@ -222,19 +226,19 @@ class OpenGoalSpec(GoalSpec):
     def goal_id(self, name: str) -> int:
         """The id of a goal that is a caption. **Raises:** `ValueError`, with the nearest, for another name."""
         if name not in self.captions:
-            near = nearest(name, list(self.captions))
-            raise ValueError(f"no goal is named {name!r}{near}; goals are names of actions")
+            hint = nearest(name, list(self.captions))
+            raise ValueError(f"no goal is named {name!r}{hint}; goals are names of actions")
         return self.captions.index(name)
 
-    def only(self, params, name):
+    def with_goal(self, params, name):
         return params.replace(fixed=jnp.array([self.goal_id(name)], jnp.int32))
 
     def params(self, config, encoder):
         asks, table = config.suggester == "chat", config.goals
-        most = table.max_goals if asks else len(self.captions)
+        max_goals = table.max_goals if asks else len(self.captions)
         return OpenGoalParams(
             env=(),
-            goals=start_goals(self.captions, self.synonyms, encoder, most),
+            goals=start_goals(self.captions, self.synonyms, encoder, max_goals),
             answers=start_answers(table.max_states, table.per_state, table.at_once) if asks else (),
             fixed=jnp.array([self.goal_id(name) for name in config.fixed] or [-1], jnp.int32),
             threshold=jnp.float32(config.threshold),
@@ -243,19 +247,19 @@ class OpenGoalSpec(GoalSpec):
         )
 
     def start(self, env, params):
-        none, zero = jnp.zeros(0, jnp.int32), jnp.int32(0)
+        empty, zero = jnp.zeros(0, jnp.int32), jnp.int32(0)
         reached, tally = jnp.zeros(params.goals.twin.shape[0], bool), jnp.zeros((2, len(CATEGORIES)), jnp.int32)
-        return OpenGoalState(env, none, jnp.float32(0), tally, kinds=none, reached=reached, unknown=zero)
+        return OpenGoalState(env, empty, jnp.float32(0), tally, kinds=empty, reached=reached, unknown=zero)
 
     def _ids(self, rules, obs, params, key) -> tuple[Int[Array, " K"], Bool[Array, ""]]:
         """Ids of suggested goals, -1 in unused places, and whether the state has been answered."""
-        every = jnp.arange(self.num_goals)
+        all_goals = jnp.arange(self.num_goals)
         if rules.suggester == "chat":
-            index, known = find(params.answers, obs["key"])
-            return jnp.where(known, params.answers.goals[index], -1), known
+            index, answered = find(params.answers, obs["key"])
+            return jnp.where(answered, params.answers.goals[index], -1), answered
         ids = {
-            "oracle": lambda: jnp.where(self.feasible(obs), every, -1),  # feasible now (ellm reference, 3.4)
-            "novelty": lambda: every,  # each counts once in an episode (the published `BaselineModel`)
+            "oracle": lambda: jnp.where(self.feasible(obs), all_goals, -1),  # feasible now (ellm reference, 3.4)
+            "novelty": lambda: all_goals,  # each counts once in an episode (the published `BaselineModel`)
             "uniform": lambda: jax.random.randint(key, (rules.draws,), 0, self.num_goals),
             "fixed": lambda: params.fixed,
             "none": lambda: jnp.full(1, -1),
@@ -271,12 +275,12 @@ class OpenGoalSpec(GoalSpec):
         return jnp.where(goals >= 0, kind, -1).astype(jnp.int32)
 
     def suggest(self, rules, obs, state, params, key):
-        ids, known = self._ids(rules, obs, params, key)
+        ids, answered = self._ids(rules, obs, params, key)
         ids = jnp.where((ids >= 0) & ~state.reached[jnp.maximum(ids, 0)], ids, -1).astype(jnp.int32)
         kinds = self.categories(obs, ids)
-        tally, unknown = state.tally.at[0].add(histogram(kinds)), state.unknown + ~known
+        tally, unknown = state.tally.at[0].add(histogram(kinds)), state.unknown + ~answered
         state = state.replace(goals=ids, kinds=kinds, tally=tally, unknown=unknown)
-        return state, presented(params.goals, ids, params.threshold), known
+        return state, presented(params.goals, ids, params.threshold), answered
 
     def pay(self, rules, state, action, obs, info, params):
         success = True if rules.gate == "none" else info[_FLAGS[rules.gate]]
@@ -286,8 +290,8 @@ class OpenGoalSpec(GoalSpec):
         reached = state.reached
         if rules.once:
             goal = jnp.where(index >= 0, state.goals[index], -1)
-            both = jnp.stack([goal, jnp.where(goal >= 0, params.goals.twin[goal], -1)])
-            reached = reached.at[jnp.where(both >= 0, both, reached.shape[0])].set(True, mode="drop")
+            ids = jnp.stack([goal, jnp.where(goal >= 0, params.goals.twin[goal], -1)])
+            reached = reached.at[jnp.where(ids >= 0, ids, reached.shape[0])].set(True, mode="drop")
         kind = jnp.where(index >= 0, state.kinds[index], -1)
         state = state.replace(reached=reached, tally=state.tally.at[1].add(histogram(kind[None])))
         return state, earned, jnp.float32(0)
@@ -302,7 +306,7 @@ class OpenGoalSpec(GoalSpec):
         return goals
 
     def describe_goals(self, obs, goals):
-        return [name for name, there in zip(self.captions, goals, strict=True) if there]
+        return [name for name, present in zip(self.captions, goals, strict=True) if present]
 
 
 def presented(goals: Goals, ids: Int[Array, " K"], threshold: float | jax.Array) -> Bool[Array, " A"]:
@@ -331,21 +335,21 @@ class UnansweredKeys:
         self.at_once = at_once
 
     def init(self, key: jax.Array, obs: Any) -> BonusState:
-        whole = {"keys": jnp.full(self.at_once, NO_KEY, jnp.uint32), "lost": jnp.int32(0)}
-        return BonusState(self._with(whole, obs), ())
+        collected = {"keys": jnp.full(self.at_once, NO_KEY, jnp.uint32), "lost": jnp.int32(0)}
+        return BonusState(self._collect(collected, obs), ())
 
-    def _with(self, whole: dict[str, Any], obs: Any) -> dict[str, Any]:
+    def _collect(self, collected: dict[str, Any], obs: Any) -> dict[str, Any]:
         new = jnp.where(obs["known"], NO_KEY, obs["key"]).reshape(-1)
-        keys, lost = distinct(jnp.concatenate([whole["keys"], new]), self.at_once)
-        return {"keys": keys, "lost": whole["lost"] + lost}
+        keys, lost = distinct(jnp.concatenate([collected["keys"], new]), self.at_once)
+        return {"keys": keys, "lost": collected["lost"] + lost}
 
     def stream(self, state: BonusState) -> None:
         return None
 
     def reward(self, state: BonusState, steps: Transitions, gamma: Any):
-        whole = self._with(state.whole, steps.obs)
-        count = jnp.sum(whole["keys"] != NO_KEY).astype(jnp.float32)
-        return BonusState(whole, ()), steps.reward, {"states_to_ask": count}
+        collected = self._collect(state.whole, steps.obs)
+        count = jnp.sum(collected["keys"] != NO_KEY).astype(jnp.float32)
+        return BonusState(collected, ()), steps.reward, {"states_to_ask": count}
 
     def check_one_reward(self) -> None:
         pass
@@ -377,13 +381,13 @@ class Asker:
 
         **Raises:** `ChatError` if a request got no reply, as for an exhausted budget."""
         spec = self.spec
-        asked = [prompts.request(spec.describe(key), spec.verbs, self.sampling, self.shots) for key in keys]
-        return [prompts.read_goals(reply.text, self.parse) for reply in self.chat.complete(asked)]
+        requests = [prompts.request(spec.describe(key), spec.verbs, self.sampling, self.shots) for key in keys]
+        return [prompts.read_goals(reply.text, self.parse) for reply in self.chat.complete(requests)]
 
-    def answer(self, asked: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def answer(self, request: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answer to a request of `exchange`."""
-        keys, most = asked["keys"], asked["names"].shape[0]
-        names = read_names(asked["names"], int(asked["count"]))
+        keys, max_goals = request["keys"], request["names"].shape[0]
+        names = read_names(request["names"], int(request["count"]))
         ids = {name: i for i, name in enumerate(names)}
         table = np.full((len(keys), self.per_state), -1, np.int32)
         counts = dict.fromkeys(COUNTS, 0)
@@ -392,24 +396,24 @@ class Asker:
         replies = self.goals_of([int(keys[i]) for i in real]) if len(real) else []
         for row, goals in zip(real, replies, strict=True):
             counts["malformed"] += goals is None
-            kept = []
+            goal_ids = []
             for goal in goals or ():
                 if not goal.isprintable() or len(goal.encode()) > NAME_BYTES:  # no UTF-8 for a half of a surrogate pair
                     counts["malformed"] += 1
-                elif goal in ids or len(ids) < most:
-                    kept.append(ids.setdefault(goal, len(ids)))
+                elif goal in ids or len(ids) < max_goals:
+                    goal_ids.append(ids.setdefault(goal, len(ids)))
                 else:
                     counts["no_place_for_goals"] += 1
-            counts["no_place_for_goals"] += max(0, len(kept) - self.per_state)
-            table[row, : len(kept)] = kept[: self.per_state]
-        return {"keys": keys, "goals": table, **self._new(list(ids)[len(names) :], len(names), most)} | {
+            counts["no_place_for_goals"] += max(0, len(goal_ids) - self.per_state)
+            table[row, : len(goal_ids)] = goal_ids[: self.per_state]
+        return {"keys": keys, "goals": table, **self._new(list(ids)[len(names) :], len(names), max_goals)} | {
             "counts": np.array([counts[name] for name in COUNTS], np.int32)
         }
 
-    def _new(self, added: list[str], first: int, most: int) -> dict[str, np.ndarray]:
+    def _new(self, added: list[str], first: int, max_goals: int) -> dict[str, np.ndarray]:
         """Bytes and similarities of goals that had no id, at their places; zeros elsewhere."""
-        names = np.zeros((most, NAME_BYTES), np.uint8)
-        similarity = np.zeros((len(self.spec.captions), most), np.float32)
+        names = np.zeros((max_goals, NAME_BYTES), np.uint8)
+        similarity = np.zeros((len(self.spec.captions), max_goals), np.float32)
         for i, name in enumerate(added, first):
             names[i] = name_bytes(name)
         if added:
@@ -417,7 +421,7 @@ class Asker:
         return {"names": names, "similarity": similarity, "count": np.asarray(first + len(added), np.int32)}
 
 
-def exchange(asker: Asker, every: int) -> Exchange:
+def exchange(asker: Asker, interval: int) -> Exchange:
     """The exchange of a learner whose goals are those of a chat model and whose bonus is `UnansweredKeys`."""
 
     def request(state: Any) -> dict[str, jax.Array]:
@@ -444,4 +448,4 @@ def exchange(asker: Asker, every: int) -> Exchange:
         runner = state.runner.replace(env_params=params.replace(goals=goals, answers=answers))
         return state.replace(runner=runner, bonus=BonusState(empty, ()))
 
-    return Exchange(every, request, asker.answer, take, ahead=True)
+    return Exchange(interval, request, asker.answer, take, ahead=True)

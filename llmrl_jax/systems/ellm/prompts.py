@@ -46,7 +46,7 @@ def open_ended(state: str, verbs: Sequence[str], shots: Sequence[Shot] = PUBLISH
         "You are a player in a game. Name the best actions for what you see and what you hold. Use valid actions and "
         "objects only."
     ]
-    parts += [f"{sentence_cased(seen)} {QUESTION}\n{bullets(goals)}" for seen, goals in shots]
+    parts += [f"{sentence_cased(text)} {QUESTION}\n{bullets(goals)}" for text, goals in shots]
     parts.append(f"{sentence_cased(state)} {QUESTION}\n")
     return "\n\n".join(parts)
 
@@ -67,18 +67,18 @@ def choose_shots(count: int, file: str = "") -> tuple[Shot, ...]:
     evenly; empty: the published ones.
     **Raises:** `FileNotFoundError`; `ValueError` for too few examples, or a row that is not one.
     """
-    known = _read_examples(Path(file)) if file else PUBLISHED
-    if count > len(known):
+    examples = _read_examples(Path(file)) if file else PUBLISHED
+    if count > len(examples):
         remedy = "take fewer" if file else "name a file of `llmrl ellm answers` with --goals.examples"
-        where = f"{file} has" if file else "the published prompt has"
-        raise ValueError(f"--goals.shots is {count}, but {where} {len(known)} examples: {remedy}")
-    return tuple(known[i * len(known) // count] for i in range(count))
+        source = f"{file} has" if file else "the published prompt has"
+        raise ValueError(f"--goals.shots is {count}, but {source} {len(examples)} examples: {remedy}")
+    return tuple(examples[i * len(examples) // count] for i in range(count))
 
 
 def _read_examples(path: Path) -> list[Shot]:
     if not path.is_file():
-        here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"--goals.examples: there is no file {path}{nearest(path.name, here)}")
+        files = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"--goals.examples: there is no file {path}{nearest(path.name, files)}")
     shots: list[Shot] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -92,7 +92,7 @@ def _read_examples(path: Path) -> list[Shot]:
     return shots
 
 
-def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
+def read_goals(reply: str, parse: Parse = "lines") -> list[str] | None:
     """The goals in a reply without its thoughts: distinct, in small letters, in their order; None for a reply that
     cannot be read.
 
@@ -103,7 +103,7 @@ def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
     lines = strip_thinking(reply).splitlines()
     while lines and lines[-1].strip() in ('"""', "```", "'''"):
         lines.pop()
-    if how == "paper":
+    if parse == "paper":
         if not lines or not all(line.startswith("-") for line in lines):
             return None
         parts = "\n".join(lines).lower().split("-")
@@ -111,7 +111,7 @@ def read_goals(reply: str, how: Parse = "lines") -> list[str] | None:
         parts = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
         if not parts:
             return None
-    around = " .\n\"'`" + ("" if how == "paper" else "*_")
+    around = " .\n\"'`" + ("" if parse == "paper" else "*_")
     goals = [" ".join(goal.lower().strip(around).split()) for goal in parts]
     return list(dict.fromkeys(goal for goal in goals if goal))
 
@@ -124,23 +124,23 @@ PAIR_TOKENS = 16
 """The most tokens of an answer about a pair: its first word decides. Models that think are asked again with more."""
 
 
-def _question(item: str, place: str) -> str:
-    return f"Should you store a {item} in/on the {place}:"
+def _question(item: str, receptacle: str) -> str:
+    return f"Should you store a {item} in/on the {receptacle}:"
 
 
-def closed_form(item: str, place: str) -> str:
+def closed_form(item: str, receptacle: str) -> str:
     """The prompt about one object and one place: persona, instruction, three examples, the question."""
     shots = "\n\n".join(f"{_question(*shot[:2])} {shot[2]}" for shot in _PAIR_SHOTS)
     return (
         "You are a robot in a house. You can pick up objects and place them in or on furniture. Say whether an object "
-        f"should be stored at a place. Answer Yes or No.\n\n{shots}\n\n{_question(item, place)}"
+        f"should be stored at a place. Answer Yes or No.\n\n{shots}\n\n{_question(item, receptacle)}"
     )
 
 
-def pair_request(item: str, place: str, sampling: Mapping[str, Any], tokens: int = PAIR_TOKENS) -> ChatRequest:
+def pair_request(item: str, receptacle: str, sampling: Mapping[str, Any], tokens: int = PAIR_TOKENS) -> ChatRequest:
     """The request about one object and one place, of which at most `tokens` tokens are generated."""
     options = {**sampling, "max_tokens": min(sampling.get("max_tokens", tokens), tokens)}
-    return ChatRequest((Message("user", closed_form(item, place)),), stop=("\n\n",), **options)
+    return ChatRequest((Message("user", closed_form(item, receptacle)),), stop=("\n\n",), **options)
 
 
 def read_yes(reply: str) -> bool | None:

@@ -24,26 +24,26 @@ class ScriptedSuggester(ScriptedAdviser):
         """A bulleted list. **Arguments:** as for `ScriptedAdviser`."""
         state = messages[-1].content.rsplit("\n\n", 1)[-1].split(QUESTION)[0].lower()
         sentences = [part.strip() for part in state.split(".")]
-        seen = " ".join(x for x in sentences if x.startswith(("you see", "you are targeting")))
-        held = next((x for x in sentences if x.startswith("you have")), "")
+        visible = " ".join(x for x in sentences if x.startswith(("you see", "you are targeting")))
+        inventory = next((x for x in sentences if x.startswith("you have")), "")
         sleepy = any(x.startswith("you feel") and "sleepy" in x for x in sentences)
         goals = []
         for goal, (items, sights) in self.spec.rules.items():
-            if goal == "sleep" and not sleepy or goal == "place crafting table" and "table" in seen:
+            if goal == "sleep" and not sleepy or goal == "place crafting table" and "table" in visible:
                 continue
             names = ["plant" if item == "sapling" else item for item in items]
-            if all(_has(held, name) for name in names) and all(sight in seen for sight in sights):
+            if all(_contains(inventory, name) for name in names) and all(sight in visible for sight in sights):
                 goals.append(goal)
         return "\n".join(f"- {goal.capitalize()}" for goal in goals) or "- Do nothing"
 
 
-def _has(held: str, item: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(item)}(?!\w)", held) is not None
+def _contains(text: str, item: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(item)}(?!\w)", text) is not None
 
 
 class ScriptedJudge(ScriptedAdviser):
-    """Answers from the table of preferences that the project ships, whatever the world's own is; no for an object or a
-    place that it does not have."""
+    """Answers from the table of preferences that the project ships, whatever the environment's own is; no for an
+    object or a place that it does not have."""
 
     def __init__(self) -> None:
         from envs_jax.housekeep.preferences import shipped
@@ -56,5 +56,5 @@ class ScriptedJudge(ScriptedAdviser):
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
         """Yes or no. **Arguments:** as for `ScriptedAdviser`."""
         question = messages[-1].content.rsplit("\n\n", 1)[-1]
-        asked = re.fullmatch(r"Should you store a (.+) in/on the (.+):", question)
-        return "Yes" if asked and (asked[1].lower(), asked[2].lower()) in self._yes else "No"
+        match = re.fullmatch(r"Should you store a (.+) in/on the (.+):", question)
+        return "Yes" if match and (match[1].lower(), match[2].lower()) in self._yes else "No"

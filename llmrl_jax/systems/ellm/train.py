@@ -51,8 +51,8 @@ from llmrl_jax.workflows.chat_model import Chat, make_chat
 from llmrl_jax.workflows.experiment import Experiment, several_seeds
 
 
-SHOWN = {"episode_earned": "goal reward", "epsilon": "epsilon"}
-"""Metrics beside the progress bar, after those of the world."""
+PROGRESS_METRICS = {"episode_earned": "goal reward", "epsilon": "epsilon"}
+"""Metrics beside the progress bar, after those of the environment."""
 
 
 def pretrain(config: PretrainRun) -> RunResult:
@@ -143,7 +143,7 @@ def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -
         about={"env": built.config.env},
         variables=variables,
         film=lambda state, key, path: write_video(built, variables(None, state), key, path),
-        shown=built.spec.shown | SHOWN,
+        shown=built.spec.progress_metrics | PROGRESS_METRICS,
         unit="steps" if learner.unit == "environment steps" else learner.unit,
     )
     return several_seeds(x, built.config.mesh)
@@ -179,9 +179,9 @@ def _ask_pairs(config: Any, built: Ellm, chat: Chat | None, folder: Path) -> Pai
     if chat is None or not isinstance(built.spec, ClosedGoalSpec):
         return None
     begin(folder, config)  # a run whose budget ends here can be resumed
-    how = built.config.judge
+    judge = built.config.judge
     try:
-        return answers_of_run(folder, chat.model, built.spec, config.chat.sampling, how.samples, how.share)
+        return answers_of_run(folder, chat.model, built.spec, config.chat.sampling, judge.samples, judge.share)
     except ChatError as error:
         raise type(error)(f"{error}; --run.resume {folder} then continues the run") from None
 
@@ -203,8 +203,8 @@ def _suggestions(built: Ellm, state: Any, chat: Chat | None, answers: PairAnswer
 
 def _report(config: Any, built: Ellm, results: dict[str, Any], episodes: int) -> str:
     """Results of held-out episodes, of the agent and of random actions, as text."""
-    which = "episodes from the start of training" if built.spec.fixed_start else "held-out episodes"
-    lines = [f"{episodes} {which}, with 95% intervals:", report(results, built.spec)]
+    description = "episodes from the start of training" if built.spec.fixed_start else "held-out episodes"
+    lines = [f"{episodes} {description}, with 95% intervals:", report(results, built.spec)]
     if isinstance(config, Downstream):
         agent, random = (
             f"{x['episode_return']:.2f} [{x['episode_return_low']:.2f}, {x['episode_return_high']:.2f}]"
@@ -233,13 +233,13 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
     if not closed and (before.config.suggester == "none" or not before.config.goal_conditioned):
         raise ValueError(f"the agent of {config.from_run} observes no goals; one that does is needed")
     config = _settled(config)
-    given = dataclasses.replace(before.config, encoder=resolved(before.config.encoder))
+    pretrained = dataclasses.replace(before.config, encoder=resolved(before.config.encoder))
     # weights that are finetuned know the texts of their encoder; the agent that guides `explore` keeps its own
     names = ("observe", "goal_conditioned", "network", *(("encoder",) if isinstance(config, FinetuneRun) else ()))
     for name in names:
-        value, same = getattr(config.ellm, name), getattr(given, name)
-        if value != same:
-            raise ValueError(f"{name} is {value}, but the agent of {config.from_run} has {same}: give it the same")
+        value, expected = getattr(config.ellm, name), getattr(pretrained, name)
+        if value != expected:
+            raise ValueError(f"{name} is {value}, but the agent of {config.from_run} has {expected}: give it the same")
     decided = on_task(config, before.spec)
     _refuse_overridden(config, before, decided)
     return dataclasses.replace(config, ellm=decided), before, state
@@ -248,19 +248,21 @@ def _after(config: Any) -> tuple[Any, Ellm, Any]:
 def _refuse_overridden(config: Any, before: Ellm, decided: EllmConfig) -> None:
     """**Raises** `ValueError` for settings that the task decides otherwise, unless they are the pretrained run's, which
     are the defaults."""
-    given, usual = config.ellm, before.config
-    who = "a single task, which is the goal and the reward,"
+    settings, usual = config.ellm, before.config
+    subject = "a single task, which is the goal and the reward,"
     names = [f.name for f in dataclasses.fields(EllmConfig) if f.name != "env"]
-    refuse_unread(given, [n for n in names if getattr(given, n) != getattr(decided, n)], who, usual=usual)
+    refuse_unread(settings, [n for n in names if getattr(settings, n) != getattr(decided, n)], subject, usual=usual)
     if not config.run.resume:
-        refuse_unread(config, ("chat",), who)
-    task = _task_of(given.env, before.spec)
-    if given.env != usual.env and task not in ("", config.task):
-        raise ValueError(f"env is {given.env}, but task is {config.task!r}: leave the task out of --env, or --env out")
+        refuse_unread(config, ("chat",), subject)
+    task = _task_of(settings.env, before.spec)
+    if settings.env != usual.env and task not in ("", config.task):
+        raise ValueError(
+            f"env is {settings.env}, but task is {config.task!r}: leave the task out of --env, or --env out"
+        )
 
 
 def _task_of(env: str, spec: GoalSpec) -> str:
-    """The single task of a world's id; empty: none."""
+    """The single task of an environment's id; empty: none."""
     if isinstance(spec, ClosedGoalSpec):
         return next((task for task in spec.tasks if spec.task_id(env, task) == env), "")
     return dict(parse_qsl(env.partition("?")[2])).get("task", "")
@@ -271,8 +273,8 @@ def on_task(config: Any, spec: GoalSpec) -> EllmConfig:
     goals are those of the oracle."""
     steps = spec.tasks.get(config.task)
     if steps is None:
-        known = list(spec.tasks)
-        raise ValueError(f"task is {config.task!r}{nearest(config.task, known)}; known are {', '.join(known)}")
+        names = list(spec.tasks)
+        raise ValueError(f"task is {config.task!r}{nearest(config.task, names)}; known are {', '.join(names)}")
     if isinstance(spec, ClosedGoalSpec):
         if config.subgoals:
             raise ValueError(f"subgoals is True, but the task {config.task!r} has no steps: leave --subgoals out")
@@ -310,7 +312,7 @@ def _plain() -> dict[str, Any]:
 
 
 def _same_tables(built: Ellm, before: Ellm, state: Any) -> Any:
-    """The pretrained agent's frozen part. **Raises:** `ValueError` for a world with other actions."""
+    """The pretrained agent's frozen part. **Raises:** `ValueError` for an environment with other actions."""
     if (built.spec.actions, built.spec.captions) != (before.spec.actions, before.spec.captions):
         counts = before.spec.actions, built.spec.actions
         raise ValueError(
@@ -350,15 +352,15 @@ class Pretrained(Policy):
         return path[0] in self.heads and (self.tune != "linear" or path[1] == "out")
 
     def init(self, key, obs):
-        given = flatten_dict(self._params)
+        params = flatten_dict(self._params)
         if self.reinit:
             new = flatten_dict(self.policy.init(key, obs)[0])
-            given = {path: new[path] if self._in_heads(path) else x for path, x in given.items()}
+            params = {path: new[path] if self._in_heads(path) else x for path, x in params.items()}
         if self.value == "zero":
-            given = {path: jnp.zeros_like(x) if path[:2] == ("value", "out") else x for path, x in given.items()}
-        trained = {path: x for path, x in given.items() if self.tune == "all" or self._in_heads(path)}
-        rest = {path: x for path, x in given.items() if path not in trained}
-        return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(rest)}
+            params = {path: jnp.zeros_like(x) if path[:2] == ("value", "out") else x for path, x in params.items()}
+        trained = {path: x for path, x in params.items() if self.tune == "all" or self._in_heads(path)}
+        remaining = {path: x for path, x in params.items() if path not in trained}
+        return unflatten_dict(trained), {"own": self._frozen, "rest": unflatten_dict(remaining)}
 
     def _all_params(self, params: Any, frozen: Any) -> Any:
         return unflatten_dict({**flatten_dict(frozen["rest"]), **flatten_dict(params)})
@@ -372,10 +374,10 @@ class Guide(Policy):
 
     def __init__(self, policy: BranchQPolicy, params: Any, frozen: Any):
         """**Arguments:** `policy`; its `params` and `frozen`."""
-        self.policy, self._given = policy, (params, frozen)
+        self.policy, self._weights = policy, (params, frozen)
 
     def init(self, key, obs):
-        return jax.tree.map(lambda x: x, self._given)
+        return jax.tree.map(lambda x: x, self._weights)
 
     def q(self, params, frozen, obs):
         return self.policy.q(params, frozen, obs)

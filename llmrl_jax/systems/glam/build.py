@@ -65,10 +65,10 @@ class Glam:
     def ppo(self) -> PPOConfig:
         """The learner's settings: with groups of a size that was chosen (`grouping`), microbatches are such groups."""
         ppo = self.config.ppo
-        part, over = divmod(ppo.num_envs * ppo.num_steps, ppo.minibatches * ppo.microbatches)
+        part, remainder = divmod(ppo.num_envs * ppo.num_steps, ppo.minibatches * ppo.microbatches)
         chosen = self.policy.widths and not self.config.score_rows
         # the published bug compares the values of a whole microbatch: its size changes what is learned
-        if not chosen or over or part % self.policy.rows or ppo.value_broadcast == "glam":
+        if not chosen or remainder or part % self.policy.rows or ppo.value_broadcast == "glam":
             return ppo
         return replace(ppo, microbatches=ppo.microbatches * part // self.policy.rows)
 
@@ -99,15 +99,17 @@ class ChosenActions(OtherActions):
         """**Raises:** `ValueError` for an `n` that the environment does not have; with further actions, for an `n` that
         includes "done", a name that is already an action's, or an environment that reads "done"."""
         super().__init__(env)
-        known = env.action_names
-        self.idle = known.index("done") if extra else len(known)
+        names = env.action_names
+        self.idle = names.index("done") if extra else len(names)
         if not 1 <= n <= self.idle:
-            has = f"{self.idle} actions that do something" if extra else f"{len(known)} actions: {', '.join(known)}"
+            available = (
+                f"{self.idle} actions that do something" if extra else f"{len(names)} actions: {', '.join(names)}"
+            )
             adds = "" if extra else f"; 9 adds {', '.join(EXTRA_ACTIONS)} to the first six"
-            raise ValueError(f"num_actions is {n}, but {env.id} has {has}{adds}")
-        if len({*known, *extra}) < len(known) + len(extra):
-            raise ValueError(f"two of the actions {', '.join((*known, *extra))} have the same name")
-        check_done(env, (*known[:n], *extra))
+            raise ValueError(f"num_actions is {n}, but {env.id} has {available}{adds}")
+        if len({*names, *extra}) < len(names) + len(extra):
+            raise ValueError(f"two of the actions {', '.join((*names, *extra))} have the same name")
+        check_done(env, (*names[:n], *extra))
         self.n, self.extra = n, extra
 
     def step(self, key, state, action, params):
@@ -292,7 +294,7 @@ the launches of a pass."""
 def grouping(
     config: GlamConfig, mesh: jax.sharding.Mesh | None, sizes: lm.LlamaConfig, longest: int, candidates: lm.Candidates
 ) -> tuple[int, tuple[int, ...]]:
-    """How many prompts are scored at once, and the lengths to which they are padded, by the device.
+    """Number of prompts that are scored at once, and the lengths to which they are padded, by the device.
 
     With several lengths, and unless `score_rows` names it, the size of a group divides the batches of play and of
     learning, so that both compute groups of the same size: other shapes would round in another way. It is about a
@@ -317,16 +319,18 @@ def grouping(
         return config.score_rows, paddings(longest, count)
     part = ppo.num_envs * ppo.num_steps // (ppo.minibatches * ppo.microbatches)
     common = math.gcd(ppo.num_envs, part)
-    most = max(GROUP, GROUP_PER_DEVICE * devices, ppo.num_envs // 4)
-    rows = max((n for n in range(devices, min(most, common) + 1, devices) if common % n == 0), default=0)
+    largest = max(GROUP, GROUP_PER_DEVICE * devices, ppo.num_envs // 4)
+    rows = max((n for n in range(devices, min(largest, common) + 1, devices) if common % n == 0), default=0)
     # small groups of batches that have no common divisor would cost more than padding does
     return (rows, paddings(longest, count)) if rows >= min(GROUP // 2, ppo.num_envs) else (0, ())
 
 
 def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
-    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)
+    out_shardings = (
+        None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
+    )
+    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out_shardings)
     params = draw(key)
     return params if kind is None else lm.quantize(params, kind)
 
@@ -397,15 +401,15 @@ def _bot(config: GlamConfig) -> SimpleAgent:
     return SimpleAgent(config, env, params, BotPolicy(config.num_actions, world.level.rooms.width), None)
 
 
-_ALL = {f.name for f in dataclasses.fields(GlamConfig)}
-_WORLD = {"agent", "env", "num_actions", "reward_scale"}
+_ALL_SETTINGS = {f.name for f in dataclasses.fields(GlamConfig)}
+_ENV_SETTINGS = {"agent", "env", "num_actions", "reward_scale"}
 
 AGENTS: dict[str, tuple[Callable[[GlamConfig], Agent], set[str]]] = {
-    "llm": (build, _ALL - {"symbolic", "drrn", "dqn"}),
-    "symbolic": (_symbolic, _WORLD | {"mesh", "ppo", "symbolic"}),
-    "drrn": (_drrn, _WORLD | {"history", "list_actions", "max_prompt", "mesh", "drrn", "dqn"}),
-    "random": (_random, _ALL),
-    "bot": (_bot, _ALL),
+    "llm": (build, _ALL_SETTINGS - {"symbolic", "drrn", "dqn"}),
+    "symbolic": (_symbolic, _ENV_SETTINGS | {"mesh", "ppo", "symbolic"}),
+    "drrn": (_drrn, _ENV_SETTINGS | {"history", "list_actions", "max_prompt", "mesh", "drrn", "dqn"}),
+    "random": (_random, _ALL_SETTINGS),
+    "bot": (_bot, _ALL_SETTINGS),
 }
 """Agents by name, each with the settings of `GlamConfig` that it reads. `random` and `bot` accept all settings, since
 they may replace any other agent."""

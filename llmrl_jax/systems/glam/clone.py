@@ -57,8 +57,8 @@ BATCH = 1024
 @cache
 def _ids(book: Phrasebook) -> tuple[dict[str, int], int]:
     """The ids of a book's phrases, and the largest number of pieces into which its separator splits one of them."""
-    known = {phrase: i for i, phrase in enumerate(book.phrases)}
-    return known, max(phrase.count(book.separator) for phrase in known) + 1
+    phrase_ids = {phrase: i for i, phrase in enumerate(book.phrases)}
+    return phrase_ids, max(phrase.count(book.separator) for phrase in phrase_ids) + 1
 
 
 def parse_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
@@ -68,17 +68,19 @@ def parse_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
     **Raises:** `ValueError` for a text that does not consist of the book's phrases, with the position and the nearest
     phrase; or that has more than `length` phrases.
     """
-    known, widest = _ids(book)
+    phrase_ids, widest = _ids(book)
     pieces = text.split(book.separator) if text else []
     ids: list[int] = []
     start = 0
     while start < len(pieces):
         ends = range(min(len(pieces), start + widest), start, -1)
-        end = next((e for e in ends if book.separator.join(pieces[start:e]) in known), None)
+        end = next((e for e in ends if book.separator.join(pieces[start:e]) in phrase_ids), None)
         if end is None:
-            rest = book.separator.join(pieces[start : start + widest])
-            raise ValueError(f"{book.name} has no phrase at the beginning of {rest!r}{nearest(rest, list(known))}")
-        ids.append(known[book.separator.join(pieces[start:end])])
+            remaining = book.separator.join(pieces[start : start + widest])
+            raise ValueError(
+                f"{book.name} has no phrase at the beginning of {remaining!r}{nearest(remaining, list(phrase_ids))}"
+            )
+        ids.append(phrase_ids[book.separator.join(pieces[start:end])])
         start = end
     if len(ids) > length:
         raise ValueError(f"{text!r} has {len(ids)} phrases of {book.name}, where {length} have room")
@@ -96,8 +98,8 @@ def windows(mission: np.ndarray, text: np.ndarray, action: np.ndarray, history: 
     source = np.arange(steps)[:, None] + 1 - count[:, None] + np.arange(history)  # the step at each position
     valid = np.arange(history) < count[:, None]
     window = np.where(valid[..., None], text[np.minimum(source, steps - 1)], text.dtype.type(-1))
-    between = np.where(valid[:, 1:], action[np.minimum(source[:, :-1], steps - 1)], -1).astype(np.int32)
-    return {"mission": np.repeat(mission[None], steps, axis=0), "text": window, "actions": between, "count": count}
+    past_actions = np.where(valid[:, 1:], action[np.minimum(source[:, :-1], steps - 1)], -1).astype(np.int32)
+    return {"mission": np.repeat(mission[None], steps, axis=0), "text": window, "actions": past_actions, "count": count}
 
 
 @dataclass(frozen=True)
@@ -176,20 +178,20 @@ def demonstrated_steps(
     int32 `[N]`. **Raises:** `DemosError` for words or actions that the agent does not have.
     """
     episodes = [_windows(glam, demo, path) for demo in demos]
-    obs = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
+    obs = {name: np.concatenate([episode[name] for episode in episodes]) for name in episodes[0]}
     return obs, np.concatenate([demo.action for demo in demos])
 
 
 def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: bool) -> list[Example]:
     """One row of tokens per step: its prompt, without loss, and its action."""
     assert isinstance(glam.policy, ScoringPolicy)  # ensured by `check`
-    obs, taken = demonstrated_steps(glam, demos, path)
-    actions = taken.tolist()
+    obs, action_ids = demonstrated_steps(glam, demos, path)
+    actions = action_ids.tolist()
     eos = glam.tokenizer.eos_id
     stop = [eos] if end and eos is not None else []
     answers = [[*sequence, *stop] for sequence in glam.policy.candidates.sequences]
     prompts = jax.jit(glam.policy.prompts)
-    one = list(range(glam.policy.model.config.vocab_size))  # rows share their integers to save memory
+    token_ids = list(range(glam.policy.model.config.vocab_size))  # rows share their integers to save memory
     rows: list[Example] = []
     for start in range(0, len(actions), BATCH):
         part = {name: x[start : start + BATCH] for name, x in obs.items()}
@@ -200,7 +202,9 @@ def _rows(glam: Glam, demos: Sequence[Demonstration], path: str | Path, end: boo
             if n > len(row):
                 raise DemosError(f"{path}: row {len(rows)} needs a prompt of more than the {len(row)} tokens there are")
             answer = answers[action]
-            rows.append(Example([one[t] for t in row[:n].tolist()] + answer, [False] * int(n) + [True] * len(answer)))
+            rows.append(
+                Example([token_ids[t] for t in row[:n].tolist()] + answer, [False] * int(n) + [True] * len(answer))
+            )
     return rows
 
 
@@ -253,13 +257,13 @@ def check(config: GlamConfig) -> None:
 def player(config: CloneRun) -> tuple[Any, Any, Any, dict[str, Any]]:
     """The demonstrator: the agent in the level with unscaled rewards, its weights, and the metadata for the file of
     demonstrations."""
-    here: dict[str, Any] = {"env": text_id(config.glam.env), "reward_scale": 1.0}
+    overrides: dict[str, Any] = {"env": text_id(config.glam.env), "reward_scale": 1.0}
     if not config.from_run:
-        return make_agent(replace(config.glam, agent="bot", **here)), (), (), {"player": "bot"}
+        return make_agent(replace(config.glam, agent="bot", **overrides)), (), (), {"player": "bot"}
     folder = Path(config.from_run)
     saved, _, state, update = load_run(folder, config.checkpoint)
     facts = {"player": folder.name, "agent": saved.glam.agent, "update": update, "greedy": config.greedy}
-    return make_agent(replace(saved.glam, **here)), state.params, state.frozen, facts
+    return make_agent(replace(saved.glam, **overrides)), state.params, state.frozen, facts
 
 
 def demos_of(config: CloneRun, folder: Path) -> Path:
@@ -272,21 +276,21 @@ def demonstrations(config: CloneRun, folder: Path) -> Path:
     path = demos_of(config, folder)
     if config.demos or path.exists() and config.run.resume:
         return path
-    agent, params, frozen, about = player(config)
-    name = about["player"] if config.from_run else "the bot"
+    agent, params, frozen, metadata = player(config)
+    name = metadata["player"] if config.from_run else "the bot"
     print(f"{config.clone.read} steps are played by {name} in {config.glam.env}", flush=True)
     started = time.monotonic()
     world: Any = envs_jax.make(text_id(config.glam.env))[0]
     seed, see = config.run.seed, babyai_steps(world)
     played = play_episodes(agent, params, frozen, seed=seed, episodes=config.episodes, record=see, greedy=config.greedy)
-    facts = {**about, "versions": info.versions()}
+    facts = {**metadata, "versions": info.versions()}
     written = write_demos(path, played, world, seed=config.run.seed, facts=facts, pairs=config.clone.read)
-    if not written.kept:
+    if not written.saved:
         path.unlink()
         raise ValueError(f"{name} succeeded in none of {written.played} episodes: there is nothing to imitate")
     seconds = time.monotonic() - started
     print(
-        f"{written.steps} steps of {written.kept} successes among {written.played} episodes ({seconds:.1f} s)",
+        f"{written.steps} steps of {written.saved} successes among {written.played} episodes ({seconds:.1f} s)",
         flush=True,
     )
     return path
@@ -315,23 +319,23 @@ def make(config: CloneRun, glam: Glam | None = None, data: CloningData | None = 
     """
     glam = build(config.glam) if glam is None else glam
     data = cloning_data(glam, demos_of(config, config.run.folder), config.clone) if data is None else data
-    model, how = glam.policy.model, config.clone
-    length = how.length or max(len(row.tokens) for row in (*data.train, *data.held_out))
-    rows = pack(data.train, length, several=how.pack)
+    model, cloning = glam.policy.model, config.clone
+    length = cloning.length or max(len(row.tokens) for row in (*data.train, *data.held_out))
+    rows = pack(data.train, length, several=cloning.pack)
     say(
         f"{len(data.train)} steps to learn and {len(data.held_out)} held out, of {data.episodes} episodes, in "
         f"{len(rows.tokens)} rows of {length} tokens, {(rows.segments > 0).mean():.0%} full"
     )
-    updates = max(1, round(how.epochs * (len(rows.tokens) // how.sft.batch_size)))
+    updates = max(1, round(cloning.epochs * (len(rows.tokens) // cloning.sft.batch_size)))
     base = {"params": glam.policy.base(jax.random.key(config.run.seed))}
     loss = None
     if data.held_out:
-        held_out = pack(data.held_out, length, several=how.pack)
-        loss = make_evaluation(model, held_out, how.sft.batch_size, how.sft.head_chunk)
+        held_out = pack(data.held_out, length, several=cloning.pack)
+        loss = make_evaluation(model, held_out, cloning.sft.batch_size, cloning.sft.head_chunk)
     return make_experiment(
         config,
         glam,
-        make_sft(how.sft, model, base, rows, updates, glam.mesh, take=True),
+        make_sft(cloning.sft, model, base, rows, updates, glam.mesh, take=True),
         policy_weights(glam),
         during=loss,
         at_ends=True,
@@ -365,8 +369,8 @@ def clone(config: CloneRun) -> RunResult:
         return _train(x, glam, folder, {"demonstrations": str(demos), **data.facts()})
 
 
-def _train(x: Experiment, glam: Glam, folder: Path, about: dict[str, Any]) -> RunResult:
-    """Train, write the model, and evaluate it before and after. **Arguments:** `about`, for the summary."""
+def _train(x: Experiment, glam: Glam, folder: Path, data_facts: dict[str, Any]) -> RunResult:
+    """Train, write the model, and evaluate it before and after. **Arguments:** `data_facts`, for the summary."""
     config: CloneRun = x.config
     episodes, seed, key = config.eval_episodes, config.run.seed, x.key(config.run.seed)
     assert x.evaluate is not None
@@ -375,7 +379,7 @@ def _train(x: Experiment, glam: Glam, folder: Path, about: dict[str, Any]) -> Ru
     x = replace(x, learner=replace(x.learner, init=lambda key: states.pop()))  # no other reference: memory is needed
 
     def facts(result: RunResult) -> dict[str, Any]:
-        values = {"env": config.glam.env, **about, "updates": result.update, "before": before}
+        values = {"env": config.glam.env, **data_facts, "updates": result.update, "before": before}
         if result.stopped:
             return values
         values |= {"written": _write(folder, config, glam, result.state), "after": {}}
@@ -383,7 +387,7 @@ def _train(x: Experiment, glam: Glam, folder: Path, about: dict[str, Any]) -> Ru
             results = x.results(result.state, key, episodes)
             values["random"] = results.pop("random")
             values["after"] = results
-            rates = {f"{when}, {way}": row for when in ("before", "after") for way, row in values[when].items()}
+            rates = {f"{stage}, {mode}": row for stage in ("before", "after") for mode, row in values[stage].items()}
             print(success_table({**rates, "random actions": values["random"]}, task_names(glam)))
         print(f"The model is {folder / 'model'}, for `llmrl glam train --model` and `llmrl glam test --model`")
         return values

@@ -65,11 +65,11 @@ class EmbeddedConfig(SmallConfig):
 def _with_dqn(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Upgrade an old config.json, in which `drrn` holds the learner's settings as well as the network's sizes."""
     sizes = {f.name for f in fields(DRRNConfig)}
-    given = values.get("drrn", {})
-    learner = {name: value for name, value in given.items() if name not in sizes}
+    settings = values.get("drrn", {})
+    learner = {name: value for name, value in settings.items() if name not in sizes}
     if not learner or "dqn" in values:
         return values
-    sized = {name: value for name, value in given.items() if name in sizes}
+    sized = {name: value for name, value in settings.items() if name in sizes}
     return {**values, "drrn": sized, "dqn": {**to_json(DRRN_DQN), **learner}}
 
 
@@ -341,7 +341,7 @@ class TrainConfig(Checked):
     run: RunConfig = field(default_factory=RunConfig)
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.glam.train import make
 
         return make(self)
@@ -378,7 +378,7 @@ class CloneRun(Checked):
             raise ValueError(f"--demos is {self.demos} and --from is {self.from_run}: give one of them")
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.glam.clone import make
 
         return make(self)

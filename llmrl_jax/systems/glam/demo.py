@@ -77,7 +77,7 @@ def prior_then_ppo(
         config = TrainConfig(glam=replace(glam_config, model=model), steps=steps, run=run)
         begin(folder, config)
         lessons: list[RunResult] = []
-        about = f"the model in {prior}"
+        description = f"the model in {prior}"
         if not prior:
             curriculum.note_lessons(folder, reading, prior_config)
             if not (folder / "prior").exists():
@@ -87,18 +87,18 @@ def prior_then_ppo(
                     return {"stopped": lessons[-1].stopped}
             names = [name for name in ("associations", "goals") if getattr(reading, name)]
             names.append("reading, then imitation" if reading.updates else "imitation")
-            about = f"{', '.join(names)} of a noisy expert, the stand-in for pre-training"
-        return _improve(config, folder, lessons, {"env": glam_config.env, "prior": about}, episodes, started)
+            description = f"{', '.join(names)} of a noisy expert, the stand-in for pre-training"
+        return _improve(config, folder, lessons, {"env": glam_config.env, "prior": description}, episodes, started)
 
 
 def _improve(
-    config: TrainConfig, folder: Path, lessons: list[RunResult], about: dict[str, Any], episodes: int, started: float
+    config: TrainConfig, folder: Path, lessons: list[RunResult], setup: dict[str, Any], episodes: int, started: float
 ) -> dict[str, Any]:
     """PPO, evaluated on the same held-out episodes every time. **Returns:** as `prior_then_ppo`."""
     print("2/3  PPO improves it: the base is frozen; LoRA adapters and a value head learn", flush=True)
     agent = make_agent(config.glam)
     x, play = make(config, agent), evaluation(agent, episodes)
-    key, again = x.key(config.run.seed), curriculum.continuation(folder)
+    key, continuation = x.key(config.run.seed), curriculum.continuation(folder)
     evaluations: dict[int, dict[str, float]] = {}
     summary: dict[str, Any] = {}
 
@@ -109,7 +109,7 @@ def _improve(
     def facts(result: RunResult) -> dict[str, Any]:
         """The summary, unless a signal stopped the run."""
         if result.stopped.startswith("SIG"):
-            print(f"The run stands at step {result.steps}; {again}.")
+            print(f"The run stands at step {result.steps}; {continuation}.")
             summary["stopped"] = result.stopped
             return summary
         print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
@@ -123,7 +123,7 @@ def _improve(
         compiling = result.compile_seconds + sum(lesson.compile_seconds for lesson in lessons)
         summary.update(
             {
-                **about,
+                **setup,
                 "random": random,
                 "before": before,
                 "after": after,
@@ -142,6 +142,6 @@ def _improve(
         return summary
 
     experiments.train(
-        replace(x, during=evaluate, at_ends=True, title="PPO"), folder, facts=facts, at_end=False, again=again
+        replace(x, during=evaluate, at_ends=True, title="PPO"), folder, facts=facts, at_end=False, again=continuation
     )
     return summary

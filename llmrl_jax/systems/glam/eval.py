@@ -41,14 +41,14 @@ def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
         estimates = {} if episodes.estimate is None else calibration(episodes.estimate[chosen], success)
         return {"success": interval.mean, "success_low": interval.low, "success_high": interval.high, **estimates}
 
-    out = rate(slice(None))
-    out["episode_return"] = float(episodes.episode_return.mean())
-    out["episode_length"] = float(episodes.episode_length.mean())
-    out["episodes"] = float(episodes.success.size)
+    summary = rate(slice(None))
+    summary["episode_return"] = float(episodes.episode_return.mean())
+    summary["episode_length"] = float(episodes.episode_length.mean())
+    summary["episodes"] = float(episodes.success.size)
     if len(tasks) > 1:
         for i, task in enumerate(tasks):
-            out |= {f"{task}/{name}": value for name, value in rate(episodes.task == i).items()}
-    return out
+            summary |= {f"{task}/{name}": value for name, value in rate(episodes.task == i).items()}
+    return summary
 
 
 def task_names(agent: Agent) -> Sequence[str]:
@@ -83,7 +83,7 @@ def make_experiment(
     players = functools.cache(lambda episodes: evaluation(agent, episodes, weights))  # compiled once for each number
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, dict[str, float]]:
-        return {way: players(episodes)(state, key, greedy) for way, greedy in (("sampled", False), ("greedy", True))}
+        return {mode: players(episodes)(state, key, greedy) for mode, greedy in (("sampled", False), ("greedy", True))}
 
     defaults: dict[str, Any] = {
         "evaluate": evaluate,

@@ -161,15 +161,15 @@ def action_words(config: GlamConfig, test: PostTest, names: Sequence[str]) -> tu
     return (*names[: config.num_actions], *(EXTRA_ACTIONS if test.actions else ()))
 
 
-KEPT = ("describe", "language", "done_actions", "actions", "compat")
+KEPT_OPTIONS = ("describe", "language", "done_actions", "actions", "compat")
 """Options of an environment id that its tests keep: those of descriptions and actions. Options that define a level are
 excluded."""
 
 
 def world_of(test: PostTest, env: str) -> str:
     """The environment id of a test: `env`, if the test names none, or its own with those options of `env` that every
-    environment has (`KEPT`)."""
-    options = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT)
+    environment has (`KEPT_OPTIONS`)."""
+    options = "&".join(f"{name}={value}" for name, value in _options(env).items() if name in KEPT_OPTIONS)
     return "?".join(filter(None, [test.env, options])) if test.env else env
 
 
@@ -209,12 +209,12 @@ class Trial:
         return tuple(getattr(self.env.unwrapped, "task_names", ("task",)))  # type: ignore[attr-defined]
 
     def play(
-        self, params: Any, frozen: Any, key: jax.Array, episodes: int, ways: Mapping[str, bool]
+        self, params: Any, frozen: Any, key: jax.Array, episodes: int, modes: Mapping[str, bool]
     ) -> dict[str, Episodes]:
         """Whole episodes from fresh resets, see `make_evaluator`, for each mode of acting: its name, and whether it is
         greedy."""
         run = make_evaluator(self.env, self.env_params, self.policy, episodes=episodes)
-        return {way: run(params, frozen, key, greedy=greedy) for way, greedy in ways.items()}
+        return {mode: run(params, frozen, key, greedy=greedy) for mode, greedy in modes.items()}
 
 
 def prepare(agent: Agent, test: PostTest) -> Trial:
@@ -228,8 +228,13 @@ def prepare(agent: Agent, test: PostTest) -> Trial:
         return _language(agent, test)
     if test != PostTest(test.name, env=test.env):
         raise NotTestable(f"the agent {config.agent} knows the words and actions of training only, or none")
-    other = make_agent(replace(config, env=world_of(test, config.env)))
-    return Trial(other.env, other.env_params, other.policy, action_words(config, test, other.env.action_names))
+    test_agent = make_agent(replace(config, env=world_of(test, config.env)))
+    return Trial(
+        test_agent.env,
+        test_agent.env_params,
+        test_agent.policy,
+        action_words(config, test, test_agent.env.action_names),
+    )
 
 
 def _language(glam: Glam, test: PostTest) -> Trial:

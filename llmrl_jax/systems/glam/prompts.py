@@ -53,7 +53,7 @@ class Wording:
     after_actions: str = ""
     goal: str = "Goal of the agent:"
     after_goal: str = ""
-    between: str = " \n "
+    separator: str = " \n "
     """Between the list of actions and the goal."""
     goal_first: bool = False
     """Whether the goal precedes the list of actions."""
@@ -189,8 +189,8 @@ def _listed(wording: Wording, names: tuple[str, ...], varies: bool) -> Iterator[
     yield Text(wording.actions)
     if varies:
         book = Phrasebook(names, name="actions")
-        once = tuple(Limit((i,), 1) for i in range(len(names)))
-        yield Slot("offered", book, max(1, len(names) - 1), prefix=" ", suffix=",", limits=once)
+        at_most_once = tuple(Limit((i,), 1) for i in range(len(names)))
+        yield Slot("offered", book, max(1, len(names) - 1), prefix=" ", suffix=",", limits=at_most_once)
         yield Choice("last_offered", book, prefix=" ")
     else:
         yield Text(",".join(f" {name}" for name in names))
@@ -205,7 +205,7 @@ def _template(
     if wording.actions:
         heads = [list(_listed(wording, names, varies)), goal]
         first, second = reversed(heads) if wording.goal_first else heads
-        yield from (*first, Text(wording.between), *second)
+        yield from (*first, Text(wording.separator), *second)
     else:
         yield from goal
     book = Phrasebook(names, name="actions")
@@ -250,7 +250,7 @@ ENGLISH: dict[str, dict[str, Any]] = {
     "prose": {
         "actions": "In this world you can",
         "after_actions": ".",
-        "between": " ",
+        "separator": " ",
         "goal": "Your task is to",
         "after_goal": ".",
         "observation": " Look around: ",
@@ -379,10 +379,10 @@ def find_rewrite(name: str, language: str = "english") -> Rewrite:
     """A rewrite by its published name. **Raises** `KeyError`, with the nearest name, for an unknown one."""
     if language not in REWRITES:
         raise KeyError(f"there are no rewrites in {language!r}{nearest(language, list(REWRITES))}; english or french")
-    known = REWRITES[language]
-    if name not in known:
-        raise KeyError(f"there is no rewrite {name!r}{nearest(name, list(known))} (there are {', '.join(known)})")
-    return known[name]
+    rewrites = REWRITES[language]
+    if name not in rewrites:
+        raise KeyError(f"there is no rewrite {name!r}{nearest(name, list(rewrites))} (there are {', '.join(rewrites)})")
+    return rewrites[name]
 
 
 def rewritten(template: GlamPrompt, rewrite: Rewrite) -> GlamPrompt:
@@ -418,7 +418,7 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
     unk = getattr(model, "unk_token", None)
     unk_id = None if unk is None else tokenizer.backend.token_to_id(unk)  # type: ignore[attr-defined]
 
-    def known(word: str) -> bool:
+    def in_vocabulary(word: str) -> bool:
         try:
             return unk_id not in tokenizer.encode(word)
         except ValueError:  # raised by a word-level tokenizer
@@ -426,4 +426,4 @@ def unknown_words(tokenizer: Tokenizer, template: GlamPrompt) -> list[str]:
 
     texts = [*(text for unit in template.prompt.units for text in unit.texts), *template.actions]
     words = {word for text in texts for word in text.split()}
-    return sorted({word.rstrip(",:") for word in words if not known(word)})
+    return sorted({word.rstrip(",:") for word in words if not in_vocabulary(word)})

@@ -55,7 +55,7 @@ CLONED = "BC"
 Z99 = 2.5758293035489004
 """The 99.5% quantile of the standard normal distribution, for 99% Wilson intervals."""
 
-WAYS = ("sampled", "greedy")
+MODES = ("sampled", "greedy")
 
 
 @dataclass
@@ -85,12 +85,12 @@ def post_test(config: PostTestConfig) -> list[Tested]:
     """
     distinct(config.runs)
     if config.model or config.random or config.bot or len(config.runs) > 1:
-        out = config.out
-        check_writable(out, "--out", folder=True)
+        output = config.out
+        check_writable(output, "--out", folder=True)
     else:
-        out = config.runs[0] / "test"
-    more = VARIANT_TESTS if config.variants else ()
-    tests = [parse_test(name) for name in dict.fromkeys((*config.tests, *more) or TESTS)]
+        output = config.runs[0] / "test"
+    variants = VARIANT_TESTS if config.variants else ()
+    tests = [parse_test(name) for name in dict.fromkeys((*config.tests, *variants) or TESTS)]
     report: Report = functools.partial(print, file=sys.stderr) if config.json else print
     glam: GlamConfig | None = None if config.runs else preset(config.preset or "glam")
     agents: list[Tested] = []
@@ -106,12 +106,12 @@ def post_test(config: PostTestConfig) -> list[Tested]:
     assert glam is not None
     glam = replace(glam, env=config.env or glam.env)
     if config.model:
-        take_with(*_zero_shot(replace(glam, model=config.model), out, config))
-    take_with(*_random(glam, out, config))
+        take_with(*_zero_shot(replace(glam, model=config.model), output, config))
+    take_with(*_random(glam, output, config))
     if config.bot:
-        take_with(*_bot(glam, out, config))
+        take_with(*_bot(glam, output, config))
     groups = runs_compared.by_settings(agents)
-    path = draw_tests(groups, out / "tests.png")
+    path = draw_tests(groups, output / "tests.png")
     if config.json:
         values = {"episodes": config.episodes, "agents": [outcomes(group) for group in groups], "figure": path}
         print(json_text(values))
@@ -142,7 +142,7 @@ def _kind(config: GlamConfig) -> str:
     return {"pretrained": "AFlan", "embeddings": "NPAE", "random": "NPA"}[config.init]
 
 
-def _asked(x: PostTestConfig) -> dict[str, Any]:
+def _test_options(x: PostTestConfig) -> dict[str, Any]:
     """The options on which all results depend."""
     return {"seed": x.seed, "episodes": x.episodes}
 
@@ -160,7 +160,7 @@ def _of_run(folder: Path, x: PostTestConfig) -> tuple[Tested, Play, GlamConfig]:
         name=folder.name,
         kind=_kind(config.glam),
         folder=folder,
-        facts={"update": update, **_asked(x)},
+        facts={"update": update, **_test_options(x)},
         # seeds are runs of one length: what was trained for less is another agent
         settings={**runs_compared.settings_of(config, folder), "update": update},
         env=player.config.env,
@@ -169,7 +169,7 @@ def _of_run(folder: Path, x: PostTestConfig) -> tuple[Tested, Play, GlamConfig]:
     return agent, lambda tests: run_tests(player, params, frozen, tests, _key(x), x.episodes), config.glam
 
 
-def _zero_shot(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+def _zero_shot(config: GlamConfig, output: Path, x: PostTestConfig) -> tuple[Tested, Play]:
     """The model `config.model`, as it is."""
     if config.agent != "llm":
         raise ValueError(
@@ -179,9 +179,9 @@ def _zero_shot(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested
     params, frozen = untrained(player, jax.random.key(x.seed))
     cloned = _clone_of(Path(config.model))
     name = cloned or f"{_folder_name(config.model)}_zero_shot"
-    facts = {"model": config.model, **{name: getattr(config, name) for name in READ_ZERO_SHOT}, **_asked(x)}
+    facts = {"model": config.model, **{name: getattr(config, name) for name in READ_ZERO_SHOT}, **_test_options(x)}
     settings = {"cloned" if cloned else "zero_shot": config.model}
-    agent = Tested(name, CLONED if cloned else ZERO_SHOT, out / name, facts, settings, config.env)
+    agent = Tested(name, CLONED if cloned else ZERO_SHOT, output / name, facts, settings, config.env)
     return agent, lambda tests: run_tests(player, params, frozen, tests, _key(x), x.episodes)
 
 
@@ -199,30 +199,30 @@ def _clone_of(model: Path) -> str:
     return summary.parent.name if isinstance(values, dict) and "demonstrations" in values else ""
 
 
-def _random(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
-    facts, settings = {"num_actions": config.num_actions, **_asked(x)}, {"random": config.num_actions}
-    agent = Tested("random", "Random", out / "random", facts, settings, config.env)
+def _random(config: GlamConfig, output: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+    facts, settings = {"num_actions": config.num_actions, **_test_options(x)}, {"random": config.num_actions}
+    agent = Tested("random", "Random", output / "random", facts, settings, config.env)
     return agent, lambda tests: run_random(config, tests, _key(x), x.episodes)
 
 
-def _bot(config: GlamConfig, out: Path, x: PostTestConfig) -> tuple[Tested, Play]:
+def _bot(config: GlamConfig, output: Path, x: PostTestConfig) -> tuple[Tested, Play]:
     """The bot reads no words and is deterministic: tests of the same environment share their episodes, as do both modes
     of acting."""
-    known: dict[str, Outcome] = {}
+    cached: dict[str, Outcome] = {}
 
     def play(tests: Sequence[PostTest]) -> Iterator[Outcome]:
         for test in tests:
             env = world_of(test, config.env)
-            if env not in known:
+            if env not in cached:
                 plain = PostTest(test.name)
                 trial = prepare(make_agent(replace(config, agent="bot", env=env)), plain)
                 with doing(test.name):
                     episodes = trial.play((), (), _key(x), x.episodes, {"greedy": True})["greedy"]
-                known[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(WAYS, episodes))
-            yield replace(known[env], test=test)
+                cached[env] = Outcome(plain, env, trial.actions, trial.tasks, dict.fromkeys(MODES, episodes))
+            yield replace(cached[env], test=test)
 
-    facts, settings = {"num_actions": config.num_actions, **_asked(x)}, {"bot": config.num_actions}
-    return Tested("bot", "Bot", out / "bot", facts, settings, config.env), play
+    facts, settings = {"num_actions": config.num_actions, **_test_options(x)}, {"bot": config.num_actions}
+    return Tested("bot", "Bot", output / "bot", facts, settings, config.env), play
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def record_of(outcome: Outcome, paper: Mapping[str, float]) -> dict[str, Any]:
     record: dict[str, Any] = {"env": outcome.env, **parts}
     if outcome.skipped:
         return {**record, "skipped": outcome.skipped}
-    measured = {way: _measured(episodes, outcome.tasks) for way, episodes in outcome.episodes.items()}
+    measured = {mode: _measured(episodes, outcome.tasks) for mode, episodes in outcome.episodes.items()}
     return {**record, "actions": outcome.actions, "tasks": outcome.tasks, "paper": dict(paper), **measured}
 
 
@@ -273,18 +273,18 @@ def take(agent: Tested, play: Play, tests: Sequence[PostTest], reuse: bool, repo
     path = agent.folder / "test" / "tests.json"
     saved = _saved(path)
 
-    def stands(test: PostTest) -> bool:
+    def is_current(test: PostTest) -> bool:
         record = saved.get(test.name, {})
-        same = {**agent.facts, "env": world_of(test, agent.env)}
-        return reuse and all(record.get(name) == value for name, value in same.items())
+        expected = {**agent.facts, "env": world_of(test, agent.env)}
+        return reuse and all(record.get(name) == value for name, value in expected.items())
 
-    for outcome in play([test for test in tests if not stands(test)]):
+    for outcome in play([test for test in tests if not is_current(test)]):
         record = record_of(outcome, paper_row(outcome.test, agent.env, agent.trained_on))
         saved[outcome.test.name] = configs.to_json({**record, **agent.facts})
         path.parent.mkdir(parents=True, exist_ok=True)
         configs.save_config(saved, path)
         write_returns(agent.folder, outcome, zero_shot=agent.kind == ZERO_SHOT)
-        text = outcome.skipped or ", ".join(f"{way} {record[way]['success']:.3f}" for way in outcome.episodes)
+        text = outcome.skipped or ", ".join(f"{mode} {record[mode]['success']:.3f}" for mode in outcome.episodes)
         report(f"{agent.name}: {outcome.test.name}: {text}", flush=True)
     agent.records = {test.name: saved[test.name] for test in tests}
     reasons = [record.get("skipped", "") for record in agent.records.values()]
@@ -303,15 +303,17 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
     **Returns:** the files.
     """
     test = outcome.test
-    out = Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
+    directory = (
+        Path(folder) / "test" / published_env(outcome.env, language_of(test, outcome.env)) / "return_per_episode"
+    )
     stem = f"{test.rewrite}_{test.variant}" if test.variant else test.rewrite
     if test.actions:
         stem = "_".join([stem, *(name.replace(" ", "_") for name in outcome.actions)])
     written = []
-    for way, episodes in outcome.episodes.items():
-        out.mkdir(parents=True, exist_ok=True)
-        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if way == "greedy" else "")
-        written.append(out / f"{stem}{ending}.npy")
+    for mode, episodes in outcome.episodes.items():
+        directory.mkdir(parents=True, exist_ok=True)
+        ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if mode == "greedy" else "")
+        written.append(directory / f"{stem}{ending}.npy")
         np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
     return written
 
@@ -319,13 +321,13 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
 # --- tables and figure ------------------------------------------------------------------------------------------------
 
 
-def estimate(group: Sequence[Tested], test: str, way: str, task: str = "") -> stats.Estimate | None:
+def estimate(group: Sequence[Tested], test: str, mode: str, task: str = "") -> stats.Estimate | None:
     """The success rate of a group: a single agent's with its 99% Wilson interval; for several seeds the mean, with
     Student's 99% interval, clipped to [0, 1]. None without results, or for a task that never occurred.
 
     The published `test_results.py` takes the normal quantile, 2.58, also for two seeds, for which Student's is 63.7."""
     prefix = f"{task}/" if task else ""
-    records = [agent.records[test][way] for agent in group if way in agent.records[test]]
+    records = [agent.records[test][mode] for agent in group if mode in agent.records[test]]
     records = [values for values in records if f"{prefix}success" in values]
     if not records:
         return None
@@ -345,15 +347,15 @@ def _text(interval: stats.Estimate | None) -> str:
 def tests_table(group: Sequence[Tested]) -> str:
     """Success of a group in every test, compared with the paper; then by task; then the reasons for skipped tests."""
     first = group[0]
-    rows = [["success, 99% intervals", *WAYS, f"paper ({first.kind})"]]
+    rows = [["success, 99% intervals", *MODES, f"paper ({first.kind})"]]
     notes, tasks = [], []
     for name, record in first.records.items():
         if "skipped" in record:
             notes.append(f"{name} was not played: {record['skipped']}")
-            rows.append([name, *("not played" for _ in WAYS), "-"])
+            rows.append([name, *("not played" for _ in MODES), "-"])
             continue
         paper = record["paper"].get(first.kind)
-        cells = (_text(estimate(group, name, way)) for way in WAYS)
+        cells = (_text(estimate(group, name, mode)) for mode in MODES)
         rows.append([name, *cells, "-" if paper is None else f"{paper:.2f}"])
         tasks += [task for task in record["tasks"] if len(record["tasks"]) > 1 and task not in tasks]
     lines = [figures.text_table(rows)]
@@ -366,18 +368,18 @@ def tests_table(group: Sequence[Tested]) -> str:
 
 def spread_of(group: Sequence[Tested]) -> str:
     """Success over equivalent prompts, compared with the training prompt."""
-    trained, *others = VARIANT_TESTS
+    trained, *variants = VARIANT_TESTS
     lines = []
-    for way in WAYS:
-        estimates = {name: estimate(group, name, way) for name in VARIANT_TESTS}
+    for mode in MODES:
+        estimates = {name: estimate(group, name, mode) for name in VARIANT_TESTS}
         rates = {name: rate.mean for name, rate in estimates.items() if rate is not None}
-        played = [name for name in others if name in rates]
+        played = [name for name in variants if name in rates]
         if trained in rates and played:
             worst = min(played, key=lambda name: rates[name])
             mean = sum(rates[name] for name in played) / len(played)
             lines.append(
-                f"{way}: {rates[trained]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in the "
-                f"mean, {rates[worst]:.3f} at the least ({worst})"
+                f"{mode}: {rates[trained]:.3f} with the prompt of training; with {len(played)} others {mean:.3f} in "
+                f"the mean, {rates[worst]:.3f} at the least ({worst})"
             )
     return "\n".join(lines)
 
@@ -392,7 +394,7 @@ def outcomes(group: Sequence[Tested]) -> dict[str, Any]:
             tests[name] = {"skipped": record["skipped"]}
             continue
         tasks = record["tasks"] if len(record["tasks"]) > 1 else ()
-        tests[name] = {way: estimate(group, name, way) for way in WAYS}
+        tests[name] = {mode: estimate(group, name, mode) for mode in MODES}
         tests[name] |= {"tasks": {task: estimate(group, name, "sampled", task) for task in tasks}}
         tests[name] |= {"paper": record["paper"].get(first.kind), "env": record["env"]}
     folders = [agent.folder for agent in group]
@@ -411,12 +413,12 @@ def draw_tests(groups: Sequence[Sequence[Tested]], path: str | Path, labels: Seq
     for i, group in enumerate(groups):
         positions = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
         estimates = [estimate(group, name, "sampled") for name in names]
-        known = [(x, e) for x, e in zip(positions, estimates, strict=True) if e is not None]
-        means = np.array([e.mean for _, e in known])
-        bars = [means - [e.low for _, e in known], [e.high for _, e in known] - means]
+        points = [(x, e) for x, e in zip(positions, estimates, strict=True) if e is not None]
+        means = np.array([e.mean for _, e in points])
+        bars = [means - [e.low for _, e in points], [e.high for _, e in points] - means]
         label = labels[i] if labels else runs_compared.label(group)
-        axis.bar([x for x, _ in known], means, width * 0.92, color=figures.color(i), label=label)
-        axis.errorbar([x for x, _ in known], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
+        axis.bar([x for x, _ in points], means, width * 0.92, color=figures.color(i), label=label)
+        axis.errorbar([x for x, _ in points], means, bars, fmt="none", ecolor=INK, elinewidth=0.9, capsize=2)
         heights = [(x, group[0].records[n].get("paper", {}).get(group[0].kind)) for x, n in zip(positions, names)]
         marks += [(x, height) for x, height in heights if height is not None]
     if marks:

@@ -74,19 +74,19 @@ class SymbolicView(Wrapper):
         if not {"image", "mission"} <= set(parts):
             raise TypeError(f"{env.id!r} has no image with a mission; Symbolic-PPO plays the worlds named BabyAI-...")
 
-    def _kept(self, obs: Mapping[str, Any]) -> dict[str, Any]:
+    def _select(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: obs[name] for name in self.KEEP if name in obs}
 
     def reset(self, key, params):
         obs, state = self.env.reset(key, params)
-        return self._kept(obs), state
+        return self._select(obs), state
 
     def step(self, key, state, action, params):
-        obs, *rest = self.env.step(key, state, action, params)
-        return self._kept(obs), *rest
+        obs, *remaining = self.env.step(key, state, action, params)
+        return self._select(obs), *remaining
 
     def observation_space(self, params):
-        return spaces.Dict(self._kept(self.env.observation_space(params).spaces))  # type: ignore[attr-defined]
+        return spaces.Dict(self._select(self.env.observation_space(params).spaces))  # type: ignore[attr-defined]
 
     def describe(self, obs):
         return {"mission": MISSIONS.render(obs["mission"])}

@@ -48,11 +48,11 @@ def train(config: TrainConfig) -> RunResult:
 
 LOG_COLUMNS = (
     *("update", "episodes", "frames", "FPS", "duration"),
-    *(f"return_{of}" for of in ("mean", "std", "min", "max")),
+    *(f"return_{statistic}" for statistic in ("mean", "std", "min", "max")),
     "success_rate",
-    *(f"reshaped_return_{of}" for of in ("mean", "std", "min", "max")),
-    *(f"reshaped_return_bonus_{of}" for of in ("mean", "std", "min", "max")),
-    *(f"num_frames_{of}" for of in ("mean", "std", "min", "max")),
+    *(f"reshaped_return_{statistic}" for statistic in ("mean", "std", "min", "max")),
+    *(f"reshaped_return_bonus_{statistic}" for statistic in ("mean", "std", "min", "max")),
+    *(f"num_frames_{statistic}" for statistic in ("mean", "std", "min", "max")),
     *("entropy", "policy_loss", "value_loss", "loss", "grad_norm"),
 )
 """The header of the published `log.csv` (glam reference, section 1.3)."""
@@ -62,7 +62,7 @@ def write_log(folder: str | Path, reward_scale: float) -> Path:
     """Write `log.csv` in the published columns, from the training lines of a run's `metrics.jsonl`.
 
     Episodes and frames are cumulative; the duration is in seconds of training. Values that a run does not record stay
-    empty: deviations, minima and maxima; means if no episode ended. There is no bonus: 0.
+    empty: standard deviations, minima and maxima; means if no episode ended. There is no bonus: 0.
 
     **Arguments:** `folder`, the run's; `reward_scale`, ratio of the learner's reward to the environment's.
     **Returns:** the file. **Raises:** `FileNotFoundError` if the run has no metrics; `ValueError` if they have no line

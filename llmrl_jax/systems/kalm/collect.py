@@ -33,7 +33,7 @@ from llmrl_jax.workflows.rl_training import RLRun, settings_class as rl_settings
 # --- files ------------------------------------------------------------------------------------------------------------
 
 EPISODES = "episodes.parquet"
-ABOUT = "data.json"
+METADATA = "data.json"
 
 
 def write_episodes(
@@ -41,22 +41,22 @@ def write_episodes(
 ) -> None:
     """Write the episodes of a level to a run's folder."""
     write_parquet(folder / EPISODES, data)
-    about = {"world": world.name, "level": level, **({"imagined": True} if imagined else {})}
-    write_whole(folder / ABOUT, json.dumps(about) + "\n")
+    metadata = {"world": world.name, "level": level, **({"imagined": True} if imagined else {})}
+    write_whole(folder / METADATA, json.dumps(metadata) + "\n")
 
 
-def about_of(folder: Path, maker: str) -> tuple[World, str, bool]:
+def metadata_of(folder: Path, maker: str) -> tuple[World, str, bool]:
     """The world and the level of a folder's episodes, and whether they are imagined.
 
     **Arguments:** `maker`, the command that should have made it, for messages.
     **Raises:** `FileNotFoundError`; `DataError` for a `data.json` of another form.
     """
-    file = folder / ABOUT
+    file = folder / METADATA
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no {ABOUT}: give that of {maker}")
+        raise FileNotFoundError(f"{folder} has no {METADATA}: give that of {maker}")
     try:
-        about = json.loads(file.read_text())
-        return world_of(about["world"]), level_of(about["level"]), bool(about.get("imagined", False))
+        metadata = json.loads(file.read_text())
+        return world_of(metadata["world"]), level_of(metadata["level"]), bool(metadata.get("imagined", False))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is damaged, or of something else than {maker}: {error}") from error
 
@@ -78,10 +78,12 @@ def read_episodes(folder: str | Path, world: str = "", *, imagined: bool = False
     or actions are not the world's.
     """
     folder, maker = Path(folder), f"`llmrl kalm {'imagine' if imagined else 'collect'}`"
-    its_world, level, is_imagined = about_of(folder, maker)
+    its_world, level, is_imagined = metadata_of(folder, maker)
     if is_imagined != imagined:
-        kind, other = ("imagined", "recorded") if imagined else ("recorded", "imagined")
-        raise DataError(f"{folder} has {other} episodes, and {kind} ones are needed here: give the folder of {maker}")
+        needed, actual = ("imagined", "recorded") if imagined else ("recorded", "imagined")
+        raise DataError(
+            f"{folder} has {actual} episodes, and {needed} ones are needed here: give the folder of {maker}"
+        )
     if world and its_world.name != world:
         raise DataError(f"{folder} has episodes of {its_world.name!r}, and {world!r} is needed")
     data = read_parquet(folder / EPISODES).data
@@ -113,11 +115,13 @@ def convert_published(file: str | Path, world: World, level: str, seed: int) -> 
     sentences = np.empty(len(goals), np.int32)
     for goal in np.unique(goals, axis=0):
         numbers = np.flatnonzero((world.instructions.goals == goal).all(axis=1))
-        numbers = numbers[np.isin(numbers, world.instructions.of(level))]
-        same = (goals == goal).all(axis=1)
+        numbers = numbers[np.isin(numbers, world.instructions.sentence_ids(level))]
+        matches = (goals == goal).all(axis=1)
         if not len(numbers):
-            raise DataError(f"{file}: the goal of episode {same.argmax()} is none of level {level}: give its --level")
-        sentences[same] = rng.choice(numbers, same.sum())
+            raise DataError(
+                f"{file}: the goal of episode {matches.argmax()} is none of level {level}: give its --level"
+            )
+        sentences[matches] = rng.choice(numbers, matches.sum())
 
     def observation(states: jax.Array) -> dict[str, np.ndarray]:
         rows = states.shape[:2]
@@ -151,14 +155,14 @@ class _WithState(Wrapper):
         return (obs, state), state
 
     def step(self, key, state, action, params):
-        obs, state, *rest = self.env.step(key, state, action, params)
-        return ((obs, state), state, *rest)
+        obs, state, *remaining = self.env.step(key, state, action, params)
+        return ((obs, state), state, *remaining)
 
 
 def expert_of(world: World, level: str) -> Expert:
     """The world's scripted expert."""
     env = world.make(level)
-    return lambda obs, state: jax.vmap(lambda one: world.expert(env, innermost(one)))(state)
+    return lambda obs, state: jax.vmap(lambda row: world.expert(env, innermost(row)))(state)
 
 
 def greedy_of(folder: str | Path, world: World) -> Expert:
@@ -175,8 +179,8 @@ def greedy_of(folder: str | Path, world: World) -> Expert:
     x = config.experiment()
     env = world.make(LEVELS[0]).unwrapped
     if x.env is None or type(x.env.unwrapped) is not type(env) or online and not hasattr(env, "observe"):
-        where = "no world" if x.env is None else config.env if online else x.env.id
-        raise ValueError(f"{folder} learned in {where!r}, and {world.name!r} is played")
+        trained_on = "no world" if x.env is None else config.env if online else x.env.id
+        raise ValueError(f"{folder} learned in {trained_on!r}, and {world.name!r} is played")
     if jax.tree.leaves(x.policy.initial_carry(1)):
         raise ValueError(f"{folder} has a policy with memory, and episodes are collected without: train another one")
     state, _ = restore(folder, config, x.learner)
@@ -184,7 +188,7 @@ def greedy_of(folder: str | Path, world: World) -> Expert:
 
     def act(obs: Any, env_state: Any) -> jax.Array:
         if online:
-            obs = jax.vmap(lambda one: x.env.unwrapped.observe(innermost(one)))(env_state)
+            obs = jax.vmap(lambda row: x.env.unwrapped.observe(innermost(row)))(env_state)
         rows = jax.tree.leaves(obs)[0].shape[0]
         return x.policy.step(params, frozen, obs, (), jnp.zeros(rows, bool))[0].mode()
 
@@ -192,11 +196,11 @@ def greedy_of(folder: str | Path, world: World) -> Expert:
 
 
 def play(
-    world: World, level: str, expert: Expert, episodes: int, noise: float, seed: int, together: int
+    world: World, level: str, expert: Expert, episodes: int, noise: float, seed: int, lanes: int
 ) -> tuple[Transitions, Any]:
     """Whole episodes of an expert, a fraction `noise` of whose actions is random.
 
-    **Arguments:** `together`, episodes that are played at once.
+    **Arguments:** `lanes`, episodes that are played at once.
     **Returns:** the steps, and whether each episode succeeded, bool `[episodes]`. Episode `i` depends on the seed and
     on `i` alone.
     """
@@ -206,19 +210,19 @@ def play(
 
     def act(obs_and_state: Any, carry: Any, first: Any, keys: Any) -> Any:
         random_keys, choose_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        other = jax.vmap(space.sample)(choose_keys)
+        random_action = jax.vmap(space.sample)(choose_keys)
         is_random = jax.vmap(jax.random.uniform)(random_keys) < noise
-        is_random = is_random.reshape(-1, *(1,) * (other.ndim - 1))
-        return jnp.where(is_random, other, expert(*obs_and_state)).astype(other.dtype), carry, ()
+        is_random = is_random.reshape(-1, *(1,) * (random_action.ndim - 1))
+        return jnp.where(is_random, random_action, expert(*obs_and_state)).astype(random_action.dtype), carry, ()
 
     def view(obs: Any, state: Any) -> dict[str, Any]:
         return {name: obs[0][name] for name in PARTS}
 
     player = make_player(_WithState(env), params, lambda _: Actor(act), view, chunk=CHUNK)
     steps, success = [], []
-    for one in player((), key_pairs(jax.random.key(seed), episodes), lanes=together):
-        steps.append(one.transitions(truncated=one.truncated & ~one.terminated))
-        success.append(one.success)
+    for episode in player((), key_pairs(jax.random.key(seed), episodes), lanes=lanes):
+        steps.append(episode.transitions(truncated=episode.truncated & ~episode.terminated))
+        success.append(episode.success)
     return jax.tree.map(lambda *x: np.concatenate(x), *steps), np.array(success)
 
 

@@ -103,7 +103,7 @@ def test(
     """
     from llmrl_jax.systems.kalm.eval import test_run
 
-    test_run(folder, levels=levels, episodes=episodes, together=together, seed=seed)
+    test_run(folder, levels=levels, episodes=episodes, lanes=together, seed=seed)
 
 
 test.aliases = TEST  # type: ignore[attr-defined]

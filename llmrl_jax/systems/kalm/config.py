@@ -102,7 +102,7 @@ class GroundRun(Checked):
     lora: Annotated[LoRAConfig, Needs("tune", "lora")] = field(default_factory=LoRAConfig)
     """The adapters, with `--tune lora`."""
     states: Literal["changes", "absolute"] = "changes"
-    """What the head of states predicts: the change from the state before, or the state, as published."""
+    """The target of the head of states: the change from the state before, or the state, as published."""
     returns: bool = False
     """States carry the return that is still to come: with `--patterns rollout` a decision transformer, which `llmrl
     kalm test` plays, and which cannot imagine."""
@@ -112,7 +112,7 @@ class GroundRun(Checked):
     copies: PositiveInt = 1
     """Rows of each pair of episode and objective, with other wordings and other steps."""
     held_out: Annotated[float, In("[0, 0.5]")] = 0.05
-    """The share of the episodes that the model is tested with."""
+    """The fraction of the episodes that the model is tested with."""
     length: PositiveInt = 256
     """Places of a row: tokens, states and actions."""
     epochs: Epochs = 10.0
@@ -126,7 +126,7 @@ class GroundRun(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        names = [name for given in self.patterns for name in given.split(",")]  # the published form is "0,1,2,3"
+        names = [name for item in self.patterns for name in item.split(",")]  # the published form is "0,1,2,3"
         numbers = {str(i): name for i, name in enumerate(PATTERNS)}
         object.__setattr__(self, "patterns", tuple(numbers.get(name, name) for name in names))
         for name in self.patterns:
@@ -224,7 +224,7 @@ class TrainRun(Checked):
         return getattr(self, self.agent)
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.kalm.train import experiment
 
         return experiment(self)
@@ -244,8 +244,8 @@ def settings_class(agent: str) -> type[TrainRun]:
     if agent != spelled(agent):
         return settings_class(spelled(agent))
     if agent not in OFFLINE:
-        known = ", ".join(AGENTS)
-        raise KeyError(f"there is no offline algorithm {agent!r}{nearest(agent, list(AGENTS))} (there are {known})")
+        agents = ", ".join(AGENTS)
+        raise KeyError(f"there is no offline algorithm {agent!r}{nearest(agent, list(AGENTS))} (there are {agents})")
     config = algorithm(agent).config
     name = Annotated[str, tyro.conf.arg(help=AGENT_HELP)]
     return make_dataclass(

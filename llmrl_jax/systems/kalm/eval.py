@@ -49,12 +49,12 @@ def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
     episodes; of several, with Student's over agents, whose own rates are beside it as `<level>_agents`."""
     results: dict[str, Any] = {}
     for level in agents[0]:
-        each = [wilson(int(np.sum(one[level].success)), len(one[level].success)) for one in agents]
-        rate = each[0] if len(agents) == 1 else mean_rate([one.mean for one in each])
+        intervals = [wilson(int(np.sum(agent[level].success)), len(agent[level].success)) for agent in agents]
+        rate = intervals[0] if len(agents) == 1 else mean_rate([interval.mean for interval in intervals])
         results |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
         if len(agents) > 1:
-            results[f"{level}_agents"] = [one.mean for one in each]
-        results[f"{level}_return"] = float(np.mean([one[level].episode_return for one in agents]))
+            results[f"{level}_agents"] = [interval.mean for interval in intervals]
+        results[f"{level}_return"] = float(np.mean([agent[level].episode_return for agent in agents]))
     return results
 
 
@@ -69,13 +69,13 @@ def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int
 def table(results: Mapping[str, Any], levels: Sequence[str]) -> str:
     """Rates beside those of random actions."""
 
-    def interval(of: Mapping[str, Any], level: str) -> str:
-        return f"{of[level]:.3f} [{of[level + '_low']:.3f}, {of[level + '_high']:.3f}]"
+    def interval(values: Mapping[str, Any], level: str) -> str:
+        return f"{values[level]:.3f} [{values[level + '_low']:.3f}, {values[level + '_high']:.3f}]"
 
     rows = [["success", "agent", RANDOM]]
     for level in levels:
-        each = ", ".join(f"{rate:.3f}" for rate in results.get(f"{level}_agents", ()))
-        agents = interval(results, level) + (f" ({each})" if each else "")
+        agent_rates = ", ".join(f"{rate:.3f}" for rate in results.get(f"{level}_agents", ()))
+        agents = interval(results, level) + (f" ({agent_rates})" if agent_rates else "")
         rows.append([level, agents, interval(results[RANDOM], level)])
     return text_table(rows)
 
@@ -91,8 +91,8 @@ def play(
     for level in levels:
         env = EpisodeStatistics(world.make(level))
         run = make_evaluator(env, env.default_params, policy, episodes=episodes)
-        for one, state in zip(played, states, strict=True):
-            one[level] = run(state.params, state.frozen.replace(given=()), key, greedy=True)
+        for agent_episodes, state in zip(played, states, strict=True):
+            agent_episodes[level] = run(state.params, state.frozen.replace(given=()), key, greedy=True)
     return played
 
 
@@ -110,9 +110,7 @@ def _random(world: str, level: str, episodes: int, bits: tuple[int, ...]) -> Epi
     return evaluating.play_random(env, env.default_params, key, episodes=episodes)
 
 
-def make_player(
-    grounded: GroundedModel, level: str, episodes: int, together: int = 64
-) -> Callable[[jax.Array], Episodes]:
+def make_player(grounded: GroundedModel, level: str, episodes: int, lanes: int = 64) -> Callable[[jax.Array], Episodes]:
     """Build `play(key) -> Episodes` of NumPy arrays: episodes of a level, in which a grounded model takes its most
     likely actions.
 
@@ -120,16 +118,16 @@ def make_player(
     states that carry returns the model is a decision transformer (Chen et al., 2021): each state comes with the return
     to go, which the rewards reduce.
 
-    **Arguments:** `together`, episodes that are played at once. Episode `i` starts as that of
+    **Arguments:** `lanes`, episodes that are played at once. Episode `i` starts as that of
     `llmrl_jax.agents.evaluate.make_evaluator` with the same key.
     **Raises:** `ValueError` if a number is below 1.
     """
     at_least("episodes", episodes, 1)
-    at_least("together", together, 1)
+    at_least("together", lanes, 1)
     world, model, normalizer, target = grounded.world, grounded.model, grounded.normalizer, grounded.returns
     env = EpisodeStatistics(world.make(level))
-    params, horizon, together = env.default_params, world.horizon[level], min(together, episodes)
-    sentences = world.instructions.of(level)
+    params, horizon, lanes = env.default_params, world.horizon[level], min(lanes, episodes)
+    sentences = world.instructions.sentence_ids(level)
     texts = [world.instructions.texts[i] for i in sentences]
     tokens, lengths = map(jnp.asarray, rollout_prompts(texts, grounded.tokenizer))
 
@@ -149,21 +147,21 @@ def make_player(
     @jax.jit
     def run(variables: Any, key: jax.Array, start: jax.Array) -> Episodes:
         actor = actor_of(variables)
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(start + jnp.arange(together))
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(start + jnp.arange(lanes))
         rows = begin(env, params, actor, keys[:, 0], keys[:, 1])
         number = rows.obs[INSTRUCTION] - sentences.start
         cache = model.start(variables, tokens[number], lengths[number], 2 * horizon)
-        to_go = jnp.full(together, 0.0 if target is None else target, jnp.float32)
-        blank = Episodes(*(jnp.zeros(together, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
+        to_go = jnp.full(lanes, 0.0 if target is None else target, jnp.float32)
+        blank = Episodes(*(jnp.zeros(lanes, kind) for kind in (bool, jnp.float32, jnp.int32, jnp.int32)))
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             rows, results = carry
-            rows, seen = advance(env, params, actor, rows, freeze_finished=False)
+            rows, transition = advance(env, params, actor, rows, freeze_finished=False)
             cache, to_go = rows.carry
-            info = seen.info
+            info = transition.info
             latest = Episodes(info["success"], info["episode_return"], info["episode_length"], results.task)
-            results = jax.tree.map(lambda old, new: jnp.where(seen.ended, new, old), results, latest)
-            return (rows.replace(carry=(cache, to_go - seen.reward)), results), None
+            results = jax.tree.map(lambda old, new: jnp.where(transition.ended, new, old), results, latest)
+            return (rows.replace(carry=(cache, to_go - transition.reward)), results), None
 
         (_, results), _ = tracing.scan(step, (rows.replace(carry=(cache, to_go)), blank), length=horizon)
         return results
@@ -173,7 +171,7 @@ def make_player(
         with doing(f"{level}: playing", episodes, "episodes") as activity:
             while activity.done < episodes:
                 part = jax.device_get(run(grounded.variables, key, jnp.int32(activity.done)))
-                count = min(together, episodes - activity.done)
+                count = min(lanes, episodes - activity.done)
                 parts.append(jax.tree.map(lambda x, n=count: x[:n], part))
                 activity.done += count
         return jax.tree.map(lambda *x: np.concatenate(x), *parts)
@@ -182,17 +180,17 @@ def make_player(
 
 
 def test_run(
-    folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, together: int = 64, seed: int = 0
+    folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, lanes: int = 64, seed: int = 0
 ) -> dict[str, Any]:
     """Play an agent on levels, print its success beside that of random actions, and write `test.json` to its folder.
 
-    **Arguments:** `folder`, of a run; `episodes`, of each level; `together`, those that a grounded model plays at once.
+    **Arguments:** `folder`, of a run; `episodes`, of each level; `lanes`, those that a grounded model plays at once.
     **Returns:** the contents of the file.
     **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
     `FileNotFoundError`; what `TrainRun.experiment` and `load_model` raise.
     """
     in_interval("episodes", episodes, COUNT)
-    in_interval("together", together, COUNT)
+    in_interval("together", lanes, COUNT)
     check_seed("seed", seed)
     levels, key = tuple(level_of(level) for level in levels), key_of(seed)
     results: dict[str, Any] = {"seed": seed, "episodes": episodes}
@@ -206,7 +204,7 @@ def test_run(
         results |= {**x.evaluate(state, key, episodes), "update": update}
     else:
         grounded = load_model(folder)
-        played = {level: make_player(grounded, level, episodes, together)(key) for level in levels}
+        played = {level: make_player(grounded, level, episodes, lanes)(key) for level in levels}
         results |= judged(grounded.world, [played], episodes, key)
     print(table(results, levels))
     configs.save_config(results, folder / "test.json")

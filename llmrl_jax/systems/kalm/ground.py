@@ -48,7 +48,7 @@ from llmrl_jax.workflows.experiment import Experiment
 # --- the model, before and after --------------------------------------------------------------------------------------
 
 FOLDER = "grounded"
-ABOUT, SLOTS = "kalm.json", "slots.safetensors"
+METADATA, SLOTS = "kalm.json", "slots.safetensors"
 FORMAT = 2
 NORMALIZER = ("mean", "std", "change")
 FRAMES = (prompts.ROLLOUT, *prompts.DYNAMICS, *prompts.CONSEQUENCE, *prompts.EXPLANATION)
@@ -97,12 +97,12 @@ def language_model(
 
 
 def _initialized(model: lm.Llama, seed: int, mesh: Mesh | None) -> dict[str, Any]:
-    out = None if mesh is None else shardings(model.abstract(), model.logical_axes(), mesh)
-    return dict(jax.jit(model.init, out_shardings=out)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
+    out_shardings = None if mesh is None else shardings(model.abstract(), model.logical_axes(), mesh)
+    return dict(jax.jit(model.init, out_shardings=out_shardings)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32)))
 
 
 def save_model(
-    out: Path,
+    folder: Path,
     config: GroundRun,
     world: World,
     model: WorldModel,
@@ -119,14 +119,14 @@ def save_model(
     llama, weights = model.llama, params.get("params")
     if llama.lora is not None:
         weights = lm.merge(base["params"], params["lora"], llama.lora)
-    with replacing(out / FOLDER) as draft:
+    with replacing(folder / FOLDER) as draft:
         draft.mkdir(parents=True, exist_ok=True)
         lm.save_hf(draft / "model", llama.config, weights)
         tokenizer.save(draft / "model")
         slots = {"/".join(name): np.asarray(x) for name, x in flatten_dict(params["slots"]).items()}
         normalizer = {f"units/{name}": np.asarray(getattr(state.frozen["units"], name)) for name in NORMALIZER}
         save_file({**slots, **normalizer}, draft / SLOTS)
-        about = {
+        metadata = {
             "format": FORMAT,
             "world": world.name,
             "states": model.states,
@@ -138,8 +138,8 @@ def save_model(
             "dtype": config.dtype,
             "prefix": prefix if first == prefix else [],
         }
-        (draft / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    return out / FOLDER
+        (draft / METADATA).write_text(json.dumps(metadata, indent=1) + "\n")
+    return folder / FOLDER
 
 
 SENTENCES = 256
@@ -148,20 +148,20 @@ SENTENCES = 256
 
 def has_model(folder: str | Path) -> bool:
     """Whether a folder is a run with a grounded model."""
-    return (Path(folder) / FOLDER / ABOUT).is_file()
+    return (Path(folder) / FOLDER / METADATA).is_file()
 
 
 def sentence_vectors(grounded: GroundedModel, texts: Sequence[str]) -> np.ndarray:
     """Vectors of sentences, float32 `[N, D]`: the mean of the last hidden states over the words, as the model reads
-    them before it acts, each component with mean 0 and deviation 1 over the sentences."""
+    them before it acts, each component with mean 0 and standard deviation 1 over the sentences."""
     tokens, lengths = prompts.rollout_prompts(texts, grounded.tokenizer)
     variables = {name: x for name, x in grounded.variables.items() if name != "slots"}
 
     @jax.jit
     def mean_hidden(variables: Any, tokens: Any, lengths: Any) -> jax.Array:
-        out: Any = grounded.model.llama.apply(variables, tokens, lengths=lengths, logits=False)
+        output: Any = grounded.model.llama.apply(variables, tokens, lengths=lengths, logits=False)
         valid = (jnp.arange(tokens.shape[1]) < lengths[:, None])[..., None]
-        return jnp.sum(jnp.where(valid, out.hidden.astype(jnp.float32), 0.0), axis=1) / lengths[:, None]
+        return jnp.sum(jnp.where(valid, output.hidden.astype(jnp.float32), 0.0), axis=1) / lengths[:, None]
 
     parts = []
     with doing("reading sentences with the grounded model", len(texts), "sentences") as activity:
@@ -179,24 +179,25 @@ def load_model(run: str | Path) -> GroundedModel:
     **Raises:** `FileNotFoundError`, `DataError` for files of another version.
     """
     folder = Path(run) / FOLDER
-    if not (folder / ABOUT).is_file():
-        raise FileNotFoundError(f"{run} has no {FOLDER}/{ABOUT}: give a finished run of `llmrl kalm ground`")
-    about = json.loads((folder / ABOUT).read_text())
-    if about.get("format") != FORMAT:
-        raise DataError(f"{folder / ABOUT} has the format {about.get('format')}; this version reads {FORMAT}")
+    if not (folder / METADATA).is_file():
+        raise FileNotFoundError(f"{run} has no {FOLDER}/{METADATA}: give a finished run of `llmrl kalm ground`")
+    metadata = json.loads((folder / METADATA).read_text())
+    if metadata.get("format") != FORMAT:
+        raise DataError(f"{folder / METADATA} has the format {metadata.get('format')}; this version reads {FORMAT}")
     llama, variables = lm.load(folder / "model")
-    llama = llama.clone(**dtype_options(about.get("dtype", "float32")))
-    world = world_of(about["world"])
+    llama = llama.clone(**dtype_options(metadata.get("dtype", "float32")))
+    world = world_of(metadata["world"])
     tokenizer = load_tokenizer(folder / "model")
-    if about["words"]:
+    if metadata["words"]:
         tokenizer = WordTokenizer(tokenizer.backend)
-    tokenizer.prefix_ids = tuple(about.get("prefix", ()))  # earlier versions: none, whatever the tokenizer puts there
+    # earlier versions: none, whatever the tokenizer puts there
+    tokenizer.prefix_ids = tuple(metadata.get("prefix", ()))
     flat = load_file(folder / SLOTS)
     normalizer = Normalizer(*(jnp.asarray(flat.pop(f"units/{name}")) for name in NORMALIZER))
     slots = unflatten_dict({tuple(name.split("/")): jnp.asarray(x) for name, x in flat.items()})
-    layers = Slots(llama.config.hidden_size, about["state"], about["action"], about["discrete"])
-    model = WorldModel(llama, layers, about["states"])
-    return GroundedModel(world, model, {**variables, "slots": slots}, normalizer, tokenizer, about.get("returns"))
+    layers = Slots(llama.config.hidden_size, metadata["state"], metadata["action"], metadata["discrete"])
+    model = WorldModel(llama, layers, metadata["states"])
+    return GroundedModel(world, model, {**variables, "slots": slots}, normalizer, tokenizer, metadata.get("returns"))
 
 
 # --- the learner ------------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def make_grounding(
             f"the data make {count} rows, fewer than the {size} of one batch: lower sft.batch_size, or add data"
         )
     placement, per_epoch, learning_rate = Placement(mesh), count // size, learning_rates(config, updates)
-    normalizer = Normalizer.of(episodes)
+    normalizer = Normalizer.from_episodes(episodes)
     trained = "params" if model.llama.lora is None else "lora"
 
     def init(key: jax.Array) -> SFTState:
@@ -263,8 +264,8 @@ def make_grounding(
         counts = count_targets(batch)
 
         def loss(params: Any, rows: Rows) -> tuple[jax.Array, dict[str, jax.Array]]:
-            both = {**frozen["base"], **params}
-            parts = model.losses(both, frozen["units"], placement.shard_batch(rows), frozen["episodes"], counts)
+            merged = {**frozen["base"], **params}
+            parts = model.losses(merged, frozen["units"], placement.shard_batch(rows), frozen["episodes"], counts)
             return sum(getattr(weights, name) * x for name, x in parts.items()), parts  # type: ignore[return-value]
 
         def part(rows: Rows) -> tuple[Any, None]:
@@ -295,7 +296,7 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
     def answer(variables: Any, rows: Rows, lengths: Any) -> jax.Array:
         text = {name: x for name, x in variables.items() if name != "slots"}
         count, size = rows.tokens.shape
-        out: Any = model.llama.apply(
+        output: Any = model.llama.apply(
             text,
             rows.tokens,
             lengths=lengths,
@@ -306,16 +307,16 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
 
         def step(carry: Any, _: None) -> Any:
             token, cache = carry
-            out: Any = model.llama.apply(text, token[:, None], cache=cache)
-            return (jnp.argmax(out.logits[:, -1], axis=-1).astype(jnp.int32), out.cache), token
+            output: Any = model.llama.apply(text, token[:, None], cache=cache)
+            return (jnp.argmax(output.logits[:, -1], axis=-1).astype(jnp.int32), output.cache), token
 
-        first = jnp.argmax(out.logits[:, -1], axis=-1).astype(jnp.int32)
-        return tracing.scan(step, (first, out.cache), length=max_tokens)[1].T
+        first = jnp.argmax(output.logits[:, -1], axis=-1).astype(jnp.int32)
+        return tracing.scan(step, (first, output.cache), length=max_tokens)[1].T
 
     answers: list[str] = []
-    together, end = min(EXPLAINED, len(lengths)), tokenizer.eos_id
-    for start in range(0, len(lengths), together):
-        batch = np.arange(start, start + together) % len(lengths)
+    batch_size, end = min(EXPLAINED, len(lengths)), tokenizer.eos_id
+    for start in range(0, len(lengths), batch_size):
+        batch = np.arange(start, start + batch_size) % len(lengths)
         tokens = np.asarray(answer(grounded.variables, jax.tree.map(lambda x, i=batch: x[i], rows), lengths[batch]))
         for row in tokens[: len(lengths) - start].tolist():
             answers.append(tokenizer.decode(row[: row.index(end)] if end in row else row).strip())
@@ -325,7 +326,7 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
 def explanation_accuracy(
     grounded: GroundedModel, episodes: Episodes, texts: Sequence[Sequence[str]], indices: Sequence[int]
 ) -> dict[str, float]:
-    """How often a grounded model says which instruction an episode carried out.
+    """The accuracy of a grounded model that says which instruction an episode carried out.
 
     The paper asks for the goal's keywords, and does not say which words count (kalm reference, section 6).
 
@@ -359,7 +360,7 @@ def wordings(world: World, level: str, data: Trajectories) -> list[list[str]]:
     texts: dict[int, list[str]] = {}
     numbers = np.asarray(data.obs[INSTRUCTION])[:, 0].tolist()
     for number in set(numbers):
-        if number not in world.instructions.of(level):
+        if number not in world.instructions.sentence_ids(level):
             raise DataError(f"an episode has the instruction {number}, which is none of level {level}")
         texts[number] = world.instructions.wordings(level, int(world.instructions.configuration[number]))
     return [texts[number] for number in numbers]
@@ -377,8 +378,8 @@ def held_out_losses(
 
     @jax.jit
     def total(variables: Any, normalizer: Any) -> dict[str, jax.Array]:
-        each = jax.lax.map(lambda batch: model.losses(variables, normalizer, batch, tables, counts), batches)
-        return jax.tree.map(jnp.sum, each)
+        batch_losses = jax.lax.map(lambda batch: model.losses(variables, normalizer, batch, tables, counts), batches)
+        return jax.tree.map(jnp.sum, batch_losses)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
         losses = total({**state.frozen["base"], **state.params}, state.frozen["units"])
@@ -396,7 +397,7 @@ def ground(config: GroundRun) -> RunResult:
     if not config.data:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
     world, level, data = read_episodes(config.data)
-    episodes, texts = Episodes.of(data, STATE, returns=config.returns), wordings(world, level, data)
+    episodes, texts = Episodes.from_trajectories(data, STATE, returns=config.returns), wordings(world, level, data)
     target = float(np.quantile(np.asarray(data.reward).sum(1), TARGET_QUANTILE)) if config.returns else None
     mesh = make_mesh(config.mesh) if config.mesh else None
     llama, variables, tokenizer = language_model(config, world, config.run.seed, mesh)

@@ -1,8 +1,8 @@
 """Imagined episodes for instructions that no data show: the implementation of `llmrl kalm imagine`.
 
 A grounded model generates an episode autoregressively, without the environment (kalm reference, section 4.4), in two
-passes of one place for each step, behind a cache: the action is read off the state at the same time, and the next state
-off the action. (The published program takes both from one pass, so that each action belongs to the state before.)
+passes of one position for each step, behind a cache: the action is read off the state at the same time, and the next
+state off the action. (The published program takes both from one pass, so that each action belongs to the state before.)
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def imagine(
     return Imagined(states, actions, jnp.asarray(rewards, jnp.float32), ends.astype(jnp.int32), reached)
 
 
-def piece_of(model: WorldModel, together: int) -> int:
-    """How many of the episodes that are imagined at the same time one program has: on a CPU `PIECE` for a model of few
-    layers, else all of them."""
+def piece_of(model: WorldModel, lanes: int) -> int:
+    """Number of episodes in one program, of those that are imagined at the same time: on a CPU `PIECE` for a model of
+    few layers, else all of them."""
     small = model.llama.config.num_hidden_layers <= UNROLLED and tracing.platform() == "cpu"
-    return min(together, PIECE) if small else together
+    return min(lanes, PIECE) if small else lanes
 
 
 def in_pieces(play: Callable[..., Imagined], rows: Any, size: int) -> Imagined:
@@ -120,7 +120,7 @@ def in_pieces(play: Callable[..., Imagined], rows: Any, size: int) -> Imagined:
 def chosen_goals(world: World, level: str, count: int, rng: np.random.Generator) -> np.ndarray:
     """The numbers of sentences to imagine episodes for: all goals of the level equally often, up to one, each in a
     random wording; int32 `[count]`."""
-    sentences = np.array(world.instructions.of(level))
+    sentences = np.array(world.instructions.sentence_ids(level))
     goal = world.instructions.configuration[sentences]
     goals = int(goal.max()) + 1
     rounds = np.concatenate([rng.permutation(goals) for _ in range(-(-count // goals))])
@@ -139,10 +139,10 @@ def starts(world: World, level: str, numbers: np.ndarray, data: Trajectories, rn
 
     states = sample()
     for _ in range(100):
-        done = np.asarray(world.holds(goals, states))
-        if not done.any():
+        satisfied = np.asarray(world.holds(goals, states))
+        if not satisfied.any():
             return states
-        states = np.where(done[:, None], sample(), states)
+        states = np.where(satisfied[:, None], sample(), states)
     raise ValueError("some goals hold in nearly all first states of the data: collect more episodes")
 
 
@@ -151,7 +151,7 @@ def imagine_all(
     numbers: np.ndarray,
     first: np.ndarray,
     level: str,
-    together: int,
+    lanes: int,
     parts: Path | None = None,
 ) -> Imagined:
     """Episodes for sentences, in parts of one shape, on the host.
@@ -161,8 +161,8 @@ def imagine_all(
     world, instructions = grounded.world, grounded.world.instructions
     prompts = rollout_prompts([instructions.texts[i] for i in numbers], grounded.tokenizer)
     rows = (*prompts, first, instructions.goals[numbers])
-    horizon, together = world.horizon[level], min(together, len(numbers))
-    size = piece_of(grounded.model, together)
+    horizon, lanes = world.horizon[level], min(lanes, len(numbers))
+    size = piece_of(grounded.model, lanes)
 
     @jax.jit
     def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
@@ -176,8 +176,8 @@ def imagine_all(
 
     imagined = []
     with doing("imagining", len(numbers), "episodes") as activity:
-        for start in range(0, len(numbers), together):
-            end = min(start + together, len(numbers))
+        for start in range(0, len(numbers), lanes):
+            end = min(start + lanes, len(numbers))
             file = parts / f"{start}-{end}.npz" if parts else None
             if file and file.exists():
                 imagined.append(_read_part(file))
@@ -207,18 +207,18 @@ def as_episodes(imagined: Imagined, goals: np.ndarray, numbers: np.ndarray) -> T
     of one step is over after it, as it is in the world."""
     steps = imagined.rewards.shape[1]
     last = np.arange(steps) == imagined.lengths[:, None] - 1
-    over = imagined.success | (steps == 1)
-    same = {
+    terminal = imagined.success | (steps == 1)
+    constant = {
         GOAL: np.repeat(goals[:, None], steps, 1).astype(np.int32),
         INSTRUCTION: np.repeat(numbers[:, None], steps, 1).astype(np.int32),
     }
     return Trajectories(
-        obs={STATE: imagined.states[:, :-1], **same},
+        obs={STATE: imagined.states[:, :-1], **constant},
         action=imagined.actions,
         reward=imagined.rewards,
-        next_obs={STATE: imagined.states[:, 1:], **same},
-        terminated=last & over[:, None],
-        truncated=last & ~over[:, None],
+        next_obs={STATE: imagined.states[:, 1:], **constant},
+        terminated=last & terminal[:, None],
+        truncated=last & ~terminal[:, None],
         length=imagined.lengths,
     )
 

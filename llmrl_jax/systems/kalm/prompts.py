@@ -1,7 +1,7 @@
 """Recorded episodes as rows of text and slots: the four objectives of grounding (kalm reference, section 4.2).
 
-A slot is a place in a row that holds a state or an action instead of a token. What a place holds is predicted from the
-place before it.
+A slot is a position in a row that holds a state or an action instead of a token. The content of a position is
+predicted from the position before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmrl_jax.tuning.packing import best_fit
 
 
 TOKEN, STATE, ACTION = range(3)
-"""What a place holds."""
+"""Kinds of content of a position."""
 
 PATTERNS = ("rollout", "dynamics", "consequence", "explanation")
 """The objectives: the episode of an instruction; the next state of a step; the last state of an instruction's episode;
@@ -50,7 +50,7 @@ class Episodes:
         return self.actions.ndim == 1
 
     @staticmethod
-    def of(data: Trajectories, part: str = "", *, returns: bool = False) -> Episodes:
+    def from_trajectories(data: Trajectories, part: str = "", *, returns: bool = False) -> Episodes:
         """The tables of padded episodes.
 
         **Arguments:** `part`, of observations that are dicts: the state; `returns`, whether each state gets one more
@@ -95,7 +95,7 @@ class Row:
     before: list[int] = field(default_factory=list)
     learn: list[bool] = field(default_factory=list)
 
-    def _put(self, token: int, kind: int, index: int, before: int, learn: bool) -> None:
+    def _append(self, token: int, kind: int, index: int, before: int, learn: bool) -> None:
         self.tokens.append(token)
         self.kind.append(kind)
         self.index.append(index)
@@ -110,16 +110,16 @@ class Row:
         if end:
             tokens = [*tokens, self.tokenizer.end_id]
         for token in tokens:
-            self._put(token, TOKEN, 0, 0, learn)
+            self._append(token, TOKEN, 0, 0, learn)
         return self
 
     def state(self, index: int, *, before: int = -1) -> Row:
         """A state; it is learned if `before`, an earlier state of the row, is given."""
-        self._put(0, STATE, index, max(before, 0), before >= 0)
+        self._append(0, STATE, index, max(before, 0), before >= 0)
         return self
 
     def action(self, index: int, *, learn: bool = False) -> Row:
-        self._put(0, ACTION, index, 0, learn)
+        self._append(0, ACTION, index, 0, learn)
         return self
 
 
@@ -189,16 +189,16 @@ def write(
 
 @struct.dataclass
 class Rows:
-    """`N` rows of `S` places, each with one or several examples."""
+    """`N` rows of `S` positions, each with one or several examples."""
 
     tokens: Any
     """int32 `[N, S]`; 0 where there is no token."""
     kind: Any
-    """int8 `[N, S]`, what a place holds."""
+    """int8 `[N, S]`, the kind of each position."""
     index: Any
     """int32 `[N, S]`, the state or action at a place."""
     before: Any
-    """int32 `[N, S]`, the state from which that of a place is learned."""
+    """int32 `[N, S]`, the state from which that of a position is learned."""
     learn: Any
     """bool `[N, S]`, whether the place's content is a target."""
     positions: Any
@@ -206,7 +206,7 @@ class Rows:
     segments: Any
     """int32 `[N, S]`, the example of a place, from 1; 0 at padding."""
     spoken: Any
-    """int32 `[N, K]`, the places before tokens that are targets; -1: none. (Checkpoints have the name.)"""
+    """int32 `[N, K]`, the positions before tokens that are targets; -1: none. (Checkpoints have the name.)"""
 
 
 NAMES = ("tokens", "kind", "index", "before", "learn")

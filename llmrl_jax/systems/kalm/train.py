@@ -66,7 +66,7 @@ def steps_of(data: Trajectories) -> Transitions:
 
 
 def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
-    """Which episodes reach their goal by the world's rules, bool `[E]`."""
+    """Whether episodes reach their goal by the world's rules, bool `[E]`."""
     states = jnp.concatenate([data.obs[STATE][:, :1], data.next_obs[STATE]], axis=1)
     _, success = world.rules(level)(data.obs[GOAL][:, 0], states, data.action)
     return np.asarray(jnp.any(jnp.asarray(success) & data.mask, axis=1))
@@ -89,7 +89,7 @@ def imagined_of(folder: str, world: World, *, successes: bool) -> Trajectories:
 
 
 def experiment(config: TrainRun) -> Experiment:
-    """What the run trains, and its test on all levels.
+    """The learner of the run, and its test on all levels.
 
     **Raises:** `KeyError` for an unknown algorithm, `ValueError` for one that cannot be used in the world, `DataError`
     for data of another world.
@@ -104,13 +104,13 @@ def experiment(config: TrainRun) -> Experiment:
     actions = actions_of(steps, env.action_space(env.default_params), env.id)
     method = algorithm(config.agent).make(config.hyper, actions)
     table = jnp.asarray(sentence_table(world, config.encoder))
-    one = make_offline(method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=table)
+    learner = make_offline(method, config.hyper, steps, actions, imagined=imagined, features=state_of, table=table)
 
     def agents(state: Any) -> list[Any]:
         return [state] if config.seeds == 1 else [select_run(state, i) for i in range(config.seeds)]
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, Any]:
-        played = evaluation.play(world, one.policy, agents(state), config.levels, episodes, key)
+        played = evaluation.play(world, learner.policy, agents(state), config.levels, episodes, key)
         return evaluation.judged(world, played, episodes, key)
 
     def variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
@@ -121,8 +121,8 @@ def experiment(config: TrainRun) -> Experiment:
     return Experiment(
         config,
         # keys are split from that of the run, as in the published tables
-        one if config.seeds == 1 else vmap_learners(one, config.seeds, jax.random.split),
-        one.policy,
+        learner if config.seeds == 1 else vmap_learners(learner, config.seeds, jax.random.split),
+        learner.policy,
         env,
         env.default_params,
         evaluate=evaluate,

@@ -1,4 +1,4 @@
-"""A language model whose places can hold states and actions, and which predicts all three.
+"""A language model whose positions can hold states and actions, and which predicts all three.
 
 As in the paper: a state enters through a linear layer, an action through a table or a linear layer, and linear heads on
 the last hidden state predict them (kalm reference, section 4.1). States are in units of their mean and standard
@@ -24,7 +24,7 @@ from llmrl_jax.systems.kalm.prompts import ACTION, STATE, Episodes, Rows
 from llmrl_jax.tuning.loss import token_log_probs
 
 
-STILL = 1e-3
+STD_FLOOR = 1e-3
 """The fraction of the largest standard deviation below which a part of a state, or its change, hardly varies."""
 
 SAMPLED = 1024
@@ -39,10 +39,10 @@ class Normalizer:
     std: Float[Array, " d"]
     change: Float[Array, " d"]
     """Standard deviation of the changes of single steps: most parts of a state stay as they are in most steps, so that
-    in units of the states' own deviation a model that predicts no change at all is nearly right."""
+    in units of the states' own standard deviation a model that predicts no change at all is nearly right."""
 
     @staticmethod
-    def of(episodes: Episodes) -> Normalizer:
+    def from_episodes(episodes: Episodes) -> Normalizer:
         states = episodes.states.astype(np.float64)
         inner = np.ones(len(states), bool)
         inner[episodes.first_state] = False
@@ -53,9 +53,9 @@ class Normalizer:
 
 
 def _floored_std(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
-    """Standard deviations, floored at `STILL` times the largest."""
+    """Standard deviations, floored at `STD_FLOOR` times the largest."""
     std = x.std(0)
-    return np.maximum(std, max(float(std.max()), 1e-6) * STILL)
+    return np.maximum(std, max(float(std.max()), 1e-6) * STD_FLOOR)
 
 
 def _scales(x: Float[np.ndarray, "M d"]) -> Float[np.ndarray, " d"]:
@@ -77,10 +77,10 @@ class Slots(nn.Module):
     discrete: bool
 
     def setup(self):
-        one = nn.initializers.variance_scaling(1.0, "fan_in", "normal")  # components of about 1
-        self.state_in = nn.Dense(self.width, kernel_init=one)
+        unit_variance = nn.initializers.variance_scaling(1.0, "fan_in", "normal")  # components of about 1
+        self.state_in = nn.Dense(self.width, kernel_init=unit_variance)
         make: Any = partial(nn.Embed, embedding_init=nn.initializers.normal(1.0)) if self.discrete else None
-        self.action_in = make(self.action, self.width) if make else nn.Dense(self.width, kernel_init=one)
+        self.action_in = make(self.action, self.width) if make else nn.Dense(self.width, kernel_init=unit_variance)
         self.state_out = nn.Dense(self.state, kernel_init=nn.initializers.zeros)
         self.action_out = nn.Dense(self.action, kernel_init=nn.initializers.zeros)
 
@@ -100,8 +100,8 @@ class Slots(nn.Module):
 
     def leave_action(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b a"]:
         """Logits of discrete actions; continuous ones in (-1, 1)."""
-        out = self.action_out(hidden)
-        return out if self.discrete else jnp.tanh(out)
+        output = self.action_out(hidden)
+        return output if self.discrete else jnp.tanh(output)
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class WorldModel:
     llama: Llama
     slots: Slots
     states: Literal["changes", "absolute"] = "changes"
-    """What the head of states predicts: the change from the state before, or the state; both normalized."""
+    """The target of the head of states: the change from the state before, or the state; both normalized."""
 
-    def scale(self, normalizer: Normalizer, one: Any = True) -> Float[Array, "*b d"]:
-        """The scale of what the head predicts. **Arguments:** `one`, bool `[*b]`, whether a state is predicted from the
-        one before it; changes over more steps are as large as states."""
+    def scale(self, normalizer: Normalizer, single_step: Any = True) -> Float[Array, "*b d"]:
+        """The scale of what the head predicts. **Arguments:** `single_step`, bool `[*b]`, whether a state is
+        predicted from the one before it; changes over more steps are as large as states."""
         if self.states == "absolute":
             return normalizer.std
-        return jnp.where(jnp.asarray(one)[..., None], normalizer.change, normalizer.std)
+        return jnp.where(jnp.asarray(single_step)[..., None], normalizer.change, normalizer.std)
 
     @staticmethod
     def around(
@@ -148,8 +148,8 @@ class WorldModel:
         enter = {name: jax.tree.map(lambda x: x * size, slots[name]) for name in ("state_in", "action_in")}
         return {**slots, **enter}
 
-    def _slot(self, variables: Any, what: str, x: Any) -> Any:
-        return self.slots.apply({"params": variables["slots"]}, x, method=what)
+    def _slot(self, variables: Any, method: str, x: Any) -> Any:
+        return self.slots.apply({"params": variables["slots"]}, x, method=method)
 
     @staticmethod
     def _text(variables: Any) -> Any:
@@ -158,7 +158,7 @@ class WorldModel:
     def embed(
         self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any]
     ) -> Float[Array, "B S D"]:
-        """What the first layer reads. **Arguments:** `episodes`, the tables of states and actions."""
+        """The input of the first layer. **Arguments:** `episodes`, the tables of states and actions."""
         states, actions = episodes
         kind = jnp.asarray(rows.kind)[..., None]
         state = (states[jnp.where(rows.kind == STATE, rows.index, 0)] - normalizer.mean) / normalizer.std
@@ -171,7 +171,7 @@ class WorldModel:
         self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any]
     ) -> Float[Array, "B S D"]:
         """The last hidden states of whole rows."""
-        out: Any = self.llama.apply(
+        output: Any = self.llama.apply(
             self._text(variables),
             rows.tokens,
             positions=rows.positions,
@@ -179,15 +179,15 @@ class WorldModel:
             logits=False,
             embeddings=self.embed(variables, normalizer, rows, episodes),
         )
-        return out.hidden
+        return output.hidden
 
     def next_state(
-        self, variables: Any, normalizer: Normalizer, hidden: Any, before: Float[Array, "*b d"], one: Any = True
+        self, variables: Any, normalizer: Normalizer, hidden: Any, before: Float[Array, "*b d"], single_step: Any = True
     ) -> Float[Array, "*b d"]:
-        """The state that the head predicts. **Arguments:** `before`, the state from which it is reached; `one`, bool
-        `[*b]`, whether in one step."""
-        out = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.scale(normalizer, one)
-        return before + out if self.states == "changes" else normalizer.mean + out
+        """The state that the head predicts. **Arguments:** `before`, the state from which it is reached; `single_step`,
+        bool `[*b]`, whether in one step."""
+        output = self._slot(variables, "leave_state", hidden.astype(jnp.float32)) * self.scale(normalizer, single_step)
+        return before + output if self.states == "changes" else normalizer.mean + output
 
     def actions(self, variables: Any, hidden: Any) -> jax.Array:
         """Logits `[*b, n]` of discrete actions, or actions `[*b, a]`."""
@@ -195,8 +195,8 @@ class WorldModel:
 
     def act(self, variables: Any, hidden: Any) -> jax.Array:
         """The most likely action: int32 `[*b]`, or float32 `[*b, a]`."""
-        out = self.actions(variables, hidden)
-        return jnp.argmax(out, axis=-1).astype(jnp.int32) if self.slots.discrete else out
+        prediction = self.actions(variables, hidden)
+        return jnp.argmax(prediction, axis=-1).astype(jnp.int32) if self.slots.discrete else prediction
 
     def losses(
         self, variables: Any, normalizer: Normalizer, rows: Rows, episodes: tuple[Any, Any], counts: dict[str, Any]
@@ -211,17 +211,18 @@ class WorldModel:
         states, actions = episodes
         after = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), rows.replace(spoken=rows.tokens))
         masks = _target_masks(rows)
-        one = after.index == after.before + 1
+        single_step = after.index == after.before + 1
         predicted = self.next_state(
-            variables, normalizer, hidden, states[jnp.where(masks["state"], after.before, 0)], one
+            variables, normalizer, hidden, states[jnp.where(masks["state"], after.before, 0)], single_step
         )
         target = states[jnp.where(masks["state"], after.index, 0)]
-        state_error = jnp.mean(((predicted - target) / self.scale(normalizer, one)) ** 2, axis=-1)
-        out, action = self.actions(variables, hidden), actions[jnp.where(masks["action"], after.index, 0)]
+        state_error = jnp.mean(((predicted - target) / self.scale(normalizer, single_step)) ** 2, axis=-1)
+        predicted_action, action = self.actions(variables, hidden), actions[jnp.where(masks["action"], after.index, 0)]
         if self.slots.discrete:
-            action_error = -jnp.take_along_axis(jax.nn.log_softmax(out), action[..., None], axis=-1)[..., 0]
+            log_probs = jax.nn.log_softmax(predicted_action)
+            action_error = -jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
         else:
-            action_error = jnp.mean((out - action) ** 2, axis=-1)
+            action_error = jnp.mean((predicted_action - action) ** 2, axis=-1)
         positions = jnp.maximum(rows.spoken, 0)
         text_hidden = jnp.take_along_axis(hidden, positions[..., None], axis=1)
         tokens = jnp.take_along_axis(jnp.asarray(rows.tokens), positions + 1, axis=1)
@@ -235,23 +236,23 @@ class WorldModel:
     def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> DecodeState:
         """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
         cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1], self.llama.dtype)
-        out: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
-        return DecodeState.create(out.cache, jnp.asarray(lengths), 1, room)
+        output: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
+        return DecodeState.create(output.cache, jnp.asarray(lengths), 1, room)
 
     def unstacked_weights(self, variables: Any) -> Any:
-        """What `advance` reads of the layers, to be computed outside of a loop."""
+        """The layers' weights as `advance` reads them, to be computed outside of a loop."""
         return self.llama.apply(self._text(variables), method=Llama.unstacked_weights)
 
     def advance(
         self, variables: Any, cache: DecodeState, embedding: Float[Array, "B D"], layers: Any = None
     ) -> tuple[Float[Array, "B D"], DecodeState]:
-        """One more place of every row: its hidden state, and the cache with it. **Arguments:** `layers`, of
+        """One more position of every row: its hidden state, and the cache with it. **Arguments:** `layers`, of
         `unstacked_weights`."""
         nothing = jnp.zeros((embedding.shape[0], 1), jnp.int32)
-        out: Any = self.llama.apply(
+        output: Any = self.llama.apply(
             self._text(variables), nothing, cache, embeddings=embedding[:, None], layers=layers, method=Llama.decode
         )
-        hidden, cache = out
+        hidden, cache = output
         return hidden[:, 0], cache
 
     def enter_state(self, variables: Any, normalizer: Normalizer, state: Float[Array, "B d"]) -> Float[Array, "B D"]:
@@ -262,7 +263,7 @@ class WorldModel:
 
 
 def _target_masks(rows: Rows) -> dict[str, jax.Array]:
-    """Which places predict a state, and which an action: bool `[B, S]`."""
+    """Masks of the positions that predict a state, and of those that predict an action: bool `[B, S]`."""
     learn, kind = (jnp.roll(jnp.asarray(x), -1, axis=1) for x in (rows.learn, rows.kind))
     learn = learn.at[:, -1].set(False)
     return {"state": learn & (kind == STATE), "action": learn & (kind == ACTION)}

@@ -39,15 +39,15 @@ class Instructions:
     """The number of each level's first sentence."""
     count: Mapping[str, int]
 
-    def of(self, level: str) -> range:
+    def sentence_ids(self, level: str) -> range:
         """The numbers of a level's sentences."""
         return range(self.first[level], self.first[level] + self.count[level])
 
     def wordings(self, level: str, configuration: int) -> list[str]:
         """All sentences for one goal of a level."""
-        chosen = self.of(level)
-        same = np.flatnonzero(self.configuration[chosen.start : chosen.stop] == configuration)
-        return [self.texts[chosen.start + i] for i in same]
+        chosen = self.sentence_ids(level)
+        matches = np.flatnonzero(self.configuration[chosen.start : chosen.stop] == configuration)
+        return [self.texts[chosen.start + i] for i in matches]
 
 
 Label = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -74,7 +74,7 @@ class World:
     expert: Callable[[Environment, Any], jax.Array]
     """`(env, state)`, the action of the world's scripted expert."""
     published: Callable[[Mapping[str, np.ndarray], str], np.ndarray]
-    """`(about, level)`, the goals of a published file's episodes, `[N, g]`, from what it says of them."""
+    """`(metadata, level)`, the goals of a published file's episodes, `[N, g]`, from what it says of them."""
     keywords: Callable[[str], tuple[Any, ...]] | None = None
     """The keywords of a sentence, as many of each, None for one that it lacks; None: the world has none."""
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
@@ -115,15 +115,15 @@ class Numbered(Wrapper):
         return self._numbered(obs), state
 
     def step(self, key, state, action, params):
-        obs, *rest = self.env.step(key, state, action, params)
-        return (self._numbered(obs), *rest)
+        obs, *remaining = self.env.step(key, state, action, params)
+        return (self._numbered(obs), *remaining)
 
 
 def _numbered(levels: Mapping[str, Any]) -> Instructions:
     """The instructions of a world's levels, each with `instructions`, `goals` and `configurations`."""
     counts = {name: len(level.instructions) for name, level in levels.items()}
     return Instructions(
-        texts=tuple(one.text for level in levels.values() for one in level.instructions),
+        texts=tuple(instruction.text for level in levels.values() for instruction in level.instructions),
         goals=np.concatenate([level.goals for level in levels.values()]),
         configuration=np.concatenate([level.configurations for level in levels.values()]),
         first=dict(zip(LEVELS, np.cumsum([0, *counts.values()]).tolist())),
@@ -131,26 +131,26 @@ def _numbered(levels: Mapping[str, Any]) -> Instructions:
     )
 
 
-def clevr_goals(about: Mapping[str, np.ndarray], level: str) -> np.ndarray:
+def clevr_goals(metadata: Mapping[str, np.ndarray], level: str) -> np.ndarray:
     """CLEVR-Robot's goals of episodes, int32 `[N, 10]`, from `goals` in the published code."""
     from envs_jax.clevr import from_published
 
-    if "goals" not in about:
+    if "goals" not in metadata:
         raise DataError("the file has no 'goals', which say what its episodes are about")
-    codes = about["goals"]
+    codes = metadata["goals"]
     try:
         return from_published(codes[:, 0] if codes.ndim == 3 else codes, level)
     except (ValueError, TypeError) as error:
         raise DataError(f"goals of the file are not those of level {level}: {error}") from error
 
 
-def metaworld_goals(about: Mapping[str, np.ndarray], level: str) -> np.ndarray:
+def metaworld_goals(metadata: Mapping[str, np.ndarray], level: str) -> np.ndarray:
     """Meta-World's tasks of episodes, int32 `[N, 1]`, from `env_names`, as "reach-v2" or "rep-reach-v2"."""
     from envs_jax.metaworld.instructions import NAMES
 
-    if "env_names" not in about or about["env_names"].dtype.kind != "U":
+    if "env_names" not in metadata or metadata["env_names"].dtype.kind != "U":
         raise DataError("the file has no 'env_names', which say what its episodes are about")
-    names = [name.removeprefix("rep-").rsplit("-v", 1)[0] for name in about["env_names"].reshape(-1).tolist()]
+    names = [name.removeprefix("rep-").rsplit("-v", 1)[0] for name in metadata["env_names"].reshape(-1).tolist()]
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         raise DataError(f"env_names has {unknown[0]!r}, which is none of KALM's tasks ({', '.join(NAMES)})")
@@ -198,9 +198,9 @@ def metaworld() -> World:
         obs, state = jax.jit(jax.vmap(env.begin))(jnp.asarray(sentences - texts.first[level]), keys)
         # the first observation of `window-close` shows the window where it is not, and that is where it should go
         stale = labels.holds(obs["goal"], obs["state"])
-        rest = jnp.zeros((len(sentences), 4))
+        no_action = jnp.zeros((len(sentences), 4))
         step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None)))
-        after = step(keys, state, rest, env.default_params)[0]["state"] if stale.any() else obs["state"]
+        after = step(keys, state, no_action, env.default_params)[0]["state"] if stale.any() else obs["state"]
         return np.asarray(jnp.where(stale[:, None], after, obs["state"]))
 
     return World(
@@ -227,12 +227,12 @@ def world_of(name: str) -> World:
     return WORLDS[name]()
 
 
-def level_of(name: str, known: tuple[str, ...] = LEVELS) -> str:
+def level_of(name: str, levels: tuple[str, ...] = LEVELS) -> str:
     """The level of that name; the published programs' names are known too: `baseline`, `rephrase_level`.
 
     **Raises:** `ValueError` for an unknown level.
     """
     level = REAL if name == "baseline" else name.removesuffix("_level")
-    if level not in known:
-        raise ValueError(f"unknown level {name!r}{nearest(name, list(known))} (levels are {', '.join(known)})")
+    if level not in levels:
+        raise ValueError(f"unknown level {name!r}{nearest(name, list(levels))} (levels are {', '.join(levels)})")
     return level

@@ -18,7 +18,7 @@ from llmrl_jax.systems.props.compat.legacy import LegacyOptimizer, published_gra
 from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.describe import describe
 from llmrl_jax.systems.props.llm import EvoLLM, HostOptimizer, HostState, LanguageModelOptimizer
-from llmrl_jax.systems.props.optimizers import LEAST, make_numeric
+from llmrl_jax.systems.props.optimizers import WORST_RETURN, make_numeric
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import HistoryView, ProposalPrompt, Row
 from llmrl_jax.systems.props.proposals import Grammar, QuerySettings, Record, best_of
@@ -36,22 +36,23 @@ def make_optimizer(
     """
     if not config.asks:
         return make_numeric(config.method, policy)
-    arm = config.arm(task)
+    settings = config.task_settings(task)
     reply, templates = config.reply, config.templates
     query = QuerySettings(retries=reply.retries, on_failure=reply.on_failure, failures=reply.failures, **chat)
-    description = partial(describe, env, env_params, policy, max_steps=arm.max_steps)
+    description = partial(describe, env, env_params, policy, max_steps=settings.max_steps)
     optimizer: Any
     if config.method == "evollm":
         view = HistoryView(top=10, last=10, order="ascending")
         optimizer = EvoLLM(
-            model, policy, arm.iterations, population=config.population, block=config.block,
-            view=view if config.history == HistoryView() else config.history, query=query, warmup=max(1, arm.warmup),
+            model, policy, settings.iterations, population=config.population, block=config.block,
+            view=view if config.history == HistoryView() else config.history, query=query,
+            warmup=max(1, settings.warmup),
         )  # fmt: skip
     elif config.method == "legacy":
         optimizer = LegacyOptimizer(
             model,
             policy,
-            arm.iterations,
+            settings.iterations,
             environment=description(hints=config.hints, hide=config.hide),
             templates=templates,
             grammar=published_grammar(policy, **reply.chosen),
@@ -67,22 +68,22 @@ def make_optimizer(
         name = templates.llm_si_template_name
         prompt = ProposalPrompt(
             policy,
-            iterations=arm.iterations,
-            optimum=arm.optimum,
+            iterations=settings.iterations,
+            optimum=settings.optimum,
             step_size=config.step_size or task.step or 1.0,
             environment=description(hints=config.hints, hide=config.hide) if plus else "",
             explain=config.explain,
             proposals=config.proposals,
-            evaluation_episodes=arm.episodes,
+            evaluation_episodes=settings.episodes,
             template=Path(name) if name else None,
             template_dir=templates.folder,
             env_desc_file=templates.env_desc_file,
         )
         loose = {} if prompt.names_box or policy.kind == "table" else {"beyond": "keep"}
-        grammar = Grammar.of(policy, proposals=config.proposals, **(loose | reply.chosen))
+        grammar = Grammar.for_policy(policy, proposals=config.proposals, **(loose | reply.chosen))
         optimizer = LanguageModelOptimizer(
             model, prompt, grammar=grammar, view=config.view(policy), query=query, repeat=reply.repeat,
-            warmup=arm.warmup,
+            warmup=settings.warmup,
         )  # fmt: skip
     if config.polish:
         optimizer = Polished(optimizer, make_numeric(config.polish, policy), rounds=config.polish_rounds)
@@ -191,7 +192,7 @@ class Polished:
         if state.left:
             return state
         proposer = state.proposer
-        if best.value > LEAST:  # else all returns are non-finite
+        if best.value > WORST_RETURN:  # else all returns are non-finite
             polished = jnp.asarray([best.params], jnp.float32)
             proposer = self.proposer.observe(proposer, polished, jnp.asarray([best.value], jnp.float32))
         return replace(state, proposer=proposer, numeric=None, cycle=state.cycle + 1)

@@ -30,7 +30,7 @@ from llmrl_jax.systems.props.optimizers import NUMERIC
 from llmrl_jax.systems.props.policies import Init, Kind, Policy
 from llmrl_jax.systems.props.prompts import HistoryView
 from llmrl_jax.systems.props.proposals import OnFailure, Repeat
-from llmrl_jax.systems.props.tasks import Arm, Task, get
+from llmrl_jax.systems.props.tasks import Task, TaskSettings, get
 from llmrl_jax.tuning import GRPOConfig
 from llmrl_jax.workflows.chat_model import ChatConfig
 from llmrl_jax.workflows.tuning import Tuned
@@ -252,23 +252,23 @@ class PropsConfig(Checked):
         return self.method in get_args(ModelMethod)
 
     def view(self, policy: Policy) -> HistoryView:
-        """How prompts show the history; see `HistoryView.trajectory_steps`."""
+        """The selection of the history for prompts; see `HistoryView.trajectory_steps`."""
         if self.method not in ("props", "props+"):
             return replace(self.history, trajectory_steps=0)
         if self.history.trajectory_steps is not None:
             return self.history
-        shown = self.method == "props+" and policy.kind == "table"
-        return replace(self.history, trajectory_steps=200 if shown else 0)
+        shows_steps = self.method == "props+" and policy.kind == "table"
+        return replace(self.history, trajectory_steps=200 if shows_steps else 0)
 
-    def arm(self, task: Task) -> Arm:
+    def task_settings(self, task: Task) -> TaskSettings:
         """The published numbers of the task for this method, overridden by those that are set here."""
-        arm = task.plus if self.method == "props+" else task.props
-        return Arm(
-            optimum=self._optimum(arm.optimum),
-            warmup=arm.warmup if self.warmup is None else self.warmup,
-            iterations=self.iterations or arm.iterations,
-            episodes=self.episodes or arm.episodes,
-            max_steps=self.max_steps or arm.max_steps,
+        settings = task.plus if self.method == "props+" else task.props
+        return TaskSettings(
+            optimum=self._optimum(settings.optimum),
+            warmup=settings.warmup if self.warmup is None else self.warmup,
+            iterations=self.iterations or settings.iterations,
+            episodes=self.episodes or settings.episodes,
+            max_steps=self.max_steps or settings.max_steps,
         )
 
     def _optimum(self, published: float | None) -> float | None:
@@ -298,11 +298,11 @@ def _check_searches(config: Any) -> None:
 def _with_run(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Upgrade an old config.json, in which the fields of `run` are at the top level."""
     old = {name: values[name] for name in ("name", "out", "seed", "resume") if name in values}
-    gone = (*old, "config")
-    if not any(name in values for name in gone) or not isinstance(values.get("run", {}), Mapping):
+    dropped = (*old, "config")
+    if not any(name in values for name in dropped) or not isinstance(values.get("run", {}), Mapping):
         return values
-    rest = {name: value for name, value in values.items() if name not in gone}
-    return {**rest, "run": {**old, **values.get("run", {})}}
+    remaining = {name: value for name, value in values.items() if name not in dropped}
+    return {**remaining, "run": {**old, **values.get("run", {})}}
 
 
 @dataclass(frozen=True)

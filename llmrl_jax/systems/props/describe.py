@@ -27,8 +27,8 @@ def description_of(env: Environment) -> EnvDescription:
     id = env.id.partition("?")[0]
     id = ALIASES.get(id, id)
     if id not in DESCRIPTIONS:
-        near = nearest(id, list(DESCRIPTIONS))
-        raise KeyError(f"there is no description of {env.id!r}{near} (pass texts=EnvDescription(...), or hide=True)")
+        hint = nearest(id, list(DESCRIPTIONS))
+        raise KeyError(f"there is no description of {env.id!r}{hint} (pass texts=EnvDescription(...), or hide=True)")
     return DESCRIPTIONS[id]
 
 
@@ -105,17 +105,17 @@ def describe(
     return fill(load(name="environment.j2"), slots)
 
 
-def _entries(space: Any, names: Sequence[str], hide: bool, what: str, id: str) -> list[dict[str, str]]:
+def _entries(space: Any, names: Sequence[str], hide: bool, label: str, id: str) -> list[dict[str, str]]:
     """The entries of a vector, with ranges; none for a discrete space."""
     if isinstance(space, Discrete):
         return []
     if not isinstance(space, Box):
-        raise ValueError(f"{id} has {what} in {space}; only vectors and numbered ones can be described")
+        raise ValueError(f"{id} has {label} in {space}; only vectors and numbered ones can be described")
     size = math.prod(space.shape)
     if hide:
         names = [""] * size
     if len(names) != size:
-        raise ValueError(f"{id} has {size} {what}, and its texts name {len(names)}: {list(names)}")
+        raise ValueError(f"{id} has {size} {label}, and its texts name {len(names)}: {list(names)}")
     low, high = (np.broadcast_to(np.asarray(b, np.float64), space.shape).ravel() for b in (space.low, space.high))
     return [{"name": name, "range": _range(a, b)} for name, a, b in zip(names, low, high)]
 
@@ -166,14 +166,14 @@ class _Names:
         return f"action[0] to action[{len(self._actions) - 1}], in order"
 
 
-def _find(words: str, names: Sequence[str], what: str) -> int:
+def _find(words: str, names: Sequence[str], label: str) -> int:
     """The index of the one name that equals the words or begins with them."""
-    places = [i for i, name in enumerate(names) if name == words] or [
+    matches = [i for i, name in enumerate(names) if name == words] or [
         i for i, name in enumerate(names) if name.startswith(words)
     ]
-    if len(places) != 1:
-        raise ValueError(f"a text speaks of the {what} {words!r}, which fits {len(places)} of {list(names)}")
-    return places[0]
+    if len(matches) != 1:
+        raise ValueError(f"a text speaks of the {label} {words!r}, which fits {len(matches)} of {list(names)}")
+    return matches[0]
 
 
 def _formula(policy: Policy) -> str:
@@ -187,19 +187,19 @@ def _formula(policy: Policy) -> str:
     bias = "" if policy.kind == "linear_nobias" else " + b"
     product = f"state @ W{bias}"
     size = f"W is {policy.obs_size} x {policy.act_size}"
-    where = f" {size}; W and b are the parameters below."
+    note = f" {size}; W and b are the parameters below."
     if policy.kind == "projection":
-        where = (
+        note = (
             f" {size}; W and b, {policy.full_size} numbers, are a fixed linear function, unknown to you, of the "
             f"{policy.rank} parameters."
         )
     elif policy.kind == "linear_nobias":
-        where = f" {size}; it is the parameters below."
+        note = f" {size}; it is the parameters below."
     if policy.kind == "sigmoid":
-        return f"squashed. The action is sigmoid({product}), component by component.{where}"
+        return f"squashed. The action is sigmoid({product}), component by component.{note}"
     if policy.discrete:
-        return f"linear. The action with the largest score in {product} is taken.{where}"
-    return f"linear. The action is {product}.{where}"
+        return f"linear. The action with the largest score in {product} is taken.{note}"
+    return f"linear. The action is {product}.{note}"
 
 
 def _layout(policy: Policy, entries: list[str], actions: str) -> list[str]:
@@ -242,7 +242,7 @@ class EnvDescription:
     """The components of a continuous action, in order; discrete actions have names of their own."""
     reward: str = ""
     ends: str = "The episode never ends early."
-    """What ends an episode before the time limit."""
+    """Ends of an episode before the time limit."""
     hints: tuple[str, str] = ("", "")
     """A rule of behavior (level 1); its meaning for the parameters, or the map (level 2). Empty: none."""
 

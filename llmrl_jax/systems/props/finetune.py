@@ -88,19 +88,19 @@ class Question:
     """The index of its task."""
     text: str
     """The user message."""
-    shown: tuple[Row, ...]
+    rows: tuple[Row, ...]
 
     @property
     def best(self) -> float:
         """The largest return shown."""
-        return max(row.value for row in self.shown)
+        return max(row.value for row in self.rows)
 
 
 def largest_return(task: Task) -> float:
     """The known upper bound of returns; else the larger of the two published optima.
 
     **Raises:** `ValueError` if there is neither."""
-    optima = [arm.optimum for arm in (task.props, task.plus) if arm.optimum is not None]
+    optima = [settings.optimum for settings in (task.props, task.plus) if settings.optimum is not None]
     if task.bound is None and not optima:
         raise ValueError(
             f"the task {task.name!r} has no known optimum, so nothing to measure its returns by; choose another task"
@@ -122,13 +122,13 @@ def make_settings(config: FinetuneConfig, key: jax.Array) -> list[Setting]:
 def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting:
     paper = config.compat == "paper"
     high = 0.0 if paper else largest_return(task)
-    arm = task.plus if config.method == "props+" else task.props
-    env, env_params, policy = task.make(arm)
+    task_settings = task.plus if config.method == "props+" else task.props
+    env, env_params, policy = task.make(task_settings)
     evaluate = make_population_evaluator(env, env_params, policy)
     prompt = ProposalPrompt(
         policy,
         iterations=config.iterations,
-        optimum=arm.optimum if config.optimum == "true" else None,
+        optimum=task_settings.optimum if config.optimum == "true" else None,
         step_size=task.step or 1.0,
         environment=describe(env, env_params, policy) if config.method == "props+" else "",
         explain=config.explain and not paper,  # the system message requests it
@@ -167,8 +167,8 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
     for i, setting in enumerate(settings):
         questions = []
         for start in range(0, config.prompts * config.history, config.history):
-            shown = setting.rows[start : start + config.history]
-            questions.append(Question(i, setting.prompt.render(HistoryView().render(shown, Format()), 1), shown))
+            rows = setting.rows[start : start + config.history]
+            questions.append(Question(i, setting.prompt.render(HistoryView().render(rows, Format()), 1), rows))
         if i < len(config.tasks):
             training += questions[:-aside]
         held_out += questions[-aside:][: config.eval_prompts]
@@ -200,14 +200,14 @@ def read_answer(
     """
     if config.compat == "paper":
         match = _TAGS.search(text)
-        parsed = parse(match[1].strip() if match else "", Grammar.of(policy, compat="paper"))
+        parsed = parse(match[1].strip() if match else "", Grammar.for_policy(policy, compat="paper"))
         proposal = parsed.proposals[0] if parsed.proposals else ()
         return match is not None, bool(proposal), proposal
     form = Format()
-    loose = Grammar.of(policy, beyond="keep", finer="keep", repeated="keep")
+    loose = Grammar.for_policy(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
-    evaluated = {form.texts(row.params) for row in question.shown}
-    parsed = parse(text, Grammar.of(policy), evaluated, form)
+    evaluated = {form.texts(row.params) for row in question.rows}
+    parsed = parse(text, Grammar.for_policy(policy), evaluated, form)
     return soft, bool(parsed.proposals), parsed.proposals[0] if parsed.proposals else ()
 
 
@@ -419,9 +419,9 @@ def finetune(config: FinetuneRun) -> Path:
         evaluations[i] = make_reward_evaluation(grpo, model, prompts, reward)
     weight = config.data.format_weight
     valid = "valid" if weight == 1 else f"valid x {weight:g}"
-    shown = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
+    labels = {"reward": "reward", "reward/hard_format": valid, "reward/improvement": "improvement"}
     during = _evaluation(config, data.settings, evaluations)
-    x = Experiment(config, learner, updates=config.updates, during=during, shown=shown, unit="answers", at_ends=True)
+    x = Experiment(config, learner, updates=config.updates, during=during, shown=labels, unit="answers", at_ends=True)
     return train(x, "props-finetune", partial(_summary, config, data), model, tokenizer, template).folder
 
 

@@ -81,9 +81,14 @@ class HostOptimizer(Checked):
         """
         iteration = state.iteration(self.warmup)
         if iteration == 0:
-            drawn = self.policy.sample(jax.random.fold_in(state.key, 0), self.warmup)
-            record: Record = {"optimizer": self.name, "iteration": 0, "outcome": "warmup", "proposals": drawn.tolist()}
-            return drawn, replace(state, record=record)
+            samples = self.policy.sample(jax.random.fold_in(state.key, 0), self.warmup)
+            record: Record = {
+                "optimizer": self.name,
+                "iteration": 0,
+                "outcome": "warmup",
+                "proposals": samples.tolist(),
+            }
+            return samples, replace(state, record=record)
         if iteration > self.iterations:
             raise ValueError(
                 f"iteration {iteration} was asked for, but prompts speak of {self.iterations}; raise iterations"
@@ -149,7 +154,7 @@ class LanguageModelOptimizer(HostOptimizer):
     model: ChatModel
     prompt: ProposalPrompt
     grammar: Grammar | None = None
-    """Format of a reply; None: `Grammar.of` the policy, for the number of proposals requested in the prompt."""
+    """Format of a reply; None: `Grammar.for_policy` the policy, for the number of proposals requested in the prompt."""
     view: HistoryView = field(default_factory=HistoryView)
     form: Format = field(default_factory=Format)
     query: QuerySettings = field(default_factory=QuerySettings)
@@ -188,12 +193,12 @@ class LanguageModelOptimizer(HostOptimizer):
     @property
     def reads(self) -> Grammar:
         """The grammar in use."""
-        return self.grammar or Grammar.of(self.policy, proposals=self.prompt.proposals)
+        return self.grammar or Grammar.for_policy(self.policy, proposals=self.prompt.proposals)
 
     def _propose(self, state, iteration, key):
         history = self.view.render(state.rows, self.form, self.count)
-        shown = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
-        text = self.prompt.render(history, iteration, trajectories=shown, view=self.view)
+        trajectories = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
+        text = self.prompt.render(history, iteration, trajectories=trajectories, view=self.view)
         evaluated = {self.form.texts(row.params) for row in state.rows}
         (answer,) = ask_until_parsed(
             self.model,
@@ -204,8 +209,8 @@ class LanguageModelOptimizer(HostOptimizer):
         parsed = answer.parsed
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
         if not parsed.proposals:
-            again = best_of(state.rows) if self.repeat == "best" else (state.rows or (None,))[-1]
-            return self.query.give_up(self.model.name, again, state.failures, record)
+            repeated = best_of(state.rows) if self.repeat == "best" else (state.rows or (None,))[-1]
+            return self.query.give_up(self.model.name, repeated, state.failures, record)
         record |= {
             "outcome": "partial" if parsed.problems else "proposed",
             "proposals": [list(params) for params in parsed.proposals],
@@ -307,15 +312,15 @@ class EvoLLM(HostOptimizer):
         if self.policy.kind == "table":
             return [tuple(row) for row in self._changed(self.policy.clip(mean), key).tolist()]
         steps = jax.random.normal(key, (self.population, len(mean))).at[0].set(0.0)
-        drawn = mean + self.std * (self.policy.high - self.policy.low) * steps
-        return [tuple(row) for row in self.policy.clip(self.policy.round(drawn)).tolist()]
+        samples = mean + self.std * (self.policy.high - self.policy.low) * steps
+        return [tuple(row) for row in self.policy.clip(self.policy.round(samples)).tolist()]
 
     def _changed(self, mean: Float[Array, " n"], key: jax.Array) -> Float[Array, "P n"]:
         """A generation on a table, the mean first."""
-        where, whether, which = jax.random.split(key, 3)
-        low, choices, others = self.policy.low, self.policy.choices, self.population - 1
-        entry = jax.random.permutation(where, len(mean))[jnp.arange(others) % len(mean)]
-        change = jax.random.uniform(whether, (others, len(mean))) < self.std
-        change = change.at[jnp.arange(others), entry].set(True)
-        shift = jax.random.randint(which, change.shape, 1, choices)
+        entry_key, change_key, shift_key = jax.random.split(key, 3)
+        low, choices, members = self.policy.low, self.policy.choices, self.population - 1
+        entry = jax.random.permutation(entry_key, len(mean))[jnp.arange(members) % len(mean)]
+        change = jax.random.uniform(change_key, (members, len(mean))) < self.std
+        change = change.at[jnp.arange(members), entry].set(True)
+        shift = jax.random.randint(shift_key, change.shape, 1, choices)
         return jnp.concatenate([mean[None], jnp.where(change, (mean - low + shift) % choices + low, mean)])

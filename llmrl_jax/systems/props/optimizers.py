@@ -45,7 +45,7 @@ The parameters of a table are always rounded to the nearest action and clipped.
 """
 
 
-LEAST = float(np.finfo(np.float32).min) / 1e6
+WORST_RETURN = float(np.finfo(np.float32).min) / 1e6
 """Replaces returns that are not finite for numeric methods; small enough that sums stay finite."""
 
 
@@ -79,8 +79,8 @@ def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Flo
 
 
 def finite(values: Float[Array, "*B"]) -> Float[Array, "*B"]:
-    """Values for a numeric method, with `LEAST` for those that are not finite."""
-    return jnp.where(jnp.isfinite(values), values, LEAST)
+    """Values for a numeric method, with `WORST_RETURN` for those that are not finite."""
+    return jnp.where(jnp.isfinite(values), values, WORST_RETURN)
 
 
 def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | None:
@@ -91,13 +91,13 @@ def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | 
     """
     if not hasattr(optimizer, "center"):
         return None
-    both = jnp.stack([optimizer.center(first), optimizer.center(last)])
-    return bounded(optimizer.policy, both, optimizer.bounds)
+    params = jnp.stack([optimizer.center(first), optimizer.center(last)])
+    return bounded(optimizer.policy, params, optimizer.bounds)
 
 
 @dataclass(frozen=True)
 class RandomSearch(Checked):
-    """Independent candidates, drawn according to the policy's `init`; does not learn."""
+    """Independent candidates, sampled according to the policy's `init`; does not learn."""
 
     PREFIX: ClassVar[str] = "random_search: "
 
@@ -110,8 +110,8 @@ class RandomSearch(Checked):
         return key
 
     def ask(self, state):
-        state, draw = jax.random.split(state)
-        return self.policy.sample(draw, self.population), state
+        state, sample_key = jax.random.split(state)
+        return self.policy.sample(sample_key, self.population), state
 
     def tell(self, state, params, values):
         return state
@@ -150,11 +150,11 @@ class HillClimbing(Checked):
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
         """`start`, the initial candidate; None: the best of `population` draws from the policy's `init`."""
-        key, draw = jax.random.split(key)
+        key, sample_key = jax.random.split(key)
         if start is None:
-            first = self.policy.sample(draw, self.population)
+            first = self.policy.sample(sample_key, self.population)
         else:
-            first = self._around(draw, start).at[0].set(start)
+            first = self._around(sample_key, start).at[0].set(start)
         return ClimberState(key, first[0], jnp.float32(-jnp.inf), bounded(self.policy, first, self.bounds))
 
     def _around(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, "P n"]:
@@ -163,16 +163,16 @@ class HillClimbing(Checked):
         return best + self.std * jax.random.normal(key, (self.population, self.policy.num_params))
 
     def _flipped(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, " n"]:
-        where, which = jax.random.split(key)
+        entry_key, shift_key = jax.random.split(key)
         actions = self.policy.choices
-        shift = jax.random.randint(which, (), 1, actions) if actions > 1 else 0
-        other = (best - self.policy.low + shift) % actions + self.policy.low
-        flip = jnp.arange(best.shape[0]) == jax.random.randint(where, (), 0, best.shape[0])
-        return jnp.where(flip, other, best)
+        shift = jax.random.randint(shift_key, (), 1, actions) if actions > 1 else 0
+        flipped = (best - self.policy.low + shift) % actions + self.policy.low
+        flip = jnp.arange(best.shape[0]) == jax.random.randint(entry_key, (), 0, best.shape[0])
+        return jnp.where(flip, flipped, best)
 
     def ask(self, state):
-        key, draw = jax.random.split(state.key)
-        moved = bounded(self.policy, self._around(draw, state.best), self.bounds)
+        key, sample_key = jax.random.split(state.key)
+        moved = bounded(self.policy, self._around(sample_key, state.best), self.bounds)
         return jnp.where(jnp.isneginf(state.value), state.first, moved), state.replace(key=key)
 
     def tell(self, state, params, values):
@@ -227,8 +227,8 @@ class ARS(Checked):
         return ARSState(key, self.policy.middle if start is None else start)
 
     def ask(self, state):
-        key, draw = jax.random.split(state.key)
-        step = self.noise * jax.random.normal(draw, (self.directions, self.policy.num_params))
+        key, sample_key = jax.random.split(state.key)
+        step = self.noise * jax.random.normal(sample_key, (self.directions, self.policy.num_params))
         pairs = jnp.concatenate([state.mean + step, state.mean - step])
         return bounded(self.policy, pairs, self.bounds), state.replace(key=key)
 
@@ -291,13 +291,13 @@ class _Evosax:
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> EvolutionState:
         """`start`, the initial mean; None: the middle of the box."""
-        key, draw = jax.random.split(key)
+        key, sample_key = jax.random.split(key)
         mean = self.policy.middle if start is None else start
-        return EvolutionState(key, self.strategy.init(draw, mean, self.settings))
+        return EvolutionState(key, self.strategy.init(sample_key, mean, self.settings))
 
     def ask(self, state):
-        key, draw = jax.random.split(state.key)
-        params, inner = self.strategy.ask(draw, state.inner, self.settings)
+        key, sample_key = jax.random.split(state.key)
+        params, inner = self.strategy.ask(sample_key, state.inner, self.settings)
         return bounded(self.policy, params, self.bounds), EvolutionState(key, inner)
 
     def center(self, state: EvolutionState) -> Float[Array, " n"]:
@@ -391,7 +391,7 @@ class CEM(Checked):
     """The cross-entropy method: sample, select the elite, fit the distribution to it.
 
     A diagonal Gaussian with extra noise against early collapse (Szita and Lorincz, 2006), or, for a table, independent
-    probabilities of every state's actions (Rubinstein, 1999), updated with a step size. If all candidates have the same
+    probabilities of every state's actions (Rubinstein, 1999), smoothed by `rate`. If all candidates have the same
     value, nothing changes, since a random elite would narrow the distribution without reason (MountainCar's -200).
     """
 
@@ -430,13 +430,13 @@ class CEM(Checked):
         return jax.nn.one_hot((params - self.policy.low).astype(jnp.int32), self.policy.choices)
 
     def ask(self, state):
-        key, draw = jax.random.split(state.key)
+        key, sample_key = jax.random.split(state.key)
         shape = (self.population, self.policy.num_params)
         if self.policy.kind == "table":
-            drawn = jax.random.categorical(draw, jnp.log(state.mean), shape=shape) + self.policy.low
+            samples = jax.random.categorical(sample_key, jnp.log(state.mean), shape=shape) + self.policy.low
         else:
-            drawn = state.mean + state.std * jax.random.normal(draw, shape)
-        return bounded(self.policy, drawn.astype(jnp.float32), self.bounds), state.replace(key=key)
+            samples = state.mean + state.std * jax.random.normal(sample_key, shape)
+        return bounded(self.policy, samples.astype(jnp.float32), self.bounds), state.replace(key=key)
 
     def center(self, state: CEMState) -> Float[Array, " n"]:
         """The mean; for a table, the most likely action of each state."""

@@ -177,7 +177,7 @@ class Policy(Checked):
         return jnp.round(params, self.decimals)
 
     def sample(self, key: jax.Array, count: int) -> Float[Array, "count n"]:
-        """Initial candidates drawn according to `init`, float32 `[count, n]`; candidate `i` depends only on `key` and
+        """Initial candidates sampled according to `init`, float32 `[count, n]`; candidate `i` depends only on `key` and
         `i`."""
         return jax.vmap(lambda i: self._draw(jax.random.fold_in(key, i)))(jnp.arange(count))
 
@@ -186,8 +186,8 @@ class Policy(Checked):
         if self.kind == "table":
             return jax.random.randint(key, shape, int(self.low), int(self.high) + 1).astype(jnp.float32)
         if self.init in ("normal", "normal_unbounded"):
-            drawn = jnp.round(3 * jax.random.normal(key, shape), 1)
-            return drawn if self.init == "normal_unbounded" else self.clip(drawn)
+            samples = jnp.round(3 * jax.random.normal(key, shape), 1)
+            return samples if self.init == "normal_unbounded" else self.clip(samples)
         reach, decimals = {"uniform_3.5": (3.5, 4), "uniform_3": (3.0, 1)}.get(self.init, (0.0, self.decimals))
         low, high = (-reach, reach) if reach else (self.low, self.high)
         return self.clip(jnp.round(jax.random.uniform(key, shape, jnp.float32, low, high), decimals))

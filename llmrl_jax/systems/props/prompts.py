@@ -182,11 +182,11 @@ class HistoryView(Checked):
         **Arguments:** `rows`, in order of evaluation; `form`; `count`, counts tokens.
         **Raises:** `ValueError` if even the best of the selected rows does not fit into `tokens`.
         """
-        shown = self.select(rows)
-        texts = {id(row): self._row(row, form) for row in shown}
-        if self.tokens is not None and shown:
-            best = max(enumerate(shown), key=lambda pair: (pair[1].value, pair[0]))[1]
-            sizes = {id(row): count(texts[id(row)] + "\n") for row in shown}
+        selected = self.select(rows)
+        texts = {id(row): self._row(row, form) for row in selected}
+        if self.tokens is not None and selected:
+            best = max(enumerate(selected), key=lambda pair: (pair[1].value, pair[0]))[1]
+            sizes = {id(row): count(texts[id(row)] + "\n") for row in selected}
             left = sum(sizes.values())
             for row in rows:  # the oldest first
                 if left <= self.tokens:
@@ -199,7 +199,7 @@ class HistoryView(Checked):
                     f"the best row alone takes {left} tokens and the history may take {self.tokens}; raise tokens, or "
                     "lower trajectory_steps"
                 )
-        return "\n".join(texts[id(row)] for row in shown if id(row) in texts)
+        return "\n".join(texts[id(row)] for row in selected if id(row) in texts)
 
     def _row(self, row: Row, form: Format) -> str:
         if not self.trajectory_steps or row.trajectory is None:
@@ -226,11 +226,11 @@ def digits(value: Any) -> str:
     return np.format_float_positional(float(value), trim="-")
 
 
-def missing(why: str) -> Any:
-    """An unfilled slot: a template that uses it fails with `why`."""
+def missing(reason: str) -> Any:
+    """An unfilled slot: a template that uses it fails with `reason`."""
     from jinja2 import StrictUndefined
 
-    return StrictUndefined(why)
+    return StrictUndefined(reason)
 
 
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
@@ -260,8 +260,8 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
         return environment.get_template(name) if name else environment.from_string(source)
     except TemplateNotFound as error:
         files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.j2")) if folder.is_dir() else None
-        what = "there is no such folder" if files is None else f"it has {', '.join(files) or 'no *.j2'}"
-        raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {what}") from None
+        contents = "there is no such folder" if files is None else f"it has {', '.join(files) or 'no *.j2'}"
+        raise FileNotFoundError(f"there is no template {error.name!r} in {folder}: {contents}") from None
     except TemplateSyntaxError as error:
         raise ValueError(
             f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
@@ -369,8 +369,8 @@ class ProposalPrompt(Checked):
         contains episodes; `view`, the selection of its rows (None: all rows).
         **Raises:** `ValueError` for a template with an unknown slot.
         """
-        shown = (view.top, view.last) if view else (None, None)
-        top, last = (0, "all") if shown == (None, None) else (shown[0] or 0, shown[1] or 0)
+        limits = (view.top, view.last) if view else (None, None)
+        top, last = (0, "all") if limits == (None, None) else (limits[0] or 0, limits[1] or 0)
         policy = self.policy
         decimals = policy.decimals
         slots = {

@@ -41,7 +41,7 @@ NAMED = 5
 _LABEL = re.compile(r"[\s>#*`-]*(?:\d{1,4}[.)][\s*`]*)?(?:[A-Za-z][A-Za-z ]{0,40}\d{0,4}\s*:[\s*`]*)?")
 _TARGET = re.compile(r"params\s*\[\s*(-?\d{1,9})\s*\]\s*[:=]\s*", re.IGNORECASE)
 NUMBER = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,9})?|nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
-_BETWEEN = re.compile(r"[\s,;]*")
+_SEPARATOR = re.compile(r"[\s,;]*")
 _PUBLISHED = re.compile(r"params\[(\d+)\]:\s*([+-]?\d+(?:\.\d+)?)")
 
 
@@ -73,8 +73,8 @@ class InvalidReply(ValueError):
     def __init__(self, parsed: ParsedReply):
         self.parsed = parsed
         messages = [problem.message for problem in parsed.problems]
-        more = f"; and {len(messages) - NAMED} more" if len(messages) > NAMED else ""
-        super().__init__("; ".join(messages[:NAMED]) + more)
+        ending = f"; and {len(messages) - NAMED} more" if len(messages) > NAMED else ""
+        super().__init__("; ".join(messages[:NAMED]) + ending)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Grammar(Checked):
             raise ValueError(f"low is {self.low} and high {self.high}; low must be at most high")
 
     @classmethod
-    def of(cls, policy: Policy, **options: Any) -> Grammar:
+    def for_policy(cls, policy: Policy, **options: Any) -> Grammar:
         """The grammar of a policy's parameters. A non-integer action is rejected, not rounded.
 
         **Arguments:** `policy`; `options`, other fields."""
@@ -145,17 +145,17 @@ def parse(
         groups = groups[: grammar.proposals] if grammar.take == "first" else groups[-grammar.proposals :]
     proposals: list[tuple[float, ...]] = []
     problems: list[Problem] = []
-    taken = set(evaluated)
+    used = set(evaluated)
     for number, group in enumerate(groups, 1):
         name = f"proposal {number}: " if grammar.proposals > 1 else ""
         params, wrong, changes = _check(group, grammar)
-        if not wrong and grammar.repeated == "reject" and form.texts(params) in taken:
+        if not wrong and grammar.repeated == "reject" and form.texts(params) in used:
             wrong = [Problem("repeated", f"{form.params(params)} was proposed before; propose something else")]
         notes += [name + note for note in changes]
         problems += [Problem(problem.reason, name + problem.message) for problem in wrong]
         if not wrong:
             proposals.append(params)
-            taken.add(form.texts(params))
+            used.add(form.texts(params))
     if not groups:
         ending = f"params[{grammar.num_params - 1}]: number"
         line = f"params[0]: number; ...; {ending}" if grammar.num_params > 1 else ending
@@ -199,20 +199,20 @@ def _groups(text: str, num_params: int) -> tuple[list[_Group], list[str]]:
     return groups, prose
 
 
-def _line(line: str, at: int) -> tuple[list[tuple[int, str]], Problem | None]:
+def _line(line: str, position: int) -> tuple[list[tuple[int, str]], Problem | None]:
     """The assignments of a line, up to the first text that is not one."""
     pairs: list[tuple[int, str]] = []
-    while at < len(line):
-        target = _TARGET.match(line, at)
+    while position < len(line):
+        target = _TARGET.match(line, position)
         if not target:
-            return pairs, Problem("form", f"{_quote(line[at:])} stands where only assignments may stand")
+            return pairs, Problem("form", f"{_quote(line[position:])} stands where only assignments may stand")
         number = NUMBER.match(line, target.end())
         if not number:
-            rest = _quote(re.split(r"[,;]", line[target.end() :], maxsplit=1)[0])
-            return pairs, Problem("number", f"params[{target[1]}] is {rest}, which is not a number")
+            text = _quote(re.split(r"[,;]", line[target.end() :], maxsplit=1)[0])
+            return pairs, Problem("number", f"params[{target[1]}] is {text}, which is not a number")
         pairs.append((int(target[1]), number[0]))
-        between = _BETWEEN.match(line, number.end())
-        at = between.end() if between else number.end()
+        separator = _SEPARATOR.match(line, number.end())
+        position = separator.end() if separator else number.end()
     return pairs, None
 
 
@@ -255,8 +255,8 @@ def _check(group: _Group, grammar: Grammar) -> tuple[tuple[float, ...], list[Pro
             continue
         if _decimals(text) > grammar.decimals and grammar.finer != "keep":
             if grammar.finer == "reject":
-                most = f"at most {grammar.decimals} decimals" if grammar.decimals else "a whole number"
-                problems.append(Problem("decimals", f"params[{index}] is {text}; it must be {most}"))
+                requirement = f"at most {grammar.decimals} decimals" if grammar.decimals else "a whole number"
+                problems.append(Problem("decimals", f"params[{index}] is {text}; it must be {requirement}"))
                 continue
             rounded = round(value, grammar.decimals)
             notes.append(f"params[{index}] was rounded from {text} to {rounded:g}")
@@ -350,18 +350,18 @@ class QuerySettings(Checked):
             )
 
     def give_up(
-        self, who: str, best: Row | None, failures: int, record: Record
+        self, model: str, best: Row | None, failures: int, record: Record
     ) -> tuple[list[tuple[float, ...]], Record]:
         """The candidates, if any, of an iteration without a proposal, and its record with the outcome.
 
-        **Arguments:** `who`, the model; `best`, the row that `repeat` evaluates; `failures`, consecutive failed
+        **Arguments:** `model`, its name; `best`, the row that `repeat` evaluates; `failures`, consecutive failed
         iterations before this one.
         **Raises:** `NoProposal`, see `on_failure` and `failures`.
         """
         if self.on_failure == "stop" or failures >= self.failures:
             before = f" and {failures} failed iterations before it" if failures else ""
             raise NoProposal(
-                f"{who} gave no proposal that could be read in iteration {record['iteration']}, after {self.retries} "
+                f"{model} gave no proposal that could be read in iteration {record['iteration']}, after {self.retries} "
                 f"retries{before}; the record of this error holds its replies and the reasons",
                 {**record, "outcome": "stopped", "proposals": []},
             )
@@ -386,16 +386,16 @@ def ask_until_parsed(
     requests: Sequence[ChatRequest],
     parses: Sequence[Callable[[str], ParsedReply]],
     retries: int,
-    again: Callable[[ParsedReply], str] | None = None,
+    repair: Callable[[ParsedReply], str] | None = None,
 ) -> list[Answer]:
     """Query, parse, and query again with the errors if there are problems.
 
-    **Arguments:** `requests`, sent as one batch; `parses`, one parser per request; `retries`; `again`, the message
+    **Arguments:** `requests`, sent as one batch; `parses`, one parser per request; `retries`; `repair`, the message
     after a reply with problems (None: the problems, and the request to try again). A retry that no longer fits into the
     model's context is not sent: the retries end, which is recorded (`retries_ended`).
     **Raises:** `ChatError` if a request gets no reply.
     """
-    again = again or (lambda parsed: REPAIR.format(error=InvalidReply(parsed)))
+    repair = repair or (lambda parsed: REPAIR.format(error=InvalidReply(parsed)))
     parsed_replies: list[list[ParsedReply]] = [[] for _ in requests]
     attempts: list[list[Record]] = [[] for _ in requests]
     ended: dict[int, ChatRequest] = {}
@@ -413,9 +413,9 @@ def ask_until_parsed(
             parsed = parses[i](outcome.text)
             parsed_replies[i].append(parsed)
             attempts[i].append(_attempt(outcome, parsed))
-            ended[i] = answered[i].then(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
+            ended[i] = answered[i].with_messages(Message("assistant", strip_thinking(outcome.text) or "(no text)"))
             if parsed.problems:
-                waiting[i] = ended[i].then(Message("user", again(parsed)))
+                waiting[i] = ended[i].with_messages(Message("user", repair(parsed)))
         if not waiting:
             break
     answers = []

@@ -67,28 +67,28 @@ class PolicyAdviser(ScriptedAdviser):
         tried = {params for params, _ in task.tried}
         lines = []
         for _ in range(int(count[1]) if count else 1):
-            params, _why = _candidate(task, tried, rng)
+            params, method = _candidate(task, tried, rng)
             tried.add(params)
             lines.append("; ".join(f"params[{i}]: {_text(v)}" for i, v in enumerate(params)))
-        return "\n".join([*lines, "This is a scripted local search, " + _why + "."])
+        return "\n".join([*lines, "This is a scripted local search, " + method + "."])
 
     def _matrix(self, prompts: Sequence[str], actions: tuple[int, ...], rng: random.Random) -> str:
-        shown = []
+        rows = []
         for prompt in prompts:
             blocks, reward = find_matrices(prompt), _REWARD.search(prompt)
             if blocks and reward:
-                shown.append(([[float(cell) for cell in line] for line in blocks[0]], float(reward[1])))
-        if not shown:
+                rows.append(([[float(cell) for cell in line] for line in blocks[0]], float(reward[1])))
+        if not rows:
             return "There is neither a history nor a matrix in this prompt."
-        width = len(shown[-1][0][0])
-        same = [(m, r) for m, r in shown if (len(m), len(m[0])) == (len(shown[-1][0]), width)]
-        tried = tuple((tuple(v for line in m for v in line), r) for m, r in same)
+        width = len(rows[-1][0][0])
+        same_shape = [(m, r) for m, r in rows if (len(m), len(m[0])) == (len(rows[-1][0]), width)]
+        tried = tuple((tuple(v for line in m for v in line), r) for m, r in same_shape)
         size = len(tried[-1][0])
         reach = max(6.0, *(abs(v) for params, _ in tried for v in params))
         task = _Task(size, -reach, reach, 2, actions, 0.5, None, 0.5, tried)
-        params, why = _candidate(task, {params for params, _ in tried}, rng)
+        params, method = _candidate(task, {params for params, _ in tried}, rng)
         lines = [", ".join(map(_text, params[start : start + width])) for start in range(0, size, width)]
-        return "\n".join([*lines, "This is a scripted local search, " + why + "."])
+        return "\n".join([*lines, "This is a scripted local search, " + method + "."])
 
 
 def _actions(prompt: str) -> tuple[int, ...]:
@@ -130,9 +130,9 @@ def _read(prompt: str) -> _Task:
 def _candidate(task: _Task, tried: set[tuple[float, ...]], rng: random.Random) -> tuple[tuple[float, ...], str]:
     """A policy that was not evaluated yet, and how it was generated."""
     for _ in range(TRIES):
-        params, why = _move(task, rng)
+        params, method = _move(task, rng)
         if params not in tried:
-            return params, why
+            return params, method
     return _anywhere(task, rng), "a draw from the whole box, since all near draws were tried"
 
 
@@ -153,12 +153,12 @@ def _move(task: _Task, rng: random.Random) -> tuple[tuple[float, ...], str]:
     if flat or rng.random() < _restlessness(task, ranked[0][1][1]):
         return _look_elsewhere(task, best, rng)
     parent = best[min(int(rng.expovariate(1.2)), len(best) - 1)]
-    other = rng.choice(best)
+    partner = rng.choice(best)
     if task.actions:
-        return _change_actions(task, parent, other, rng)
-    if other != parent and rng.random() < 0.3:
+        return _change_actions(task, parent, partner, rng)
+    if partner != parent and rng.random() < 0.3:
         reach = rng.uniform(-0.5, 1.0)
-        moved = tuple(_fit(task, p + reach * (p - o)) for p, o in zip(parent, other))
+        moved = tuple(_fit(task, p + reach * (p - o)) for p, o in zip(parent, partner))
         return moved, "a step along the line between two of the best rows"
     scale = task.step * 2 ** rng.randint(-2, 2)
     chosen = set(rng.sample(range(task.size), min(task.size, 1 + int(rng.expovariate(0.7)))))
@@ -180,22 +180,22 @@ def _look_elsewhere(
     for i in chosen:
         bound = rng.choice((task.low, task.high))
         moved[i] = _fit(task, bound if rng.random() < 0.4 else rng.uniform(task.low, task.high))
-    where = "one of the best rows" if draw < 0.5 else "the middle of the box"
-    return tuple(moved), f"a new draw of {len(chosen)} parameters of {where}"
+    source = "one of the best rows" if draw < 0.5 else "the middle of the box"
+    return tuple(moved), f"a new draw of {len(chosen)} parameters of {source}"
 
 
 def _restlessness(task: _Task, best: float) -> float:
     """The probability of a draw from the whole box: a half if the best row misses the stated optimum by more than half
     of it; else small and decreasing."""
-    far = task.optimum is not None and best < task.optimum - abs(task.optimum) / 2
-    return 0.5 if far else 0.2 * (1 - task.progress)
+    off_target = task.optimum is not None and best < task.optimum - abs(task.optimum) / 2
+    return 0.5 if off_target else 0.2 * (1 - task.progress)
 
 
 def _change_actions(
-    task: _Task, parent: Sequence[float], other: Sequence[float], rng: random.Random
+    task: _Task, parent: Sequence[float], partner: Sequence[float], rng: random.Random
 ) -> tuple[tuple[float, ...], str]:
-    if other != parent and rng.random() < 0.4:
-        mixed = tuple(o if rng.random() < 0.5 else p for p, o in zip(parent, other))
+    if partner != parent and rng.random() < 0.4:
+        mixed = tuple(o if rng.random() < 0.5 else p for p, o in zip(parent, partner))
         return mixed, "a mixture of two of the best rows"
     chosen = set(rng.sample(range(task.size), min(task.size, 1 + int(rng.expovariate(0.9)))))
     moved = tuple(float(rng.choice(task.actions)) if i in chosen else p for i, p in enumerate(parent))

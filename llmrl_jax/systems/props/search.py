@@ -20,9 +20,9 @@ class Search:
     """Results of `S` seeds after `I` iterations of `P` candidates with `E` episodes each."""
 
     best: Float[Array, "S n"]
-    """The candidate, or center (see `closed`), with the highest mean return."""
+    """The candidate, or center (see `evaluate_centers`), with the highest mean return."""
     value: Float[Array, " S"]
-    """That mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
+    """Its mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
     final: Float[Array, "S F"]
     """Returns of `best` in fresh episodes, not used in the search."""
     best_curve: Float[Array, "S I"]
@@ -55,11 +55,11 @@ def population_of(optimizer: Optimizer) -> int:
     return jax.eval_shape(optimizer.ask, jax.eval_shape(optimizer.init, jax.random.key(0)))[0].shape[0]
 
 
-def closing_of(optimizer: Optimizer) -> int:
+def num_final_evaluations(optimizer: Optimizer) -> int:
     """Number of policies evaluated after the last iteration: two centers, or none."""
     state = jax.eval_shape(optimizer.init, jax.random.key(0))
-    both = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
-    return 0 if both is None else both.shape[0]
+    policies = jax.eval_shape(lambda state: centers(optimizer, state, state), state)
+    return 0 if policies is None else policies.shape[0]
 
 
 def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
@@ -67,14 +67,14 @@ def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
 
     **Raises:** `ValueError` if it is 0.
     """
-    population, closing = population_of(optimizer), closing_of(optimizer)
-    if budget < (population + closing) * episodes:
-        and_centers = f" and {closing} centers" if closing else ""
+    population, num_final = population_of(optimizer), num_final_evaluations(optimizer)
+    if budget < (population + num_final) * episodes:
+        and_centers = f" and {num_final} centers" if num_final else ""
         raise ValueError(
             f"a budget of {budget} episodes is less than one iteration of {optimizer.name}: {population} candidates"
             f"{and_centers}, {episodes} episodes each"
         )
-    return (budget - closing * episodes) // (population * episodes)
+    return (budget - num_final * episodes) // (population * episodes)
 
 
 def make_search(
@@ -94,7 +94,7 @@ def make_search(
     return Learner(init, update, seeds * population_of(optimizer) * episodes, unit="episodes")
 
 
-def closed(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
+def evaluate_centers(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
     """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
     `optimizers.centers`): either may be the best."""
     first = jax.vmap(optimizer.init)(_begins(state.keys))
@@ -122,7 +122,7 @@ def search(
     common: bool = True,
     final_episodes: int = 100,
 ) -> Search:
-    """Ask, evaluate and tell until the budget is used up, with the optimizer's centers last (see `closed`).
+    """Ask, evaluate and tell until the budget is used up, with the optimizer's centers last (see `evaluate_centers`).
 
     Pure; all seeds advance together. Wrap it in `jax.jit` with everything except `key` closed over. Seed `i` depends
     only on `fold_in(key, i)`.
@@ -141,7 +141,7 @@ def search(
         return state, (state.value, jnp.mean(values, axis=1))
 
     state, curves = tracing.scan(body, init(key), length=iterations)
-    state = closed(optimizer, evaluate, state, episodes)
+    state = evaluate_centers(optimizer, evaluate, state, episodes)
     return Search(
         best=state.best,
         value=state.value,

@@ -23,11 +23,11 @@ from llmrl_jax.core.files import append_line, write_whole
 from llmrl_jax.rl.policy import drawable
 from llmrl_jax.systems.props.build import make_optimizer
 from llmrl_jax.systems.props.config import PropsConfig
-from llmrl_jax.systems.props.optimizers import LEAST, centers
+from llmrl_jax.systems.props.optimizers import WORST_RETURN, centers
 from llmrl_jax.systems.props.policies import Policy
 from llmrl_jax.systems.props.prompts import Trajectory, Transition, Values
 from llmrl_jax.systems.props.proposals import NoProposal
-from llmrl_jax.systems.props.search import closing_of, population_of
+from llmrl_jax.systems.props.search import num_final_evaluations, population_of
 from llmrl_jax.systems.props.tasks import Task
 
 
@@ -40,7 +40,7 @@ lines use another key."""
 STOPPED = 0x570
 """Folded into the key of queries after a resumed stop."""
 
-SHOWN = {"trajectories": "trajectories", "episodes": "replay_buffer"}
+LOG_KEYS = {"trajectories": "trajectories", "episodes": "replay_buffer"}
 """Episodes passed to an optimizer besides the returns -> their name in the log."""
 
 
@@ -51,8 +51,8 @@ class Result:
     params: tuple[float, ...] | None
     """The policy with the highest mean return; None before the first evaluation."""
     value: float
-    """That mean: the maximum of many, so biased upwards. A mean of fewer episodes, from the warm-up, counts only while
-    there is no other."""
+    """Its mean return: the maximum of many, so biased upwards. A mean of fewer episodes, from the warm-up, counts only
+    while there is no other."""
     rounds: int
     candidates: int
     """Number of evaluated policies, including the warm-up."""
@@ -78,17 +78,19 @@ class Study:
         self, task: Task, config: PropsConfig, seed: int, model: ChatModel, chat: dict[str, Any], folder: str | Path
     ):
         self.task, self.config, self.seed = task, config, seed
-        self.arm = config.arm(task)
-        self.env, self.env_params, self.policy = task.make(self.arm, **config.policy.chosen)
+        self.settings = config.task_settings(task)
+        self.env, self.env_params, self.policy = task.make(self.settings, **config.policy.chosen)
         self.optimizer = make_optimizer(config, task, self.env, self.env_params, self.policy, model, chat)
-        self.evaluate = make_population_evaluator(self.env, self.env_params, self.policy, max_steps=self.arm.max_steps)
-        self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.arm.max_steps)
+        self.evaluate = make_population_evaluator(
+            self.env, self.env_params, self.policy, max_steps=self.settings.max_steps
+        )
+        self.recorder = EpisodeRecorder(self.env, self.env_params, self.policy, self.settings.max_steps)
         self._ask, self._tell = self.optimizer.ask, self.optimizer.tell
-        self._rounds = self._closing = 0
+        self._rounds = self._num_final = 0
         if not config.asks:
             self._ask, self._tell = jax.jit(self._ask), jax.jit(self._tell)
-            self._closing = closing_of(self.optimizer)
-            self._rounds = max(1, (self.total - self._closing) // population_of(self.optimizer))
+            self._num_final = num_final_evaluations(self.optimizer)
+            self._rounds = max(1, (self.total - self._num_final) // population_of(self.optimizer))
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         search_key, self.key = jax.random.split(jax.random.key(seed))
@@ -104,17 +106,17 @@ class Study:
     @property
     def total(self) -> int:
         """Number of policies that a numeric method may evaluate, in whole rounds, at least one."""
-        return self.arm.iterations * self.config.proposals
+        return self.settings.iterations * self.config.proposals
 
     @property
-    def done(self) -> bool:
+    def finished(self) -> bool:
         """Whether the search is complete."""
         if self.result.stopped:
             return True
         if self.config.asks:
             polishing = self.config.polish and self.state.left
-            return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.arm.iterations
-        return self.result.rounds >= self._rounds + (self._closing > 0)
+            return not polishing and self._host_state.rounds - (self._warmup > 0) >= self.settings.iterations
+        return self.result.rounds >= self._rounds + (self._num_final > 0)
 
     @property
     def _host_state(self) -> Any:
@@ -129,16 +131,16 @@ class Study:
     ) -> Result:
         """Run until the search is complete, or `stop()` returns true between two rounds. **Returns:** the result so
         far."""
-        while not self.done and not stop():
+        while not self.finished and not stop():
             self._round()
             report(self.result)
         return self.result
 
     def _round(self) -> None:
         started = time.monotonic()
-        closing = not self.config.asks and self.result.rounds == self._rounds
+        is_final = not self.config.asks and self.result.rounds == self._rounds
         try:
-            params, state = (self._centers(), self.state) if closing else self._ask(self.state)
+            params, state = (self._centers(), self.state) if is_final else self._ask(self.state)
         except NoProposal as error:
             self._write({"round": self.result.rounds, "stopped": str(error), "record": error.record})
             self._count(None, str(error))
@@ -147,10 +149,10 @@ class Study:
         proposed = time.monotonic()
         params = jnp.asarray(params, jnp.float32)
         returns, lengths = self._evaluated(params, record)
-        line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if closing else {})
+        line: dict[str, Any] = {"round": self.result.rounds} | ({"centers": True} if is_final else {})
         indices = np.arange(len(returns))
         if record is None or record["outcome"] == "polish":  # a numeric method needs the values of all its candidates
-            returns = np.nan_to_num(returns, nan=LEAST, posinf=LEAST, neginf=LEAST)
+            returns = np.nan_to_num(returns, nan=WORST_RETURN, posinf=WORST_RETURN, neginf=WORST_RETURN)
         elif not (is_finite := np.isfinite(returns).all(axis=1)).all():
             line["dropped"] = [
                 {"params": p.tolist(), "returns": [str(r) for r in rewards], "lengths": length.tolist()}
@@ -168,19 +170,19 @@ class Study:
             "evaluate_seconds": round(time.monotonic() - proposed, 4),
         }
         episodes = self._episodes(params, record, indices)
-        line |= {SHOWN[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
+        line |= {LOG_KEYS[name]: [_to_json(t) for t in trajectories] for name, trajectories in episodes.items()}
         if record is not None:
             line["record"] = record
-        if not closing:
+        if not is_final:
             self.state = self._tell(state, params, values, **episodes)
         self._count(line)
         best = {"best": self.result.value, "episodes": self.result.episodes, "steps": self.result.steps}
         self._write(line | best)
 
     def _centers(self) -> jax.Array:
-        both = centers(self.optimizer, self._first, self.state)
-        assert both is not None
-        return both
+        candidates = centers(self.optimizer, self._first, self.state)
+        assert candidates is not None
+        return candidates
 
     def _evaluated(self, params: jax.Array, record: dict[str, Any] | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths `[P, E]`."""
@@ -193,7 +195,7 @@ class Study:
     def _episodes_of(self, record: dict[str, Any] | None) -> int:
         """Number of episodes per policy of a round."""
         warmup = record is not None and record["outcome"] == "warmup"
-        return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.arm.episodes
+        return self.config.warmup_episodes if warmup and self.config.warmup_episodes else self.settings.episodes
 
     def _keys(self, count: int, episodes: int) -> jax.Array:
         key = jax.random.fold_in(self.key, self.result.rounds)
@@ -223,9 +225,9 @@ class Study:
         )
         if line and line["values"]:
             top = int(np.argmax(line["values"]))
-            few = len(line["returns"][top]) < self.arm.episodes  # means of few episodes are too noisy to compare
-            if result.params is None or (not few, line["values"][top]) > (not result.short, result.value):
-                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=few)
+            short = len(line["returns"][top]) < self.settings.episodes  # means of few episodes are too noisy to compare
+            if result.params is None or (not short, line["values"][top]) > (not result.short, result.value):
+                result = replace(result, params=tuple(line["params"][top]), value=line["values"][top], short=short)
         self.result = replace(
             result,
             rounds=result.rounds + 1,
@@ -268,9 +270,9 @@ class Study:
                 raise self._damaged(number, f"cannot be replayed ({type(error).__name__}: {error})") from error
         write_whole(self.log, "".join(valid))
 
-    def _damaged(self, number: int, how: str) -> ValueError:
+    def _damaged(self, number: int, problem: str) -> ValueError:
         remedy = "mend it, or delete it and all after it to go on from there"
-        return ValueError(f"{self.log}: line {number} {how}; {remedy}")
+        return ValueError(f"{self.log}: line {number} {problem}; {remedy}")
 
     def _reseed(self) -> None:
         state = self._host_state
@@ -282,7 +284,7 @@ class Study:
         params = np.asarray(line["params"], np.float32).reshape(-1, size)
         values = jnp.asarray(line["values"], jnp.float32)
         if self.config.asks:
-            extra = {name: [_from_json(t) for t in line[key]] for name, key in SHOWN.items() if key in line}
+            extra = {name: [_from_json(t) for t in line[key]] for name, key in LOG_KEYS.items() if key in line}
             self.state = self.optimizer.replay(self.state, jnp.asarray(params), values, line["record"], **extra)
         elif "centers" not in line:
             expected, state = self._ask(self.state)
@@ -325,7 +327,7 @@ class Study:
             self.env_params,
             self._fresh,
             episodes=self.config.final_episodes,
-            max_steps=step_limit(self.env, self.env_params, self.arm.max_steps),
+            max_steps=step_limit(self.env, self.env_params, self.settings.max_steps),
         )
         return _mean("random", np.asarray(played.episode_return, np.float64))
 
@@ -363,13 +365,13 @@ def fault(line: Any, num_params: int, asks: bool) -> str:
     if not len(params) == len(values) == len(returns) == len(lengths):
         return "one of each of `params`, `values`, `returns` and `lengths` for every policy"
     dropped = line.get("dropped", [])
-    if not isinstance(dropped, list) or not all(isinstance(one, dict) for one in dropped):
+    if not isinstance(dropped, list) or not all(isinstance(entry, dict) for entry in dropped):
         return "a list of objects in `dropped`"
-    if not all(_are((*NUMBER, str), x) for x in (*returns, *(one.get("returns") for one in dropped))):
+    if not all(_is_list_of((*NUMBER, str), x) for x in (*returns, *(entry.get("returns") for entry in dropped))):
         return "numbers of the episodes in `returns`"  # in `dropped` they are written as words
-    if not all(_are(int, x) for x in (*lengths, *(one.get("lengths") for one in dropped))):
+    if not all(_is_list_of(int, x) for x in (*lengths, *(entry.get("lengths") for entry in dropped))):
         return "numbers of the episodes in `lengths`"
-    if not _are(NUMBER, values) or not all(_are(NUMBER, x) and len(x) == num_params for x in params):
+    if not _is_list_of(NUMBER, values) or not all(_is_list_of(NUMBER, x) and len(x) == num_params for x in params):
         return f"a number for each of `values`, and {num_params} for each of `params`,"
     if asks and not isinstance(line.get("record"), dict):
         return "the `record` of the queries"
@@ -378,7 +380,7 @@ def fault(line: Any, num_params: int, asks: bool) -> str:
     return ""
 
 
-def _are(kind: Any, x: Any) -> bool:
+def _is_list_of(kind: Any, x: Any) -> bool:
     """Whether `x` is a list of values of a type."""
     return isinstance(x, list) and all(isinstance(value, kind) for value in x)
 
@@ -425,13 +427,13 @@ class EpisodeRecorder:
         """
         episode = self._record(params, key)
         steps = tuple(
-            Transition(_values(episode.seen["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
+            Transition(_values(episode.observed["obs"][t]), _values(episode.action[t]), float(episode.reward[t]))
             for t in range(len(episode))
         )
         if not frames:
             return steps, []
         chosen = np.unique(np.linspace(0, len(episode), min(frames, len(episode) + 1)).round().astype(int))
-        return steps, [self.env.render(episode.at(int(t))["state"]) for t in chosen]
+        return steps, [self.env.render(episode.view_at(int(t))["state"]) for t in chosen]
 
 
 def _values(x: Any) -> Values:

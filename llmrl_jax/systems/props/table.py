@@ -32,7 +32,14 @@ from llmrl_jax.run.signals import StopRequest
 from llmrl_jax.systems.props.config import EPISODES, SCRIPTED, PropsConfig, TableConfig
 from llmrl_jax.systems.props.optimizers import NUMERIC, make_numeric
 from llmrl_jax.systems.props.scripted import PolicyAdviser
-from llmrl_jax.systems.props.search import closed, closing_of, iterations_of, judge, make_search, population_of
+from llmrl_jax.systems.props.search import (
+    evaluate_centers,
+    iterations_of,
+    judge,
+    make_search,
+    num_final_evaluations,
+    population_of,
+)
 from llmrl_jax.systems.props.study import Study
 from llmrl_jax.systems.props.tasks import PUBLISHED, Task
 from llmrl_jax.systems.props.train import chosen_tasks
@@ -106,8 +113,8 @@ def make_table(config: TableConfig) -> int:
                 with doing(f"{task.name}, {method}"):
                     measurements = None if request.name else _measure(task, key, config.workers, work, request)
                 if measurements is None:
-                    again = " (without --again)" if config.again else ""
-                    print(f"stopped by {request.name}; continue with --run.resume {work}{again}")
+                    flag = " (without --again)" if config.again else ""
+                    print(f"stopped by {request.name}; continue with --run.resume {work}{flag}")
                     return 0
                 rows = [r for r in rows if (r["task"], r["method"]) != (task.name, method)] + [key | measurements]
                 _write(config.page, rows)
@@ -243,16 +250,16 @@ def _search_numerically(
             again="the table continues it",
         )
     except CheckpointError as error:
-        again = f"measure it once more with --again --tasks {task.name} --methods {method}"
-        raise CheckpointError(f"{error}: {again}") from error
+        remedy = f"measure it once more with --again --tasks {task.name} --methods {method}"
+        raise CheckpointError(f"{error}: {remedy}") from error
     if result.stopped:
         request.name = result.stopped
         return None
     started = time.monotonic()
-    state = jax.jit(lambda state: closed(optimizer, evaluate, state, EPISODES))(result.state)
+    state = jax.jit(lambda state: evaluate_centers(optimizer, evaluate, state, EPISODES))(result.state)
     returns = jax.device_get(jax.jit(lambda state: judge(evaluate, state, key["final_episodes"]))(state))
     seconds = result.seconds + result.compile_seconds + time.monotonic() - started
-    played = (result.update * population_of(optimizer) + closing_of(optimizer)) * EPISODES
+    played = (result.update * population_of(optimizer) + num_final_evaluations(optimizer)) * EPISODES
     return returns.mean(axis=1, dtype=np.float64), state.value, state.steps, played, seconds
 
 
@@ -261,21 +268,21 @@ def _search_by_adviser(
 ) -> tuple[Any, Any, Any, int, float] | None:
     """ProPS's loop with the scripted adviser; the warm-up counts towards the budget. See `_search_numerically`."""
     started = time.monotonic()
-    arm = task.props
-    warmup = min(arm.warmup, budget // EPISODES - 1)
+    settings = task.props
+    warmup = min(settings.warmup, budget // EPISODES - 1)
     iterations = max(1, budget // EPISODES - warmup)
     config = PropsConfig(
         iterations=iterations, episodes=EPISODES, warmup=warmup, final_episodes=final, warmup_episodes=EPISODES
     )
 
-    def one(i: int) -> dict[str, Any]:
+    def run_search(i: int) -> dict[str, Any]:
         chat = {"temperature": 1.0, "max_tokens": 100_000}
         study = Study(task, config, first + i, PolicyAdviser(), chat, folders[i])
         study.run(lambda: bool(request.name))
-        return study.judge() if study.done else study.unjudged()
+        return study.judge() if study.finished else study.unjudged()
 
     with ThreadPoolExecutor(workers) as pool:
-        summaries = list(pool.map(one, range(len(folders))))
+        summaries = list(pool.map(run_search, range(len(folders))))
     if any(f["final"] is None for f in summaries):
         return None
     seconds = time.monotonic() - started
@@ -291,28 +298,28 @@ def _mean(row: dict[str, Any]) -> str:
     return _figure((row["final"], row["standard_error"]))
 
 
-def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the page and its record."""
-    out.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     facts = {"versions": info.versions(), "machine": info.machine()}
-    write_whole(out / RECORD, json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
-    _write_page(out, rows)
+    write_whole(folder / RECORD, json.dumps(to_json({**facts, "rows": list(rows)}), indent=1) + "\n")
+    _write_page(folder, rows)
 
 
-def _write_page(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write_page(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
     head.append("seeds, episodes, fresh")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for task in PUBLISHED:
-        mine = {row["method"]: row for row in rows if row["task"] == task.name}
-        if not mine:
+        rows_by_method = {row["method"]: row for row in rows if row["task"] == task.name}
+        if not rows_by_method:
             continue
         baseline = next(iter(task.published.items()))
         cells = [task.title, str(task.num_params), "" if task.bound is None else f"{task.bound:g}"]
         cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
-        cells += [_mean(mine[m]) if m in mine else "" for m in methods]
-        counts = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in mine.values()}
+        cells += [_mean(rows_by_method[m]) if m in rows_by_method else "" for m in methods]
+        counts = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in rows_by_method.values()}
         cells.append("; ".join(sorted(counts)))
         lines.append("| " + " | ".join(cells) + " |")
-    write_whole(out / PAGE, INTRODUCTION + "\n".join(lines) + "\n")
+    write_whole(folder / PAGE, INTRODUCTION + "\n".join(lines) + "\n")

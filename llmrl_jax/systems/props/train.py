@@ -73,8 +73,8 @@ def _run_in(folder: Path, config: PropsRun, tasks: Sequence[Task]) -> int:
         for seed in seeds
     ]
     configs.save_config(config, folder / "config.json")
-    who = chat.model.name if config.search.asks else config.search.method
-    print(f"{len(studies)} searches by {config.search.method} ({who}); everything is in {folder}", flush=True)
+    proposer = chat.model.name if config.search.asks else config.search.method
+    print(f"{len(studies)} searches by {config.search.method} ({proposer}); everything is in {folder}", flush=True)
     with StopRequest() as request:
         results = _search_all(studies, config, request, chat)
     return finish(folder, config, studies, results, chat, request.name)
@@ -84,7 +84,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
     """Run every search to its end, or until stopped."""
     spent: list[str] = []
 
-    def one(study: Study) -> dict[str, Any]:
+    def run_study(study: Study) -> dict[str, Any]:
         name = f"{study.task.name}, seed {study.seed}"
 
         def report(result: Result) -> None:
@@ -108,14 +108,14 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
         if finished := _finished(study):
             return finished
         # a signal leaves little time: unfinished searches are judged when they are finished
-        judged = study.done or bool(failure) or not request.name
+        judged = study.finished or bool(failure) or not request.name
         with doing(f"{name}: final episodes"):
-            summary = (study.judge() if judged else study.unjudged()) | {"finished": study.done}
+            summary = (study.judge() if judged else study.unjudged()) | {"finished": study.finished}
         if failure:
             summary["stopped"] = failure
         if summary["stopped"]:
             print(f"{name}: stopped: {summary['stopped']}", flush=True)
-        if study.done:
+        if study.finished:
             final = "nothing" if summary["final"] is None else f"{summary['final']:.2f}"
             chance = f" (random actions {summary['random']:.2f})" if "random" in summary else ""
             print(f"{name}: best {summary['value']:.2f}, in fresh episodes {final}{chance}", flush=True)
@@ -124,7 +124,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
 
     pool = ThreadPoolExecutor(config.workers)
     try:
-        return list(pool.map(one, studies))
+        return list(pool.map(run_study, studies))
     except KeyboardInterrupt:  # pending replies are not awaited
         chat.close()
         raise
@@ -140,7 +140,7 @@ def _finished(study: Study) -> dict[str, Any] | None:
         return None
     if not isinstance(summary, dict):  # damaged: it is judged again
         return None
-    complete = study.done and summary.get("finished") and summary.get("rounds") == study.result.rounds
+    complete = study.finished and summary.get("finished") and summary.get("rounds") == study.result.rounds
     return summary if complete and summary.get("final") is not None else None
 
 
@@ -276,13 +276,13 @@ def draw_parameters(folder: Path, log: Path, title: str) -> Path | None:
     flat = centred @ directions[:2].T
     if flat.shape[1] < 2:
         flat = np.concatenate([flat, np.zeros_like(flat)], axis=1)
-    shares = sizes**2 / max(float((sizes**2).sum()), 1e-12)
+    fractions = sizes**2 / max(float((sizes**2).sum()), 1e-12)
     figure, axis = figures.new_axis(5.0, 4.0)
-    drawn = axis.scatter(flat[:, 0], flat[:, 1], c=values, s=16, cmap="viridis", lw=0, vmin=np.percentile(values, 10))
+    points = axis.scatter(flat[:, 0], flat[:, 1], c=values, s=16, cmap="viridis", lw=0, vmin=np.percentile(values, 10))
     best = int(np.flatnonzero(values == lines[-1]["best"])[0])  # not one of a shorter, luckier evaluation
     axis.scatter(*flat[best], s=90, facecolors="none", edgecolors="#cc6677", lw=1.6)
-    figure.colorbar(drawn, ax=axis, label="mean return", extend="min")
-    for name, share, put in zip(("first", "second"), shares, (axis.set_xlabel, axis.set_ylabel)):
-        put(f"{name} component ({100 * share:.0f}% of the variance)", fontsize=8.5, color=INK)
+    figure.colorbar(points, ax=axis, label="mean return", extend="min")
+    for name, fraction, set_label in zip(("first", "second"), fractions, (axis.set_xlabel, axis.set_ylabel)):
+        set_label(f"{name} component ({100 * fraction:.0f}% of the variance)", fontsize=8.5, color=INK)
     axis.set_title(f"{title}: {len(values)} policies, the best at {values[best]:.2f}", fontsize=9.5, color=INK)
     return figures.save(figure, folder / "parameters.png")

@@ -16,7 +16,7 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import AdamConfig, apply_gradients, clipped_adam, traced_floats
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, place, start, task_names
+from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, shard_runner, start, task_names
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def make_reinforce(config: ReinforceConfig, env: Any, env_params: Any, policy: A
         params, frozen = policy.init(policy_key, runner.obs)
         hparams = traced_floats(config)
         opt_state = clipped_adam(hparams).init(params)
-        return ReinforceState(params, frozen, opt_state, place(runner, placement), hparams, run_key, jnp.int32(0))
+        return ReinforceState(
+            params, frozen, opt_state, shard_runner(runner, placement), hparams, run_key, jnp.int32(0)
+        )
 
     def loss_fn(params: Any, state: ReinforceState, rollout: Any) -> jax.Array:
         seen = (params, state.frozen, rollout.obs, rollout.carry, rollout.first)

@@ -55,7 +55,7 @@ def test_an_outcome_reaches_back_to_the_episodes_first_step():
     success = np.array([[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]], bool).T
     found = outcomes(jnp.asarray(success), jnp.asarray(ended), jnp.array([0.25, 0.5, 0.75]))
     np.testing.assert_array_equal(found.success, np.array([[1, 1, 0.25, 0.25], [0, 0, 0, 0], [0.75] * 4]).T)
-    np.testing.assert_array_equal(found.known, np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], bool).T)
+    np.testing.assert_array_equal(found.ended, np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], bool).T)
 
 
 def test_the_loss_is_the_cross_entropy_and_the_report_the_known_error(glam):

@@ -32,7 +32,7 @@ def play(config, episodes, batch_size, chunk):
 def follow(episode, env, params, reset, step):
     """The same actions in the world by itself: what it says and pays at every step."""
     obs, state = reset(reset_key(3, episode.number), params)
-    seen = episode.seen
+    seen = episode.observed
     for t, action in enumerate(episode.action):
         assert env.describe(obs) == {
             "mission": env.books.missions.render(seen["mission"][t]),
@@ -130,7 +130,7 @@ def episode(world, number, success, steps=3):
     return Episode(
         number=number,
         success=success,
-        seen={
+        observed={
             "mission": np.tile(mission, (steps, 1)),
             "text": np.stack([books.view.caption(phrases, world.max_sentences) for phrases in said]),
             "direction": np.arange(steps, dtype=np.int32),
@@ -154,7 +154,7 @@ def test_a_file_says_what_was_done_and_is_read_back(world, tmp_path):
 
     played = [episode(world, i, success) for i, success in enumerate((True, False, True))]
     found = write_demos(tmp_path / "a.parquet", played, world, seed=5, facts={"player": "hand"})
-    assert (found.played, found.succeeded, found.kept, found.steps) == (3, 2, 2, 6)
+    assert (found.played, found.succeeded, found.saved, found.steps) == (3, 2, 2, 6)
     rows = parquet.read_table(tmp_path / "a.parquet").to_pylist()
     assert rows[1] == {
         "episode": 0,
@@ -190,7 +190,7 @@ def test_which_episodes_are_kept_and_when_writing_stops(world, tmp_path):
         write_demos(path, played, world, seed=0, facts={}, keep=keep)
         assert [demo.number for demo in read_demos(path)[1]] == numbers
     found = write_demos(tmp_path / "few.parquet", played, world, seed=0, facts={}, pairs=4)
-    assert (found.played, found.kept, found.steps) == (3, 2, 6), "the episode that reaches the fourth step is whole"
+    assert (found.played, found.saved, found.steps) == (3, 2, 6), "the episode that reaches the fourth step is whole"
 
 
 def test_rows_come_in_groups(world, tmp_path, monkeypatch):

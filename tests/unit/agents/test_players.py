@@ -146,7 +146,7 @@ def test_demonstrations_beside_a_plain_loop():
     for i, episode in enumerate(played):
         seen, actions, rewards, info = by_hand(reset_key(4, i), jax.random.fold_in(step_key, i), greedy=False)
         assert (episode.number, episode.success) == (i, info["success"])
-        assert episode.action.tolist() == actions and episode.seen["place"].tolist() == seen[:-1, 1].tolist()
+        assert episode.action.tolist() == actions and episode.observed["place"].tolist() == seen[:-1, 1].tolist()
         np.testing.assert_allclose(episode.reward, rewards, rtol=1e-6)
         ends = [False] * (len(actions) - 1) + [True]
         assert (episode.terminated | episode.truncated).tolist() == ends
@@ -165,7 +165,7 @@ def test_the_player_beside_a_plain_loop(caplog):
         assert episode.number == i and steps.action.tolist() == actions
         np.testing.assert_array_equal(steps.obs, seen[:-1])
         np.testing.assert_array_equal(steps.next_obs, seen[1:])
-        np.testing.assert_array_equal(episode.at(len(episode)), seen[-1])
+        np.testing.assert_array_equal(episode.view_at(len(episode)), seen[-1])
         np.testing.assert_allclose(steps.reward, rewards, rtol=1e-6)
         assert steps.goal.tolist() == [10 * t for t in range(len(actions))]  # the critic's values
     with jax.log_compiles(), caplog.at_level("WARNING"):
@@ -268,8 +268,8 @@ def test_a_recording_is_the_episode_that_a_population_evaluator_plays():
             reset_key, step_key = jax.random.split(key)
             drawn = [jax.random.uniform(jax.random.fold_in(step_key, t)) for t in range(len(recording))]
             np.testing.assert_array_equal(recording.reward, np.asarray(drawn))
-            assert recording.at(len(recording))["state"][2] == len(recording)
-            assert recording.at(0)["obs"][0] == ENV.reset(reset_key, None)[0][0]
+            assert recording.view_at(len(recording))["state"][2] == len(recording)
+            assert recording.view_at(0)["obs"][0] == ENV.reset(reset_key, None)[0][0]
     assert played.lengths[1].tolist() == [4, 4, 4] and min(played.lengths[0].tolist()) < 4
 
 

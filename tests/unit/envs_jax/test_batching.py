@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs_jax.batching import of_one_row
+from envs_jax.batching import batched_as_single
 
 
 SEEN: list[int] = []
 
 
-@of_one_row
+@batched_as_single
 def doubled(keys, parts, shift):
     """Twice each row plus a shift and a draw, by a loop up to the largest row of the batch."""
     SEEN.append(parts["n"].shape[0])

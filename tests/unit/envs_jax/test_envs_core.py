@@ -77,11 +77,11 @@ def test_every_world_says_what_it_is():
 
 
 def test_worlds_that_cannot_be_imported_are_not_left_out_later(monkeypatch):
-    monkeypatch.setattr(registry, "_begun", False)
+    monkeypatch.setattr(registry, "_registered", False)
     with monkeypatch.context() as broken, pytest.raises(ModuleNotFoundError, match="no_such_world"):
         broken.setattr(registry, "WORLDS", ["toytext", "no_such_world", "babyai"])
         envs_jax.ids()
-    assert "CartPole-v1" in envs_jax.ids() and registry._begun
+    assert "CartPole-v1" in envs_jax.ids() and registry._registered
 
 
 def test_ids_by_prefix():

@@ -24,7 +24,7 @@ def test_modules_are_imported(monkeypatch):
         with pytest.raises(
             ModuleNotFoundError, match=r"^this needs no.such, of the extra `data`: pip .*; or that$"
         ) as caught:
-            extras.require("this", "data", *modules, otherwise="that")
+            extras.require("this", "data", *modules, remedy="that")
         assert caught.value.name == "no"
 
 

@@ -98,7 +98,7 @@ def test_what_is_read_is_what_whole_storage_returns(rate):
         ends = [np.flatnonzero(ended[:t, row]) for row in range(ROWS)]
         held = min([t, LENGTH, *(t - 1 - x[-places - 1] for x in ends if len(x) > places)])
         least = min(least, held) if t >= LENGTH else least
-        assert int(once.frames.readable) == held and int(ONCE.held(once)) == held * ROWS
+        assert int(once.frames.readable) == held and int(ONCE.num_readable(once)) == held * ROWS
         index = np.resize(newest(held, once), ROWS * LENGTH)
         same(program(ONCE, "get")(once, index), program(WHOLE, "get")(whole, index))
         for n in (1, 3):

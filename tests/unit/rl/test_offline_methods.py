@@ -12,7 +12,7 @@ import pytest
 
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import prdc
-from llmrl_jax.rl.actors import beside, init_mlp, mlp
+from llmrl_jax.rl.actors import init_mlp, mlp, mlp_on_concat
 from llmrl_jax.rl.awac import AWAC, AWACConfig
 from llmrl_jax.rl.bc import BC, BCConfig, cloning_loss
 from llmrl_jax.rl.bcq import BCQ, BCQConfig
@@ -128,9 +128,9 @@ def test_networks_side_by_side_are_networks_of_joined_inputs(outputs):
     x, few, many = (jnp.asarray(a, jnp.float32) for a in (x, few, many))
     joined = np.concatenate([x, few], -1)
     close(mlp(layers, jnp.asarray(joined)), net(layers, joined))
-    close(beside(layers, x, few), net(layers, joined))
+    close(mlp_on_concat(layers, x, few), net(layers, joined))
     repeated = np.broadcast_to(np.asarray(x)[:, None], (6, 7, 3))
-    close(beside(layers, x, many), net(layers, np.concatenate([repeated, many], -1)))
+    close(mlp_on_concat(layers, x, many), net(layers, np.concatenate([repeated, many], -1)))
     one = init_mlp(jax.random.key(0), 5, (4, 4), outputs)
     bound = 1 / np.sqrt(5)
     assert np.abs(one[0]["kernel"]).max() <= bound and np.abs(one[0]["kernel"]).max() > 0.7 * bound

@@ -34,7 +34,7 @@ from tests.unit.rl.test_offline_methods import (
 
 def first(kind, config):
     """A method, its networks with targets of their own, a batch, and the context of a step without data."""
-    method, rows, hparams = kind(config, CONTINUOUS), batch(CONTINUOUS).replace(own=N), traced_floats(config)
+    method, rows, hparams = kind(config, CONTINUOUS), batch(CONTINUOUS).replace(num_features=N), traced_floats(config)
     trained = jax.jit(method.init)(jax.random.key(0), rows, hparams)
     trained = trained.replace(target=jax.tree.map(lambda x: 1.5 * x + 0.2, trained.target))
     frozen = Frozen((), (), jnp.zeros(N), jnp.ones(N))

@@ -395,7 +395,7 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
         return jax.jit(program)
 
     def placed(buffer):
-        return memory.place(
+        return memory.shard(
             buffer,
             lambda tree, axis: jax.lax.with_sharding_constraint(tree, sharding(axis)),
             lambda tree: jax.lax.with_sharding_constraint(tree, whole),

@@ -298,7 +298,7 @@ def test_the_characters_of_pairs_are_bounded_before_they_are_tokenized(served, e
 
 def test_a_temperature_next_to_0_is_greedy(engine):
     for given, read in ((1e-8, 0.0), (9e-7, 0.0), (0, 0.0), (1e-6, 1e-6), (0.5, 0.5)):
-        assert read_chat(CHAT | {"temperature": given}, engine.sampler).asks[0].how.temperature == read
+        assert read_chat(CHAT | {"temperature": given}, engine.sampler).asks[0].sampling.temperature == read
 
 
 def test_what_changes_nothing_is_taken(client):

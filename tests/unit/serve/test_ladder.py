@@ -102,7 +102,7 @@ def test_several_answers_take_memory_for_their_own_length(served):
     found = list(sampler.run([ask]))[-1]
     assert len(found[0]) == 3 and all(sample.finish and 1 <= sample.count <= 9 for sample in found[0])
     assert shapes[0] == (4, 1, 64, 8)  # answers, heads, room, width, of the first layer
-    alone = list(sampler.run([dataclasses.replace(ask, how=Sampling(9, seed=4))]))[-1]
+    alone = list(sampler.run([dataclasses.replace(ask, sampling=Sampling(9, seed=4))]))[-1]
     assert shapes[-1] == (1, 1, 128, 8) and alone[0][0] == found[0][0]
 
 

@@ -224,7 +224,7 @@ def test_a_server_that_stops_tells_those_who_wait(served):
     endless = (time.sleep(0.01) for _ in iter(int, 1))
     with slow(engine):
         jobs = [Job(ask, lambda what, i=i: heard.put((i, what))) for i in range(2)]
-        jobs.append(Job(dataclasses.replace(ask, how=Sampling(3, n=2)), lambda what: heard.put((2, what))))
+        jobs.append(Job(dataclasses.replace(ask, sampling=Sampling(3, n=2)), lambda what: heard.put((2, what))))
         jobs.append(Work((3 for _ in endless), lambda what: heard.put((3, what))))
         engine.submit(jobs)
         told: dict = {}

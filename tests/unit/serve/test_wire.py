@@ -38,7 +38,7 @@ NO_EFFECT = [
 def test_values_without_effect_change_nothing(fields, engine):
     def ask(body):
         (ask,) = read_chat(body, engine.sampler).asks
-        return ask.tokens, dataclasses.replace(ask.how, seed=0)
+        return ask.tokens, dataclasses.replace(ask.sampling, seed=0)
 
     assert ask(CHAT | fields) == ask(CHAT)
 

@@ -50,7 +50,7 @@ class LegacyState(HostState):
 def published_grammar(policy: Policy, **options: Any) -> Grammar:
     """Valid numbers of a matrix: any finite number, or integer actions for a table; overridden by `options`."""
     loose = {} if policy.kind == "table" else {"beyond": "keep", "finer": "keep"}
-    return Grammar.of(policy, **(loose | {"repeated": "keep"} | options))
+    return Grammar.for_policy(policy, **(loose | {"repeated": "keep"} | options))
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class LegacyOptimizer(HostOptimizer):
         dialogue = () if state.record is None else tuple(Message(**m) for m in state.record.get("dialogue", ()))
         after = super().tell(state, params, values, trajectories)
         assert isinstance(after, LegacyState)
-        shown = tuple(episodes) if len(values) else after.episodes
-        return replace(after, messages=after.messages + dialogue, episodes=shown)
+        replay = tuple(episodes) if len(values) else after.episodes
+        return replace(after, messages=after.messages + dialogue, episodes=replay)
 
     @property
     def actions(self) -> list[int] | None:
@@ -170,15 +170,15 @@ class LegacyOptimizer(HostOptimizer):
         """Whether there is a system message."""
         return bool(self.templates.llm_ui_template_name or not self.templates.llm_si_template_name)
 
-    def _fill(self, which: str, slots: dict[str, Any]) -> str:
+    def _fill(self, kind: str, slots: dict[str, Any]) -> str:
         """Fill a template: "system", "update" or "convert"."""
         user = self.templates
         name = {
             "system": user.llm_si_template_name,
             "update": user.llm_ui_template_name or user.llm_si_template_name,
             "convert": user.llm_output_conversion_template_name,
-        }[which]
-        template = load(name=name, folder=user.folder) if name else load(name=f"legacy_{which}.j2")
+        }[kind]
+        template = load(name=name, folder=user.folder) if name else load(name=f"legacy_{kind}.j2")
         return fill(template, self._slots | slots)
 
     def _system(self) -> list[Message]:
@@ -201,12 +201,12 @@ class LegacyOptimizer(HostOptimizer):
         """Consecutive steps of one of the episodes."""
         if not self.use_replay_buffer:
             return ""
-        which, where = jax.random.split(jax.random.fold_in(key, 1))
+        episode_key, start_key = jax.random.split(jax.random.fold_in(key, 1))
         episodes = state.episodes[-self.buffer_episodes :]
-        number = int(jax.random.randint(which, (), 0, len(episodes)))
+        number = int(jax.random.randint(episode_key, (), 0, len(episodes)))
         first = max(0, len(episodes[number]) - self.buffer_steps) if self.buffer_steps else 0
         episode = episodes[number][first:]
-        start = int(jax.random.randint(where, (), 0, max(1, len(episode) - self.buffer_rows + 1)))
+        start = int(jax.random.randint(start_key, (), 0, max(1, len(episode) - self.buffer_rows + 1)))
         lines = render_rows(episode[start : start + self.buffer_rows])
         numbered = [f"{number} | {step} | {line}" for step, line in enumerate(lines, first + start)]
         return "\n".join(["Trajectory | Step | State | Action | Reward", *numbered])
@@ -267,8 +267,8 @@ def parse_matrix(
     right = [block for block in blocks if (len(block), len(block[0])) == (rows, columns)]
     if not right:
         sizes = ", ".join(f"{len(block)}x{len(block[0])}" for block in blocks[-3:])
-        one = f"its matrix is {sizes}" if blocks else "it has no matrix"
-        actual = f"its matrices are {sizes}" if len(blocks) > 1 else one
+        single = f"its matrix is {sizes}" if blocks else "it has no matrix"
+        actual = f"its matrices are {sizes}" if len(blocks) > 1 else single
         return ParsedReply((), (Problem("form", f"{actual}, where {rows}x{columns} was asked for"),), (), text)
     cells = np.asarray(right[-1]).ravel().tolist()
     return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, evaluated, form)

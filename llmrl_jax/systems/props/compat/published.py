@@ -86,7 +86,7 @@ class Published:
     """Deviations from the published program."""
 
 
-def _none(value: Any) -> Any:
+def _null_as_none(value: Any) -> Any:
     """None for the several spellings of null in the published files."""
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
 
@@ -101,11 +101,11 @@ def _count(value: Any, name: str) -> int:
     return value
 
 
-def read_published(data: Mapping[str, Any], where: str = "the file", folder: str | Path = ".") -> Published:
+def read_published(data: Mapping[str, Any], source: str = "the file", folder: str | Path = ".") -> Published:
     """Read one published configuration.
 
-    **Arguments:** `data`, the file's keys; `where`, its name for errors; `folder`, a base of `template_dir`, used if it
-    does not exist relative to the working directory.
+    **Arguments:** `data`, the file's keys; `source`, its name for errors; `folder`, a base of `template_dir`, used if
+    it does not exist relative to the working directory.
     **Raises:** `ValueError` for an unknown key, task or environment, with the nearest name, and for sizes that differ
     from the environment's.
     """
@@ -116,21 +116,21 @@ def read_published(data: Mapping[str, Any], where: str = "the file", folder: str
         schema, keys = "finetune", FINETUNE
     else:
         names = [*RELEASE_TASKS, *FINETUNE_TASKS]
-        raise ValueError(f"{where}: task is {task_key!r}{nearest(str(task_key), names)} (known: {', '.join(names)})")
+        raise ValueError(f"{source}: task is {task_key!r}{nearest(str(task_key), names)} (known: {', '.join(names)})")
     for key in data:
         if key not in keys:
-            raise ValueError(f"{where}: unknown key {key!r}{nearest(key, sorted(keys))}")
-    values = {key: _none(value) for key, value in data.items()}
+            raise ValueError(f"{source}: unknown key {key!r}{nearest(key, sorted(keys))}")
+    values = {key: _null_as_none(value) for key, value in data.items()}
     if "gym_env_name" not in values:
-        raise ValueError(f"{where}: gym_env_name is missing; it names the world, CartPole-v1 say")
-    return _Reader(schema, values, where, Path(folder)).read()
+        raise ValueError(f"{source}: gym_env_name is missing; it names the world, CartPole-v1 say")
+    return _Reader(schema, values, source, Path(folder)).read()
 
 
 class _Reader:
     """Converts one file to `Published`."""
 
-    def __init__(self, schema: str, values: dict[str, Any], where: str, folder: Path):
-        self.schema, self.values, self.where, self.folder = schema, values, where, folder
+    def __init__(self, schema: str, values: dict[str, Any], source: str, folder: Path):
+        self.schema, self.values, self.source, self.folder = schema, values, source, folder
         self.notes: list[str] = []
         self.note = self.notes.append
         self.used = {"task"}
@@ -231,7 +231,7 @@ class _Reader:
         tasks = {task.env: name for name, task in TASKS.items()}
         if env_id not in tasks:
             raise ValueError(
-                f"{self.where}: there is no task for gym_env_name {world!r}{nearest(env_id, list(tasks))} "
+                f"{self.source}: there is no task for gym_env_name {world!r}{nearest(env_id, list(tasks))} "
                 f"(there are {', '.join(tasks)})"
             )
         name = tasks[env_id]
@@ -240,16 +240,16 @@ class _Reader:
         try:
             env, params, policy = get(name).make()
         except TypeError as error:
-            raise ValueError(f"{self.where}: env_kwargs: {error}") from None
+            raise ValueError(f"{self.source}: env_kwargs: {error}") from None
         names = ("dim_actions", "dim_states") if self.schema == "release" else ("actions", "states")
         for key, size in zip(names, (policy.act_size, policy.obs_size)):
             value = self.get(key)
             if isinstance(value, list) and len(value) > 1 and isinstance(value[0], list):
                 continue  # a product of several ranges, as blackjack's
             if value is not None and _count(value, key) != size:
-                raise ValueError(f"{self.where}: {key} says {_count(value, key)}, but {env_id} has {size}")
+                raise ValueError(f"{self.source}: {key} says {_count(value, key)}, but {env_id} has {size}")
         if self.get("grid_size") and self.get("grid_size") ** 2 != policy.obs_size:
-            raise ValueError(f"{self.where}: grid_size {self.get('grid_size')} is not that of {env_id}")
+            raise ValueError(f"{self.source}: grid_size {self.get('grid_size')} is not that of {env_id}")
         return name
 
     def _is_legacy(self) -> bool:
@@ -325,7 +325,7 @@ class _Reader:
         size = get(task).make(**chosen.chosen)[2].num_params
         if self.get("rank", size) != size:
             raise ValueError(
-                f"{self.where}: rank is {self.get('rank')}, but the policy of {task} has {size} parameters"
+                f"{self.source}: rank is {self.get('rank')}, but the policy of {task} has {size} parameters"
             )
 
     def _history(self, method: str, table: bool) -> HistoryView:
@@ -361,33 +361,33 @@ class _Reader:
             if directory:
                 self.note(f"template_dir {directory} is not read: no template is named that this method fills")
             return TemplateConfig()
-        instead = f"so the prompt is ours of the kind {method} in place of {' and '.join(named.values())}"
+        fallback = f"so the prompt is ours of the kind {method} in place of {' and '.join(named.values())}"
         if not directory:
-            self.note(f"there is no template_dir, {instead}")
+            self.note(f"there is no template_dir, {fallback}")
             return TemplateConfig()
         folders = [expanded(directory), self.folder / directory]
         folder = next((path for path in folders if path.is_dir()), None)
         if folder is None:
-            self.note(f"there is no folder {directory} here, {instead}")
+            self.note(f"there is no folder {directory} here, {fallback}")
             return TemplateConfig()
         for key, name in named.items():
             if not (folder / name).is_file():
                 files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.j2"))
-                raise ValueError(f"{self.where}: {key} {name!r} is not in {folder}{nearest(name, files)}")
+                raise ValueError(f"{self.source}: {key} {name!r} is not in {folder}{nearest(name, files)}")
         return TemplateConfig(str(folder), env_desc_file=self.get("env_desc_file", ""), **named)
 
     def _model(self) -> tuple[str, str]:
         """`(model, adapter)`."""
         name, kind = str(self.get("llm_model_name", "")), str(self.get("model_type", "")).upper()
         if not name:
-            raise ValueError(f"{self.where}: llm_model_name is missing")
+            raise ValueError(f"{self.source}: llm_model_name is missing")
         base = self.get("base_model")
         if name.upper() == "OFFLINE":
             kind, name = "OFFLINE", ""
         if kind == "OFFLINE":
             if not base:
                 raise ValueError(
-                    f"{self.where}: an OFFLINE model needs base_model, the folder or id that was fine-tuned"
+                    f"{self.source}: an OFFLINE model needs base_model, the folder or id that was fine-tuned"
                 )
             return f"local:{base}", name
         if kind == "HF":

@@ -11,7 +11,7 @@ import pytest
 
 import envs_jax
 from envs_jax.babyai.constants import BALL, DOOR, KEY, LOCKED, WALL
-from envs_jax.babyai.levels.layout import Dice
+from envs_jax.babyai.levels.layout import Rng
 from envs_jax.babyai.levels.room_grid import RoomGrid, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.babyai.text.english import MISSIONS
@@ -19,7 +19,7 @@ from envs_jax.babyai.verify import member, members, object_set
 
 
 def rolled(seed, n=4096):
-    return Dice(jax.random.bits(jax.random.key(seed), (n,), jnp.uint32))
+    return Rng(jax.random.bits(jax.random.key(seed), (n,), jnp.uint32))
 
 
 def test_the_tables_of_a_grid_of_rooms():
@@ -29,7 +29,7 @@ def test_the_tables_of_a_grid_of_rooms():
     cells = [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[3]]
     assert cells == [(5, 4), (6, 4), (7, 4)]  # between rooms 1 and 4
     assert [(int(c) // rooms.height, int(c) % rooms.height) for c in rooms.slots[0]] == [(4, 1), (4, 2), (4, 3)]
-    assert rooms.middle == 4 and rooms.inside.shape == (6, 9) and rooms.within.shape == (6, 25)
+    assert rooms.middle == 4 and rooms.inside.shape == (6, 9) and rooms.room_cells.shape == (6, 25)
 
 
 def reached(rooms, passage):
@@ -50,7 +50,7 @@ def test_doors_are_added_in_random_order_until_all_rooms_connect():
     present = np.zeros(12, bool)
     present[3] = True  # the locked door of the sealed room: 1 to 4
     sealed = np.arange(9) == 4
-    draw = jax.jit(jax.vmap(lambda bits: connect(Dice(bits), rooms, present, sealed)))
+    draw = jax.jit(jax.vmap(lambda bits: connect(Rng(bits), rooms, present, sealed)))
     found = np.asarray(draw(jax.random.bits(jax.random.key(0), (400, 12), jnp.uint32)))
     around = [e for e, (a, b, _) in enumerate(rooms.edges) if 4 in (a, b)]
     for passage in found:
@@ -78,7 +78,7 @@ def test_things_go_to_different_cells_of_their_rooms():
 
 def test_among_is_uniform():
     allowed = jnp.asarray([False, True, True, False, True])
-    draw = jax.jit(jax.vmap(lambda bits: Dice(bits).among(allowed)))
+    draw = jax.jit(jax.vmap(lambda bits: Rng(bits).choice(allowed)))
     counts = np.bincount(draw(jax.random.bits(jax.random.key(1), (3000, 1), jnp.uint32)), minlength=5)
     assert counts[[0, 3]].sum() == 0 and abs(counts[[1, 2, 4]] - 1000).max() < 110
 
@@ -200,5 +200,5 @@ def test_a_world_depends_on_its_key_alone():
 
 
 def rolled_by(key):
-    """The dice of a row's first attempt."""
-    return Dice(jax.random.bits(jax.random.fold_in(key, 1), (4096,), jnp.uint32))
+    """The random numbers of a row's first attempt."""
+    return Rng(jax.random.bits(jax.random.fold_in(key, 1), (4096,), jnp.uint32))

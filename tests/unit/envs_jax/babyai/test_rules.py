@@ -33,7 +33,7 @@ from envs_jax.babyai.constants import (
 )
 from envs_jax.babyai.env import BabyAI
 from envs_jax.babyai.levels import level as levels, one_room
-from envs_jax.babyai.levels.layout import Dice, Rooms
+from envs_jax.babyai.levels.layout import Rng, Rooms
 from envs_jax.babyai.levels.level import Level
 from envs_jax.babyai.mission import AFTER, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE, Mission
 from envs_jax.babyai.state import EMPTY_CELL, WALL_CELL, State, pack
@@ -44,7 +44,7 @@ ROOM = Rooms(9)
 OBJECTS = 5
 
 
-def undrawn(dice, task):
+def undrawn(rng, task):
     raise AssertionError("these worlds are made by hand")
 
 
@@ -458,11 +458,11 @@ def test_types_do_not_depend_on_x64(id):
 
 def test_a_crowded_room_is_accepted_as_often_as_its_check_says():
     level = one_room.go_to_local(room_size=5, num_dists=4)
-    count = Dice()
+    count = Rng()
     jax.eval_shape(lambda task: level.attempt(count, task), jnp.int32(0))
 
     def accepted(key):
-        return level.attempt(Dice(jax.random.bits(key, (count.used,), jnp.uint32)), jnp.int32(0))[0].accepted
+        return level.attempt(Rng(jax.random.bits(key, (count.used,), jnp.uint32)), jnp.int32(0))[0].accepted
 
     drawn = jax.jit(jax.vmap(accepted))(jax.random.split(jax.random.key(0), 4096))
     checked = levels.reachable_rooms(level.rooms, 4, agent_first=True)

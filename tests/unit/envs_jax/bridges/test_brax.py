@@ -84,10 +84,10 @@ def test_steps_are_braxs_own(pendulum):
         return first.obs, jax.lax.scan(their_step, first, actions)[1]
 
     first, theirs = jax.device_get(their_play())
-    testing.same(obs, first, "the first observation", atol=1e-6)
+    testing.assert_same(obs, first, "the first observation", atol=1e-6)
     for t, action in enumerate(actions):
         obs, state, reward, terminated, *_ = step(KEY, state, action, params)
-        testing.same(obs, theirs[0][t], f"step {t}", atol=1e-6)
+        testing.assert_same(obs, theirs[0][t], f"step {t}", atol=1e-6)
         assert reward == theirs[1][t] and terminated == theirs[2][t]
 
 
@@ -190,7 +190,7 @@ def test_our_worlds_are_braxs(envs):
     assert state.reward == pytest.approx(-(0.5**2 + 0.001 * 2**2), abs=1e-6)
     assert state.done == 0 and state.info["truncation"] == 0
     clipped = step(state, jnp.array([-7.0]))
-    testing.same(clipped.obs, step(state, jnp.array([-1.0])).obs, "actions beyond the box and at its bound")
+    testing.assert_same(clipped.obs, step(state, jnp.array([-1.0])).obs, "actions beyond the box and at its bound")
     # the 200th step: truncated, and not terminated
     assert (clipped.done, clipped.info["truncation"], clipped.info["time_out"]) == (1, 1, 1)
 
@@ -232,14 +232,14 @@ def test_a_world_goes_to_brax_and_back(envs):
     obs, state = jax.jit(back.reset)(key, back.default_params)
     first, keys = jax.random.split(key)
     mine, inner = jax.jit(world.reset)(first, params)
-    testing.same(obs, mine, "the first observation", atol=1e-6)
+    testing.assert_same(obs, mine, "the first observation", atol=1e-6)
     step, my_step = jax.jit(back.step), jax.jit(world.step)
     for t in range(6):
         action = jnp.array([np.sin(3.0 * t)], jnp.float32)
         obs, state, *rest = step(key, state, action, back.default_params)
         keys, now = jax.random.split(keys)
         mine, inner, *my_rest = my_step(now, inner, 2 * action, params)
-        testing.same((obs, rest[:3]), (mine, my_rest[:3]), f"step {t}", atol=1e-5)
+        testing.assert_same((obs, rest[:3]), (mine, my_rest[:3]), f"step {t}", atol=1e-5)
     assert bool(rest[2]) and not bool(rest[1]) and innermost(state).info["time_out"] == 1
     testing.check_contract(back, back.default_params)
 

@@ -60,7 +60,7 @@ def test_our_worlds_step_and_reset_as_gymnaxs_do(id):
     assert isinstance(env, theirs.environment.Environment) and env.name == id
     key = jax.random.key(1)
     (obs, state), (first, _) = jax.jit(lambda: (env.reset(key, params), world.reset(key, params)))()
-    testing.same(obs, first, "the first observation", atol=1e-6)
+    testing.assert_same(obs, first, "the first observation", atol=1e-6)
     n, steps = 4, 40
     states = jax.tree.map(lambda x: np.stack([x] * n), jax.device_get(state))
     space = env.action_space(params)
@@ -80,13 +80,13 @@ def test_our_worlds_step_and_reset_as_gymnaxs_do(id):
     play = jax.jit(lambda states: jax.lax.scan(step, states, jax.random.split(jax.random.key(2), steps))[1])
     played, (stepped, fresh) = jax.device_get(play(states))
     obs, after, reward, terminated, truncated, info = played
-    testing.same((reward, terminated, truncated), stepped[2:5], "reward and flags", atol=1e-5)
-    testing.same(info["final_observation"], stepped[0], "the observation before the reset", atol=1e-5)
+    testing.assert_same((reward, terminated, truncated), stepped[2:5], "reward and flags", atol=1e-5)
+    testing.assert_same(info["final_observation"], stepped[0], "the observation before the reset", atol=1e-5)
     over = terminated | truncated
     assert over.any() and not over.all()
     for when, expected in ((over, fresh), (~over, stepped[:2])):
         rows = np.nonzero(np.asarray(when))
-        testing.same(pick((obs, after.env), rows), pick(expected, rows), "what goes on", atol=1e-5)
+        testing.assert_same(pick((obs, after.env), rows), pick(expected, rows), "what goes on", atol=1e-5)
     assert np.all(np.asarray(after.time)[np.asarray(over)] == 0)
 
 
@@ -134,7 +134,7 @@ def test_gymnaxs_cartpole_is_ours():
         action = jnp.int32(t % 2)
         obs, state, *rest = step(jax.random.key(t), state, action, their_params)[:5]
         my_obs, mine, *my_rest = my_step(jax.random.key(t), mine, action, our_params)[:5]
-        testing.same((obs, rest), (my_obs, my_rest), f"step {t}", atol=1e-5)
+        testing.assert_same((obs, rest), (my_obs, my_rest), f"step {t}", atol=1e-5)
     assert bool(rest[2]) and not bool(rest[1])
 
 

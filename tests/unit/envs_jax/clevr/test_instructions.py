@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs_jax.clevr import goals, instructions
-from envs_jax.clevr.constants import COLORS, PLACES
+from envs_jax.clevr.constants import COLORS, SIDES
 
 
 BEHIND, LEFT, FRONT, RIGHT = range(4)
@@ -48,7 +48,7 @@ def test_held_out_wordings_are_apart():
     texts = {name: {bare(i.text) for i in instructions.level(name).instructions} for name in instructions.LEVELS}
     for one, two in itertools.combinations(instructions.LEVELS, 2):
         assert not texts[one] & texts[two]
-    assert len(texts["real"]) == 18 * 3 * len(PLACES) and len(texts["rephrase"]) == 40 and len(texts["easy"]) == 80
+    assert len(texts["real"]) == 18 * 3 * len(SIDES) and len(texts["rephrase"]) == 40 and len(texts["easy"]) == 80
 
 
 @pytest.mark.parametrize("name", instructions.LEVELS)

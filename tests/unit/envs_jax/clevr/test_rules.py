@@ -111,7 +111,7 @@ def test_a_step_judged_by_states():
         assert bool(rules.push_by_state(*other, compat=True)) == right
         assert bool(rules.succeeds(*step, 0, push_test="state")) == right
         assert not rules.succeeds(*step, 8 * RED + 2, push_test="action")
-    np.testing.assert_array_equal(rules.still(before, moved.reshape(-1)), [True, True, False, True, True])
+    np.testing.assert_array_equal(rules.stationary(before, moved.reshape(-1)), [True, True, False, True, True])
 
 
 def test_several_relations_need_all():

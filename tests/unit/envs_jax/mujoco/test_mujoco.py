@@ -24,7 +24,7 @@ KEY = jax.random.key(0)
 def calls(monkeypatch):
     """The batch shapes with which C MuJoCo was called, in order, and how many rows it advanced in all."""
     seen = {"shapes": [], "rows": 0}
-    host, some = PhysicsC._host, PhysicsC._some
+    host, run_rows = PhysicsC._host, PhysicsC._run_rows
 
     def counted(self, run, look, shapes, inputs, going, args):
         result = host(self, run, look, shapes, inputs, going, args)
@@ -33,10 +33,10 @@ def calls(monkeypatch):
 
     def advanced(self, run, chosen, arrays):
         seen["rows"] += len(chosen)
-        return some(self, run, chosen, arrays)
+        return run_rows(self, run, chosen, arrays)
 
     monkeypatch.setattr(PhysicsC, "_host", counted)
-    monkeypatch.setattr(PhysicsC, "_some", advanced)
+    monkeypatch.setattr(PhysicsC, "_run_rows", advanced)
     return seen
 
 

@@ -248,7 +248,7 @@ def test_rank_correlation_leaves_the_end_of_a_truncated_episode_out():
         truncated=np.array([0, 0, 0, 0, 1], bool),
         digest="",
     )
-    windows = data.at([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 1, gamma=0.5)
+    windows = data.windows_at([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 1, gamma=0.5)
     assert windows.return_to_go.tolist() == [0.5, 1, 0, 4, 0]
     assert correlation(np.array([1.0, 2, 9, 3, 50]), windows) == pytest.approx(1)
     assert correlation(np.array([1.0, 2, 9, -3, 50]), windows) == pytest.approx(-0.5)
@@ -351,7 +351,7 @@ def test_pairs_that_choose_the_epoch_are_of_other_episodes(data, tmp_path):
     assert len(windows) == 60 and validates.sum() == 6
     of = windows.episode.reshape(-1, 2)
     assert set(of[validates].ravel()) <= set(asked.validation) and set(of[~validates].ravel()) <= set(asked.train)
-    again = asked.data.at(windows.episode, windows.time, config.windows.window)
+    again = asked.data.windows_at(windows.episode, windows.time, config.windows.window)
     np.testing.assert_array_equal(again.obs["image"], windows.obs["image"])
     np.testing.assert_array_equal(again.action, windows.action)
 

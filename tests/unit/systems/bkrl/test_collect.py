@@ -26,14 +26,14 @@ def small() -> EpisodeDataset:
 
 def test_windows_by_hand():
     data = small()
-    windows = data.at([0, 0, 1], [0, 1, 0], 2, gamma=0.5)
+    windows = data.windows_at([0, 0, 1], [0, 1, 0], 2, gamma=0.5)
     assert windows.obs["x"].tolist() == [[0, 1, 2], [1, 2, 3], [10, 11, 12]]
     assert windows.action.tolist() == [[5, 6], [6, 7], [8, 9]]
     # the first window is followed by the reward 1; the second by nothing, the third by unknown rewards
     assert windows.return_to_go.tolist() == [1, 0, 0]
     assert windows.has_next.tolist() == [True, False, False]
     assert windows.return_from_start.tolist() == [0.25, 0.5, 4]  # from their first step on
-    assert data.at([1], [2], 0).return_from_start.tolist() == [0]
+    assert data.windows_at([1], [2], 0).return_from_start.tolist() == [0]
     assert data.returns_to_go(0.5).tolist() == [0.25, 0.5, 1, 4, 4]
 
 

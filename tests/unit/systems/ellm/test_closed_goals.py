@@ -74,9 +74,9 @@ def test_the_scripted_judge_knows_the_shipped_table():
     """Through the prompt and the parser, its matrix is the oracle's; what it does not know belongs nowhere."""
     found = closed_goals.ask_occurring(ScriptedJudge(), spec(), {}, 1, 0.5)
     np.testing.assert_array_equal(found.yes, spec().correct & spec().occurring[:, None])
-    assert found.known.sum() == 10 * 51 and found.unreadable == 0
+    assert found.answered.sum() == 10 * 51 and found.unreadable == 0
     strange = closed_goals.ask_pairs(ScriptedJudge(), ["ray gun"], ["kitchen sink", "moon"], {})
-    assert not strange.yes.any() and strange.known.all()
+    assert not strange.yes.any() and strange.answered.all()
 
 
 def test_a_spent_budget_loses_no_answer(tmp_path):
@@ -108,7 +108,7 @@ def test_the_file_of_a_run_is_read_instead_of_asking(tmp_path):
     again = closed_goals.answers_of_run(tmp_path, Silent(), spec(), {}, 2, 0.5)
     for name in ("yes", "share", "known"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
-    assert again.unreadable == first.unreadable >= 510 and not again.known[~spec().occurring].any()
+    assert again.unreadable == first.unreadable >= 510 and not again.answered[~spec().occurring].any()
     numbers = closed_goals.pair_counts(again, spec())
     assert numbers["asked"] == 510 and numbers["unreadable"] == first.unreadable and numbers["yes"] == first.yes.sum()
     other = goal_spec_for(envs_jax.make("Housekeep-Task1-v0")[0])

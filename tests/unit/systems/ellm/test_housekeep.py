@@ -259,7 +259,7 @@ def test_suggesters_as_tables():
 def test_random_goals_are_drawn_from_those_of_the_state():
     env, _ = make_world(replace(CONFIG, suggester="uniform", uniform_goals=3))
     assert env.rules.draws == 3
-    drawn = jax.jit(lambda in_hand, key: env.spec.drawn(3, in_hand, key))
+    drawn = jax.jit(lambda in_hand, key: env.spec.sample_goals(3, in_hand, key))
     for in_hand in (False, True):
         found = np.stack([drawn(jnp.bool_(in_hand), jax.random.key(i)) for i in range(40)])
         assert 1 <= found.sum(1).min() and found.sum(1).max() == 3
@@ -296,7 +296,7 @@ def test_specifications_of_its_worlds():
 def test_single_goals_and_tasks():
     env, spec = world()
     assert len(spec.single_goals) == 8 and "pick up the lemon" in spec.single_goals
-    params = spec.only(env.default_params, "put the lemon in/on the kitchen fridge")
+    params = spec.with_goal(env.default_params, "put the lemon in/on the kitchen fridge")
     assert int(params.store.sum()) == 1 and not params.pick.any()
     given = partial(SimpleNamespace, ellm=replace(HOUSEKEEP_MACRO, suggester="novelty"), subgoals=False)
     task = on_task(given(task="task3"), spec)

@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("buffer")
     write_parquet(folder / collect.STEPS, steps)
     about = {**collect.identity(ellm), "episodes": EPISODES, "steps": len(steps)}
-    configs.save_config(about, folder / collect.ABOUT)
+    configs.save_config(about, folder / collect.METADATA)
     return folder
 
 
@@ -133,7 +133,7 @@ def _raw(tree):
 def test_steps_of_an_agent_of_novelty(tmp_path, name, suggester):
     """Its bonus needs play, so the goals of the oracle take its place where nothing else is rewarded."""
     configs.save_config(CollectRun(ellm=preset(name)), tmp_path / "config.json")
-    configs.save_config({"steps": 288}, tmp_path / collect.ABOUT)
+    configs.save_config({"steps": 288}, tmp_path / collect.METADATA)
     ellm = start_offline({"buffer": str(tmp_path)}.get).ellm
     assert (ellm.suggester, ellm.bonus) == (suggester, "none")
     assert offline.settled(ellm, 288).dqn.replay_size == 288

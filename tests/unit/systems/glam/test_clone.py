@@ -52,7 +52,7 @@ def walked(glam):
             Episode(
                 number=number,
                 success=True,
-                seen={
+                observed={
                     "mission": np.stack([o["mission"] for o in shown]),
                     "text": np.stack([o["text"][o["count"] - 1] for o in shown]),
                     "direction": np.zeros(n, np.int32),
@@ -79,11 +79,11 @@ def file(walked, tmp_path):
 def test_windows_are_those_of_the_policy(walked):
     _, episodes, seen = walked
     for episode, shown in zip(episodes, seen, strict=True):
-        found = windows(episode.seen["mission"][0], episode.seen["text"], episode.action, 3)
+        found = windows(episode.observed["mission"][0], episode.observed["text"], episode.action, 3)
         for t, obs in enumerate(shown):
             for name, value in obs.items():
                 np.testing.assert_array_equal(found[name][t], value, err_msg=f"{name} of step {t}")
-    mission, text = episodes[0].seen["mission"][0], episodes[0].seen["text"]
+    mission, text = episodes[0].observed["mission"][0], episodes[0].observed["text"]
     alone = windows(mission, text, episodes[0].action, 1)
     assert alone["actions"].shape == (6, 0) and alone["count"].tolist() == [1] * 6
     np.testing.assert_array_equal(alone["text"][:, 0], text)
@@ -124,11 +124,11 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
     world, episodes, _ = walked
     faithful = envs_jax.make(f"{WORLD}?describe=faithful")[0]
     faithful.id = WORLD  # a file of other words under the level's name
-    stands = np.full_like(episodes[0].seen["text"], -1)
+    stands = np.full_like(episodes[0].observed["text"], -1)
     stands[:, 0] = len(faithful.books.view) - 1
     write_demos(
         tmp_path / "b.parquet",
-        [replace(episodes[0], seen={**episodes[0].seen, "text": stands})],
+        [replace(episodes[0], observed={**episodes[0].observed, "text": stands})],
         faithful,
         seed=0,
         facts={},

@@ -16,7 +16,7 @@ from envs_jax.metaworld.instructions import NAMES
 from envs_jax.metaworld.labels import ENTITIES, block
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories
-from llmrl_jax.systems.kalm.collect import ABOUT, EPISODES
+from llmrl_jax.systems.kalm.collect import EPISODES, METADATA
 from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, starts
 from llmrl_jax.systems.kalm.train import imagined_of
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, clevr, metaworld
@@ -53,7 +53,7 @@ def test_a_goal_does_not_hold_where_its_episode_begins():
 def test_goals_are_equally_frequent_in_random_wordings():
     world = clevr()
     numbers = chosen_goals(world, "easy", 45, np.random.default_rng(0))
-    assert np.isin(numbers, world.instructions.of("easy")).all()
+    assert np.isin(numbers, world.instructions.sentence_ids("easy")).all()
     counts = np.bincount(world.instructions.configuration[numbers], minlength=20)
     assert counts.min() == 2 and counts.max() == 3 and len(np.unique(numbers)) > 20
 
@@ -76,7 +76,7 @@ def written(folder, level: str, data: Trajectories) -> str:
     """The folder of imagined episodes."""
     folder.mkdir()
     write_parquet(folder / EPISODES, data)
-    (folder / ABOUT).write_text(json.dumps({"world": "clevr", "level": level, "imagined": True}))
+    (folder / METADATA).write_text(json.dumps({"world": "clevr", "level": level, "imagined": True}))
     return str(folder)
 
 
@@ -85,7 +85,7 @@ def test_a_task_of_one_step_is_over_after_it_and_others_are_cut_off(tmp_path):
     world = clevr()
     push = np.asarray(clevr_goals.goal(clevr_goals.PUSH, [(1, RIGHT, -1)]))
     number = world.instructions.first["easy"] + int(
-        np.flatnonzero((world.instructions.goals[list(world.instructions.of("easy"))] == push).all(1))[0]
+        np.flatnonzero((world.instructions.goals[list(world.instructions.sentence_ids("easy"))] == push).all(1))[0]
     )
     apart = np.array([-0.4, -0.2, 0.4, 0.4, 0, 0, 0.3, -0.2, -0.4, 0.4], np.float32)
     actions = np.array([[8], [9], [14], [0]], np.int32)
@@ -126,7 +126,7 @@ def test_episodes_in_metaworld_begin_with_the_objects_of_their_own_task():
     none = first_states(np.zeros((1, 91), np.float32))
     for level in IMAGINED:
         env = world.make(level)
-        said = world.instructions.of(level)
+        said = world.instructions.sentence_ids(level)
         tasks = np.array([NAMES[goal[0]] for goal in world.instructions.goals[said.start : said.stop]])
         other = "window-close" if level == "easy" else tasks[-1]  # whose first observation shows its goal
         numbers = said.start + np.array([0, np.flatnonzero(tasks == other)[0]], np.int32)

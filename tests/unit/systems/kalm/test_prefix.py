@@ -79,7 +79,7 @@ def test_a_model_is_asked_as_it_was_grounded(bpe, tmp_path):
     for found, name in ((now, "now"), (before, "before")):
         tokens, lengths = prompts.rollout_prompts([TEXT], found.tokenizer)
         assert (tokens[0, 0] == 0) == (name == "now") and lengths[0] == tokens.shape[1]
-    about = tmp_path / "now" / ground.FOLDER / ground.ABOUT
+    about = tmp_path / "now" / ground.FOLDER / ground.METADATA
     values = json.loads(about.read_text())
     del values["prefix"]
     about.write_text(json.dumps(values))

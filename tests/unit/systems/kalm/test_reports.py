@@ -262,7 +262,7 @@ def test_a_player_plays_the_episodes_of_the_evaluator():
 
     env, key = EpisodeStatistics(Plane()), jax.random.key(7)
     wanted = make_evaluator(env, (), Same(), episodes=7, lanes=3)((), (), key, greedy=True)
-    played = make_player(found, LEVEL, 7, together=4)(key)
+    played = make_player(found, LEVEL, 7, lanes=4)(key)
     np.testing.assert_array_equal(played.success, wanted.success)
     np.testing.assert_array_equal(played.episode_length, wanted.episode_length)
     np.testing.assert_allclose(played.episode_return, wanted.episode_return, atol=1e-5)
@@ -327,7 +327,7 @@ def test_a_player_reads_its_instruction_the_worlds_states_and_the_return_still_w
     found = model_of() if returns is None else model_of(3, returns=returns)
     key = jax.random.key(3)
     wanted = by_hand(found, key)
-    played = make_player(found, LEVEL, PLAYED, together=2)(key)
+    played = make_player(found, LEVEL, PLAYED, lanes=2)(key)
     success, total, length, actions = zip(*wanted)
     np.testing.assert_array_equal(played.success, success)
     np.testing.assert_array_equal(played.episode_length, length)
@@ -346,7 +346,7 @@ def clevr_episodes(count, seed=0):
     """Episodes with the form of CLEVR's: sentences of level real, and states and actions that mean nothing."""
     rng, steps = np.random.default_rng(seed), 3
     world = clevr()
-    numbers = rng.choice(np.array(world.instructions.of("real")), count).astype(np.int32)
+    numbers = rng.choice(np.array(world.instructions.sentence_ids("real")), count).astype(np.int32)
     states = rng.normal(size=(count, steps + 1, 10)).astype(np.float32)
     same: dict[str, Any] = {"instruction": np.repeat(numbers[:, None], steps, 1)}
     flags = np.zeros((count, steps), bool)

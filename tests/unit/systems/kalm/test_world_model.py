@@ -55,7 +55,7 @@ def drawn(tree, key, size):
 @pytest.fixture(scope="module")
 def world():
     data, chosen = walks()
-    episodes = Episodes.of(data, "state")
+    episodes = Episodes.from_trajectories(data, "state")
     tokenizer = WordTokenizer.from_texts(
         [
             *TEXTS,
@@ -71,7 +71,7 @@ def world():
     model = WorldModel.around(llama, episodes, 3)
     variables = dict(llama.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
     variables["slots"] = drawn(model.init_slots(jax.random.key(1), variables), jax.random.key(2), 0.4)
-    return data, chosen, episodes, tokenizer, model, variables, Normalizer.of(episodes)
+    return data, chosen, episodes, tokenizer, model, variables, Normalizer.from_episodes(episodes)
 
 
 def arrays(episodes):
@@ -87,7 +87,7 @@ def test_tables_have_one_state_more_than_actions(world):
         np.testing.assert_array_equal(episodes.actions[a : a + length], data.action[e, :length])
     assert len(episodes.states) == int(data.length.sum()) + len(data) and episodes.discrete
     with pytest.raises(DataError, match=r"states are int32\[12, 4\]; float32 \[episodes, steps, d\]"):
-        Episodes.of(data.replace(obs=data.action, next_obs=data.action))
+        Episodes.from_trajectories(data.replace(obs=data.action, next_obs=data.action))
 
 
 def test_a_rollout_learns_everything_but_its_first_state(world):
@@ -236,7 +236,7 @@ def test_heads_start_where_they_say(world, states):
 def test_it_learns_to_carry_out_instructions():
     """A line world whose instruction says which way: imagined episodes obey it, and move as the world does."""
     data, chosen = walks(96, seed=1)
-    episodes = Episodes.of(data, "state")
+    episodes = Episodes.from_trajectories(data, "state")
     tokenizer = WordTokenizer.from_texts(
         [*TEXTS, prompts.ROLLOUT, *prompts.DYNAMICS, *prompts.CONSEQUENCE, *prompts.EXPLANATION]
     )
@@ -278,7 +278,7 @@ def test_data_that_do_not_fit_are_named(world):
 def test_what_never_moves_in_the_data_is_not_measured_in_thousandths():
     data, _ = walks()
     still = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 1)), constant_values=0.3), (data.obs, data.next_obs))
-    units = Normalizer.of(Episodes.of(data.replace(obs=still[0], next_obs=still[1]), "state"))
+    units = Normalizer.from_episodes(Episodes.from_trajectories(data.replace(obs=still[0], next_obs=still[1]), "state"))
     std = np.asarray(units.std)
     assert std[2] == std[:2].max() and units.mean[2] == pytest.approx(0.3)
     assert units.change[2] == pytest.approx(1e-3 * float(units.change.max()))

@@ -184,11 +184,9 @@ def test_random_policies_lie_in_the_box_and_set_the_scale(settings):
 def test_prompts_show_each_policy_once(settings):
     learnt, held_out = make_questions(SMALL, settings)
     assert [q.setting for q in learnt] == [0] * 9 and [q.setting for q in held_out] == [0, 1]  # 11 prompts, 2 aside
-    shown = [row for q in learnt for row in q.shown]
-    assert shown == list(settings[0].rows[:18]) and held_out[0].shown == settings[0].rows[18:20]
-    assert (
-        all(Format().row(row) in q.text for q in learnt for row in q.shown) and "Iteration 1 of 400" in learnt[0].text
-    )
+    shown = [row for q in learnt for row in q.rows]
+    assert shown == list(settings[0].rows[:18]) and held_out[0].rows == settings[0].rows[18:20]
+    assert all(Format().row(row) in q.text for q in learnt for row in q.rows) and "Iteration 1 of 400" in learnt[0].text
     assert learnt[0].best == max(row.value for row in settings[0].rows[:2])
     assert [q.text for q in make_questions(SMALL, make_settings(SMALL, jax.random.key(3)))[0]] == [
         q.text for q in learnt

@@ -65,10 +65,10 @@ def test_discrete_props_asks_for_actions():
 
 def test_the_optimum_is_a_choice():
     def stated(optimum: str, task: str = "swimmer") -> float | None:
-        return PropsConfig(optimum=optimum).arm(TASKS[task]).optimum
+        return PropsConfig(optimum=optimum).task_settings(TASKS[task]).optimum
 
     assert stated("true") == 250.0 and stated("hidden") is None and stated("-3") == -3.0
-    assert stated("true", "pendulum") is None and PropsConfig("ars").arm(TASKS["swimmer"]).optimum is None
+    assert stated("true", "pendulum") is None and PropsConfig("ars").task_settings(TASKS["swimmer"]).optimum is None
     with pytest.raises(ValueError, match="optimum is 'None'"):
         stated("None")
 

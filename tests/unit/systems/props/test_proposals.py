@@ -141,7 +141,7 @@ def test_policies_for_range_and_decimals():
     assert values(beyond="keep", finer="keep").proposals == ((7.0, 0.25, -6.01),)
     assert [p.reason for p in values(beyond="keep", finer="reject").problems] == ["decimals", "decimals"]
     assert "must be at most 1 decimals" in values(finer="reject").problems[1].message
-    table = Grammar.of(Policy("table", 2, 4, True, 0.0, 3.0, 0, "box"))
+    table = Grammar.for_policy(Policy("table", 2, 4, True, 0.0, 3.0, 0, "box"))
     assert read("params[0]: 3.0; params[1]: 0", table).proposals == ((3.0, 0.0),)
     wrong = parse("params[0]: 1.5; params[1]: 4", table)
     assert [p.reason for p in wrong.problems] == ["decimals", "range"] and "a whole number" in wrong.problems[0].message
@@ -188,7 +188,7 @@ def test_a_grammar_that_cannot_be_is_refused():
 
 
 LINEAR = Policy("linear", 2, 3, True)
-FREE = Grammar.of(LINEAR, beyond="keep", finer="keep", repeated="keep")
+FREE = Grammar.for_policy(LINEAR, beyond="keep", finer="keep", repeated="keep")
 
 
 def test_matrices_come_back_in_the_order_of_parameters():

@@ -46,7 +46,7 @@ def test_an_interrupted_search_goes_on_to_the_bit(tmp_path, task, options):
         file.write('{"round": 2, "par')  # a line that a crash cut off
     again = study(tmp_path / "part", config, task)
     assert again.result == part.result
-    assert again.run() == whole.result and again.done
+    assert again.run() == whole.result and again.finished
     lines = [[json.loads(text) for text in s.log.read_text().splitlines()] for s in (whole, again)]
     for a, b in zip(*lines, strict=True):
         for clock in ("ask_seconds", "evaluate_seconds"):
@@ -130,7 +130,7 @@ def test_the_last_proposal_is_polished_too(tmp_path):
     lines = [json.loads(text) for text in searched.log.read_text().splitlines()]
     assert [line["record"]["outcome"] for line in lines] == ["proposed", "polish", "polish"]
     again = study(tmp_path, config, "nim")
-    assert again.done and again.result == searched.result
+    assert again.finished and again.result == searched.result
 
 
 def test_the_dialogue_is_polished(tmp_path):

@@ -22,44 +22,44 @@ class Task(NamedTuple):
 
     kind: jax.Array
     strict: jax.Array
-    held: jax.Array
+    held_id: jax.Array
     """The object in hand according to its verifier."""
     claimed: jax.Array
     """Whether only the action `done` is left."""
-    wanted: jax.Array
+    movers: jax.Array
     """bool `[O]`, the objects that it names, or moves."""
-    beside: jax.Array
+    fixed: jax.Array
     """bool `[O]`, the objects to put them next to."""
     in_hand: jax.Array
-    """Whether an object of `wanted` is carried."""
+    """Whether an object of `movers` is carried."""
     fixed_in_hand: jax.Array
-    """Whether an object of `beside` is carried."""
+    """Whether an object of `fixed` is carried."""
 
 
 def current_task(state: State) -> Task:
     """The first clause not completed of the half that comes next."""
     absent = state.mission.kind == NO_CLAUSE
-    done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
-    half = jnp.where(jnp.where(state.mission.order == AFTER, done[1], ~done[0]), 0, 2)
+    halves_done = [state.met[c] & (state.met[c + 1] | absent[c + 1]) for c in (0, 2)]
+    half = jnp.where(jnp.where(state.mission.order == AFTER, halves_done[1], ~halves_done[0]), 0, 2)
     clause = half + state.met[half]
     count = state.cell.shape[0]
     return Task(
         kind=state.mission.kind[clause],
         strict=state.mission.strict[clause],
-        held=state.held[clause],
+        held_id=state.held[clause],
         claimed=state.matched[clause],
-        wanted=members(state.mover[clause], count),
-        beside=members(state.fixed[clause], count),
+        movers=members(state.mover[clause], count),
+        fixed=members(state.fixed[clause], count),
         in_hand=member(state.mover[clause], id_of(state.carrying)),
         fixed_in_hand=member(state.fixed[clause], id_of(state.carrying)),
     )
 
 
-class Known(NamedTuple):
+class Knowledge(NamedTuple):
     """The knowledge of the bot: sets of seen cells (`cells.py`), and the objects within reach."""
 
-    seen: jax.Array
-    unseen: jax.Array
+    explored: jax.Array
+    unexplored: jax.Array
     """The rest, without the walls at the grid's border."""
     empty: jax.Array
     open: jax.Array
@@ -70,11 +70,11 @@ class Known(NamedTuple):
     walls: jax.Array
     movable: jax.Array
     """Keys, balls and boxes, unless taking one fails the task."""
-    taken: jax.Array
+    pickup_cell: jax.Array
     """Where the object in hand lay when it was picked up, as far as its verifier knows."""
     reach: jax.Array
     """`[2, W]`, the cells that the agent can walk to, now and with all movable objects cleared."""
-    near: jax.Array
+    adjacent: jax.Array
     """`[2, W]`, the cells adjacent to those, which can be faced."""
     views: jax.Array
     """`[4, W]`, by heading: poses from which an unseen cell can be seen."""
@@ -86,58 +86,60 @@ class Known(NamedTuple):
     hand: jax.Array
     """The object carried, -1 for none."""
     places: jax.Array
-    """Empty cells next to an object of `Task.beside`."""
+    """Empty cells next to an object of `Task.fixed`."""
 
     def cells(self, objects: jax.Array) -> jax.Array:
         """The cells of a set of objects bool `[O]`."""
-        return marked(self.x, self.y, objects & self.placed, self.seen.shape[0])
+        return marked(self.x, self.y, objects & self.placed, self.explored.shape[0])
 
 
-def survey(state: State, seen: jax.Array, task: Task) -> Known:
-    """The knowledge that the cells `seen`, uint32 `[W]`, of the true grid give."""
+def survey(state: State, explored: jax.Array, task: Task) -> Knowledge:
+    """The knowledge that the cells `explored`, uint32 `[W]`, of the true grid give."""
     width, height = state.grid.shape
     cell = state.grid.astype(jnp.int32)
     kind, door = type_of(cell), state_of(cell)
     is_door = kind == DOOR
-    empty = words(kind == EMPTY) & seen
-    open = words((kind == EMPTY) | is_door & (door == OPEN)) & seen
-    closed = words(is_door & (door == CLOSED)) & seen
-    loose = words((kind >= KEY) & (kind <= BOX)) & seen
+    empty = words(kind == EMPTY) & explored
+    open = words((kind == EMPTY) | is_door & (door == OPEN)) & explored
+    closed = words(is_door & (door == CLOSED)) & explored
+    loose = words((kind >= KEY) & (kind <= BOX)) & explored
 
     # a strict clause fails if another door is opened, or another object picked up
     movable = jnp.where(task.strict & (task.kind != GO_TO) & (task.kind != OPEN_DOOR), np.uint32(0), loose)
     free = open | jnp.where(task.strict & (task.kind == OPEN_DOOR), np.uint32(0), closed)
     x, y = state.position[0], state.position[1]
-    here = single(x, y, width)
-    reach = flood(jnp.stack([here, here]), jnp.stack([free, free | movable]))
+    start = single(x, y, width)
+    reach = flood(jnp.stack([start, start]), jnp.stack([free, free | movable]))
     inside = np.full(width, (1 << height - 1) - 2, np.uint32)
     inside[[0, -1]] = 0
-    unseen = ~seen & inside
+    unexplored = ~explored & inside
 
     hand = id_of(state.carrying.astype(jnp.int32))
-    own = np.arange(state.cell.shape[0]) == hand
-    taken = jnp.max(jnp.where(own, state.tracked, -1)).astype(jnp.int32)
-    at = jnp.where((task.kind == GO_TO) & task.wanted, state.tracked, state.cell).astype(jnp.int32)
-    at_x, at_y = at // height, at % height
-    placed = (at >= 0) & holds(seen, at_x, at_y)
-    return Known(
-        seen=seen,
-        unseen=unseen,
+    is_carried = np.arange(state.cell.shape[0]) == hand
+    pickup_index = jnp.max(jnp.where(is_carried, state.tracked, -1)).astype(jnp.int32)
+    location = jnp.where((task.kind == GO_TO) & task.movers, state.tracked, state.cell).astype(jnp.int32)
+    at_x, at_y = location // height, location % height
+    placed = (location >= 0) & holds(explored, at_x, at_y)
+    return Knowledge(
+        explored=explored,
+        unexplored=unexplored,
         empty=empty,
         open=open,
         closed=closed,
-        locked=words(is_door & (door == LOCKED)) & seen,
-        walls=words(kind == WALL) & seen,
+        locked=words(is_door & (door == LOCKED)) & explored,
+        walls=words(kind == WALL) & explored,
         movable=movable,
-        taken=jnp.where(taken >= 0, single(taken // height, taken % height, width), np.uint32(0)),
+        pickup_cell=jnp.where(
+            pickup_index >= 0, single(pickup_index // height, pickup_index % height, width), np.uint32(0)
+        ),
         reach=reach,
-        near=around(reach) & seen,
-        views=viewpoints(unseen, open | loose),
+        adjacent=around(reach) & explored,
+        views=viewpoints(unexplored, open | loose),
         x=at_x,
         y=at_y,
         placed=placed,
         hand=hand,
-        places=around(marked(at_x, at_y, task.beside & placed, width)) & empty,
+        places=around(marked(at_x, at_y, task.fixed & placed, width)) & empty,
     )
 
 
