@@ -154,7 +154,7 @@ def version_of(name: str) -> str:
 
 
 def extras() -> dict[str, list[str]]:
-    """The extras of this library, with their requirements that are not met."""
+    """The extras of this library but for `all`, which is made of others, with their requirements that are not met."""
     from envs_jax.extras import inside, requirements
 
     return {
@@ -164,6 +164,7 @@ def extras() -> dict[str, list[str]]:
             if not (version := version_of(needed.name)) or not needed.specifier.contains(version, prereleases=True)
         ]
         for extra, listed in requirements().items()
+        if extra != "all"
     }
 
 

@@ -332,7 +332,7 @@ def test_bad_options_of_glams_prompt(played):
     env, _ = played
     with pytest.raises(ValueError, match="english or french"):
         glam_prompt(env, language="francais")
-    with pytest.raises(ValueError, match="wants 2 observations, but PromptHistory keeps 3"):
+    with pytest.raises(ValueError, match="2 observations, but PromptHistory keeps 3"):
         glam_prompt(env, history=2)
     with pytest.raises(ValueError, match="history is 0; at least 1"):
         glam_prompt(env, history=0)
