@@ -29,31 +29,31 @@ def dtype_options(name: str) -> dict[str, Any]:
 # --- the kinds and ranges of the fields of a config.json --------------------------------------------------------------
 
 
-def integers(values: Mapping[str, Any], *names: str, least: int = 1, most: int = 1 << 24) -> None:
-    """**Raises** `ValueError` for a named value that is neither None nor an integer from `least` to `most`."""
+def integers(values: Mapping[str, Any], *names: str, minimum: int = 1, maximum: int = 1 << 24) -> None:
+    """**Raises** `ValueError` for a named value that is neither None nor an integer from `minimum` to `maximum`."""
     for name in names:
         value = values.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name} is {value!r}; an integer is needed")
-        if int(value) < least:
-            raise ValueError(f"{name} is {value}; at least {least} is needed")
-        if int(value) > most:
-            raise ValueError(f"{name} is {value}; at most {most} is supported")
+        if int(value) < minimum:
+            raise ValueError(f"{name} is {value}; at least {minimum} is needed")
+        if int(value) > maximum:
+            raise ValueError(f"{name} is {value}; at most {maximum} is supported")
 
 
-def numbers(values: Mapping[str, Any], *names: str, above: float = -math.inf, included: bool = False) -> None:
-    """**Raises** `ValueError` for a named value that is neither None nor a finite number above `above`, or equal to it
-    if `included`."""
+def numbers(values: Mapping[str, Any], *names: str, lower: float = -math.inf, inclusive: bool = False) -> None:
+    """**Raises** `ValueError` for a named value that is neither None nor a finite number above `lower`, or equal to it
+    if `inclusive`."""
     for name in names:
         value = values.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} is {value!r}; a number is needed")
-        if not (above < value < math.inf or included and value == above):  # type: ignore[operator]
-            bound = f"of at least {above:g}" if included else f"above {above:g}"
+        if not (lower < value < math.inf or inclusive and value == lower):  # type: ignore[operator]
+            bound = f"of at least {lower:g}" if inclusive else f"above {lower:g}"
             raise ValueError(f"{name} is {value}; a finite number {bound} is needed")
 
 
@@ -136,7 +136,7 @@ class RopeConfig:
         values = {f"rope_parameters.{name}": value for name, value in vars(self).items()}
         integers(values, "rope_parameters.original_max_position_embeddings")
         booleans(values, "rope_parameters.truncate")
-        numbers(values, *(f"rope_parameters.{name}" for name in _POSITIVE), above=0.0)
+        numbers(values, *(f"rope_parameters.{name}" for name in _POSITIVE), lower=0.0)
         numbers(values, "rope_parameters.mscale", "rope_parameters.mscale_all_dim")
 
     @staticmethod
@@ -166,7 +166,7 @@ class RopeConfig:
             close = nearest(unknown[0], [*required, *optional])
             raise ValueError(f"rope_type {kind!r} has no field {unknown[0]!r}{close}")
         present = {k: v for k, v in fields.items() if v is not None and k in required | optional}
-        numbers({"rope_theta": theta}, "rope_theta", above=0.0)
+        numbers({"rope_theta": theta}, "rope_theta", lower=0.0)
         return RopeConfig(theta=float(theta), type=kind, **present)
 
     def to_hf(self, max_position_embeddings: int) -> dict[str, Any]:
@@ -199,44 +199,44 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 # Fields of config.json that affect the computation, with their only implemented values besides null. Those of other
 # architectures are here if they change neither a name nor a shape of a tensor: weights that a renamed model_type makes
 # readable would give wrong values. Lists have a value per layer. All other fields are ignored, as in transformers.
-_SILU, _OFF = ("silu", "swish"), (False,)
-_ONLY: dict[str, tuple[Any, ...]] = {
+_SILU, _FALSE = ("silu", "swish"), (False,)
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": _SILU,
     "hidden_activation": _SILU,
     "activation_function": _SILU,
-    "attention_bias": _OFF,
-    "mlp_bias": _OFF,
+    "attention_bias": _FALSE,
+    "mlp_bias": _FALSE,
     "quantization_config": (),
     "per_layer_config": ({},),
     "pruned_heads": ({},),
     # positions
     "no_rope_layers": (1,),
     "use_rope": (True,),
-    "use_mrope": _OFF,
-    "rope_interleave": _OFF,
-    "rope_interleaved": _OFF,
+    "use_mrope": _FALSE,
+    "rope_interleave": _FALSE,
+    "rope_interleaved": _FALSE,
     "rotary_pct": (1,),
     "rope_local_base_freq": (),
     "position_embedding_type": ("rope", "rotary", "absolute"),
-    "alibi": _OFF,
-    "use_alibi": _OFF,
+    "alibi": _FALSE,
+    "use_alibi": _FALSE,
     # attention
     "attention_chunk_size": (),
-    "attn_temperature_tuning": _OFF,
+    "attn_temperature_tuning": _FALSE,
     "attn_logit_softcapping": (0,),
     "clip_qkv": (),
     "is_causal": (True,),
-    "use_bidirectional_attention": _OFF,
-    "is_encoder_decoder": _OFF,
-    "add_cross_attention": _OFF,
+    "use_bidirectional_attention": _FALSE,
+    "is_encoder_decoder": _FALSE,
+    "add_cross_attention": _FALSE,
     "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": _OFF,
-    "use_qk_norm": _OFF,
-    "qk_norm": _OFF,
+    "scale_attn_by_inverse_layer_idx": _FALSE,
+    "use_qk_norm": _FALSE,
+    "qk_norm": _FALSE,
     # the residual stream and the head
-    "parallel_attn": _OFF,
-    "parallel_residual": _OFF,
-    "use_parallel_residual": _OFF,
+    "parallel_attn": _FALSE,
+    "parallel_residual": _FALSE,
+    "use_parallel_residual": _FALSE,
     "embedding_multiplier": (1,),
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
@@ -268,7 +268,7 @@ _ABSENT: dict[str, dict[str, Any]] = {
 _DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
           "max_position_embeddings")  # fmt: skip
-MOST_LAYERS = 4096
+MAX_LAYERS = 4096
 """Beyond any published model: more are an error in config.json, found before anything grows with their number."""
 
 
@@ -278,14 +278,14 @@ def _check_values(values: Mapping[str, Any]) -> None:
         if values.get(name) is None:
             raise ValueError(f"config field {name} is missing")
     integers(values, *_SIZES)
-    integers(values, "num_hidden_layers", most=MOST_LAYERS)
-    integers(values, "bos_token_id", "pad_token_id", least=-(1 << 31), most=1 << 31)
-    numbers(values, "rms_norm_eps", above=0.0)
-    numbers(values, "initializer_range", above=0.0, included=True)
+    integers(values, "num_hidden_layers", maximum=MAX_LAYERS)
+    integers(values, "bos_token_id", "pad_token_id", minimum=-(1 << 31), maximum=1 << 31)
+    numbers(values, "rms_norm_eps", lower=0.0)
+    numbers(values, "initializer_range", lower=0.0, inclusive=True)
     booleans(values, "tie_word_embeddings")
     ids = values.get("eos_token_id")
     for token in ids if isinstance(ids, list | tuple) else [ids]:
-        integers({"eos_token_id": token}, "eos_token_id", least=0)
+        integers({"eos_token_id": token}, "eos_token_id", minimum=0)
         if token is not None and token >= values["vocab_size"]:
             raise ValueError(
                 f"eos_token_id is {token}, which cannot occur: the vocabulary is 0 to {values['vocab_size'] - 1}"
@@ -435,12 +435,12 @@ class LlamaConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` of transformers 5, which `from_hf` reads back unchanged."""
-        own = dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
         for name in ("rope", "sliding_window", "sliding_layers"):
-            own.pop(name)
+            fields.pop(name)
         return {
             "architectures": [f"{self.model_type.capitalize()}ForCausalLM"],
-            **own,
+            **fields,
             "hidden_act": "silu",
             "attention_dropout": 0.0,
             "rope_parameters": self.rope.to_hf(self.max_position_embeddings),
@@ -488,12 +488,12 @@ class LlamaConfig:
 
 def _check_effects(config: Mapping[str, Any]) -> None:
     """**Raises** `ValueError` for a field that changes the computation to one that is not implemented, by name."""
-    for name, only in _ONLY.items():
+    for name, supported in _SUPPORTED.items():
         value = config.get(name)
         if value is None or config["model_type"] == "qwen3" and name in _ANY_NORM:
             continue
-        if any(x not in only for x in (value if isinstance(value, list) else [value])):
-            allowed = " or ".join(map(repr, only or (None,)))
+        if any(x not in supported for x in (value if isinstance(value, list) else [value])):
+            allowed = " or ".join(map(repr, supported or (None,)))
             raise ValueError(f"config field {name} is {value!r}; only {allowed} is implemented")
     heads: Any = config.get("num_attention_heads")
     width: Any = config.get("hidden_size")
@@ -523,7 +523,7 @@ def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
 
 def _window(config: Mapping[str, Any]) -> dict[str, Any]:
     """`sliding_window` and `sliding_layers` of a config.json; a Qwen's window needs `use_sliding_window`."""
-    integers(config, "sliding_window", "max_window_layers", least=0)
+    integers(config, "sliding_window", "max_window_layers", minimum=0)
     booleans(config, "use_sliding_window")
     kind, window, count = config["model_type"], config.get("sliding_window"), config["num_hidden_layers"]
     qwen, types = kind in ("qwen2", "qwen3"), _listed(config, "layer_types")

@@ -40,7 +40,7 @@ class ParamSpec:
     """Number of input axes (after the layer's): they are last in Hugging Face's layout. 0: not transposed."""
     columns: tuple[int, ...] = ()
     """For a LoRA matrix `a [L, in..., r]` whose layers have different ranks: the number of columns of each layer; the
-    rest are zero. Empty: all."""
+    others are zero. Empty: all."""
 
     @property
     def stacked(self) -> bool:
@@ -134,7 +134,7 @@ def declare(config: LlamaConfig) -> Tree:
                 (layers, d), ("layers", None), "ones", hf=f"model.layers.{{}}.{name}.weight", hf_shape=(d,)
             )
         }
-    whole: Tree = {
+    params: Tree = {
         "embed_tokens": {
             "embedding": ParamSpec(
                 (vocab, d), ("vocab", "embed"), "normal", std, hf="model.embed_tokens.weight", hf_shape=(vocab, d)
@@ -144,12 +144,12 @@ def declare(config: LlamaConfig) -> Tree:
         "norm": {"scale": ParamSpec((d,), (None,), "ones", hf="model.norm.weight", hf_shape=(d,))},
     }
     if not config.tie_word_embeddings:
-        whole["lm_head"] = {
+        params["lm_head"] = {
             "kernel": ParamSpec(
                 (d, vocab), ("embed", "vocab"), "normal", std, hf="lm_head.weight", hf_shape=(vocab, d), fan_in=1
             )
         }
-    return whole
+    return params
 
 
 def declare_lora(config: LlamaConfig, lora: LoRAConfig) -> Tree:

@@ -74,14 +74,14 @@ class BertConfig:
             "is_decoder": (False, False),
             "add_cross_attention": (False, False),
         }
-        for name, (default, only) in fixed.items():
-            if (value := config.get(name, default)) != only:
-                raise ValueError(f"{name} is {value!r}; a sentence encoder here supports {only!r} alone")
-        named = {f.name: config[f.name] for f in fields(cls) if f.name in config}
+        for name, (default, supported) in fixed.items():
+            if (value := config.get(name, default)) != supported:
+                raise ValueError(f"{name} is {value!r}; a sentence encoder here supports {supported!r} alone")
+        values = {f.name: config[f.name] for f in fields(cls) if f.name in config}
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-            if name not in named:
+            if name not in values:
                 raise ValueError(f"it lacks the field {name}, which BERT needs")
-        return cls(**named)
+        return cls(**values)
 
 
 def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
@@ -111,7 +111,7 @@ def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
             "bias": leaf(outs, "zeros", f"{hf}.bias", flat[:1]),
         }
 
-    at = "encoder.layer.{}"
+    prefix = "encoder.layer.{}"
     tree = {
         "embeddings": {
             "word": table(config.vocab_size, "word"),
@@ -121,14 +121,14 @@ def declare_bert(config: BertConfig, pooler: bool) -> declare.Tree:
         },
         "layers": {
             "attention": {
-                **{name: dense((d,), heads, f"{at}.attention.self.{name}") for name in ("query", "key", "value")},
-                "output": dense(heads, (d,), f"{at}.attention.output.dense"),
-                "norm": norm(f"{at}.attention.output"),
+                **{name: dense((d,), heads, f"{prefix}.attention.self.{name}") for name in ("query", "key", "value")},
+                "output": dense(heads, (d,), f"{prefix}.attention.output.dense"),
+                "norm": norm(f"{prefix}.attention.output"),
             },
             "mlp": {
-                "up": dense((d,), (config.intermediate_size,), f"{at}.intermediate.dense"),
-                "down": dense((config.intermediate_size,), (d,), f"{at}.output.dense"),
-                "norm": norm(f"{at}.output"),
+                "up": dense((d,), (config.intermediate_size,), f"{prefix}.intermediate.dense"),
+                "down": dense((config.intermediate_size,), (d,), f"{prefix}.output.dense"),
+                "norm": norm(f"{prefix}.output"),
             },
         },
     }
@@ -202,8 +202,8 @@ class Bert(nn.Module):
     def _layer(self, x: jax.Array, mask: jax.Array, params: Mapping) -> jax.Array:
         attention, mlp, eps = params["attention"], params["mlp"], self.config.layer_norm_eps
         query, key, value = (_project(x, name, attention) for name in ("query", "key", "value"))
-        out = attend(query, [KeyValues(key, value, mask)])
-        x = layer_norm(x + _project(out, "output", attention, fan_in=2), attention["norm"], eps)
+        attn_output = attend(query, [KeyValues(key, value, mask)])
+        x = layer_norm(x + _project(attn_output, "output", attention, fan_in=2), attention["norm"], eps)
         wide = jax.nn.gelu(_project(x, "up", mlp), approximate=False)
         return layer_norm(x + _project(wide, "down", mlp), mlp["norm"], eps)
 
@@ -253,8 +253,8 @@ class SentenceEncoder:
         self._jitted = jax.jit(self.apply)
 
     def __repr__(self) -> str:
-        how = f"{self.pooling}{', normalised' if self.normalize else ''}"
-        return f"SentenceEncoder({self.name!r}, {self.dim} wide, {how}, at most {self.max_length} tokens)"
+        pooling = f"{self.pooling}{', normalised' if self.normalize else ''}"
+        return f"SentenceEncoder({self.name!r}, {self.dim} wide, {pooling}, at most {self.max_length} tokens)"
 
     @tracing.default_types
     def apply(
@@ -268,14 +268,14 @@ class SentenceEncoder:
 
         **Returns:** float32 `[B, D]`; a row of length 0 gives zeros.
         """
-        out: Any = self.model.apply(variables, tokens, lengths, token_types)
+        output: Any = self.model.apply(variables, tokens, lengths, token_types)
         length = jnp.asarray(lengths)[:, None]
-        hidden = out.hidden.astype(jnp.float32)
+        hidden = output.hidden.astype(jnp.float32)
         if self.pooling == "mean":
             real = jnp.arange(tokens.shape[1]) < length
             vector = jnp.where(real[..., None], hidden, 0.0).sum(1) / jnp.maximum(length, 1)
         else:
-            vector = hidden[:, 0] if self.pooling == "cls" else out.pooled.astype(jnp.float32)
+            vector = hidden[:, 0] if self.pooling == "cls" else output.pooled.astype(jnp.float32)
             vector = jnp.where(length > 0, vector, 0.0)
         if not self.normalize:
             return vector
@@ -316,15 +316,15 @@ class SentenceEncoder:
         batches = [order[i : i + batch_size] for i in range(0, len(rows), batch_size)]
         # All batches are dispatched before the first is fetched.
         outputs = [self._jitted(self.variables, *self._pad([rows[i] for i in batch], batch_size)) for batch in batches]
-        out = np.zeros((len(rows), self.dim), np.float32)
+        embeddings = np.zeros((len(rows), self.dim), np.float32)
         for batch, vectors in zip(batches, outputs):
-            out[batch] = np.asarray(vectors)[: len(batch)]
-        return out
+            embeddings[batch] = np.asarray(vectors)[: len(batch)]
+        return embeddings
 
-    def _pad(self, rows: list[list[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
+    def _pad(self, rows: list[list[int]], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows padded to one of few shapes: tokens `[B, S]` and lengths `[B]`, 0 for padding rows."""
         width = min(self.max_length, max(8, 1 << (max(map(len, rows)) - 1).bit_length()))
-        tokens = np.zeros((min(most, 1 << (len(rows) - 1).bit_length()), width), np.int32)
+        tokens = np.zeros((min(batch_size, 1 << (len(rows) - 1).bit_length()), width), np.int32)
         lengths = np.zeros(len(tokens), np.int32)
         for i, row in enumerate(rows):
             tokens[i, : len(row)], lengths[i] = row, len(row)

@@ -73,9 +73,9 @@ def _modules(folder: Path) -> tuple[Path, Pooling, bool]:
         raise ValueError(
             f"{file} chains the modules {', '.join(kinds)}; supported: Transformer, Pooling and then perhaps Normalize"
         )
-    beside = folder / "config_sentence_transformers.json"
-    if beside.is_file() and (prompt := read_json(beside).get("default_prompt_name")) is not None:
-        raise ValueError(f"{beside} puts the prompt {prompt!r} before every text, which is not supported")
+    settings = folder / "config_sentence_transformers.json"
+    if settings.is_file() and (prompt := read_json(settings).get("default_prompt_name")) is not None:
+        raise ValueError(f"{settings} puts the prompt {prompt!r} before every text, which is not supported")
     return folder / str(listed[0].get("path", "")), _pooling(folder / str(listed[1].get("path", ""))), len(kinds) == 3
 
 
@@ -93,8 +93,8 @@ def _pooling(folder: Path) -> Pooling:
 
 def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
     """The tokenizer of a BERT folder and the ids of its [CLS] and [SEP]."""
-    beside = folder / "tokenizer_config.json"
-    config = read_json(beside) if beside.is_file() else {}
+    file = folder / "tokenizer_config.json"
+    config = read_json(file) if file.is_file() else {}
     if (folder / TOKENIZER_FILE).is_file():
         tokenizer = load_tokenizer(folder)
     elif (folder / "vocab.txt").is_file():
@@ -110,8 +110,8 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
     else:
         raise FileNotFoundError(f"{folder} holds no tokenizer, neither {TOKENIZER_FILE} nor vocab.txt")
     ids = []
-    for name, usual in (("cls_token", "[CLS]"), ("sep_token", "[SEP]")):
-        token = config.get(name, usual)
+    for name, default in (("cls_token", "[CLS]"), ("sep_token", "[SEP]")):
+        token = config.get(name, default)
         token = token["content"] if isinstance(token, dict) else token
         token_id = tokenizer.backend.token_to_id(token)
         if token_id is None:
@@ -126,42 +126,46 @@ def _names(file: TensorFile, leaves: list[declare.ParamSpec]) -> dict[str, str]:
 
     A file may prefix every name with `bert.`, contain heads for other tasks, and name a norm's weights gamma and beta.
     """
-    spelt = {}
+    file_names = {}
     prefix = "bert." if any(name.startswith("bert.") for name in file.specs) else ""
     for name in file.specs:
         if name.startswith(prefix):
             plain = name.removeprefix(prefix)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            spelt[plain] = name
+            file_names[plain] = name
     shapes = {
         (leaf.hf or "").format(i): leaf.hf_shape for leaf in leaves for i in range(leaf.shape[0] if leaf.stacked else 1)
     }
-    missing = [name for name in shapes if name not in spelt]
+    missing = [name for name in shapes if name not in file_names]
     if missing:
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        remaining = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         hint = "; choose pooling 'mean' or 'cls'" if missing[0].startswith("pooler.") else ""
-        raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{more}{hint}")
+        raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{remaining}{hint}")
     for name, shape in shapes.items():
-        kind, actual = file.specs[spelt[name]]
+        kind, actual = file.specs[file_names[name]]
         if actual != shape:
-            raise ValueError(f"{file.path}: tensor {spelt[name]} has shape {actual}; {CONFIG} asks for {shape}")
+            raise ValueError(f"{file.path}: tensor {file_names[name]} has shape {actual}; {CONFIG} asks for {shape}")
         if kind not in DTYPES:
-            raise ValueError(f"{file.path}: tensor {spelt[name]} is stored as {kind}; supported: {', '.join(DTYPES)}")
-    unread = [name for name in spelt if name not in shapes and name.startswith(("embeddings.", "encoder."))]
+            raise ValueError(
+                f"{file.path}: tensor {file_names[name]} is stored as {kind}; supported: {', '.join(DTYPES)}"
+            )
+    unread = [name for name in file_names if name not in shapes and name.startswith(("embeddings.", "encoder."))]
     unread = [name for name in unread if name != "embeddings.position_ids"]
     if unread:
-        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        raise ValueError(f"{file.path} holds the tensor {spelt[unread[0]]}{more}, which its {CONFIG} has no place for")
-    return {name: spelt[name] for name in shapes}
+        remaining = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+        raise ValueError(
+            f"{file.path} holds the tensor {file_names[unread[0]]}{remaining}, which its {CONFIG} has no place for"
+        )
+    return {name: file_names[name] for name in shapes}
 
 
 def _read(file: TensorFile, leaf: declare.ParamSpec, names: dict[str, str], dtype: Any) -> np.ndarray:
     """A leaf in this package's layout, filled through a view in the file's layout."""
-    out = empty(leaf.shape, dtype)
-    for i, part in enumerate(out if leaf.stacked else [out]):
-        turned = part.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else part.reshape(leaf.hf_shape)
-        file.fill(names[(leaf.hf or "").format(i)], turned)
-    return out
+    array = empty(leaf.shape, dtype)
+    for i, part in enumerate(array if leaf.stacked else [array]):
+        view = part.reshape(leaf.hf_shape[::-1]).T if leaf.fan_in else part.reshape(leaf.hf_shape)
+        file.fill(names[(leaf.hf or "").format(i)], view)
+    return array
 
 
 def load_encoder(
@@ -209,10 +213,10 @@ def load_encoder(
         raise FileNotFoundError(f"{inner} holds no {SINGLE}{pickles(inner)}")
     structure: Any
     leaves, structure = jax.tree.flatten(declare_bert(config, model.pooler), is_leaf=declare.is_leaf)
-    place = jax.devices()[0] if mesh is None else replicated(mesh)
+    device = jax.devices()[0] if mesh is None else replicated(mesh)
     with closing(TensorFile(inner / SINGLE)) as file:
         names = _names(file, leaves)
-        arrays = [jax.device_put(_read(file, leaf, names, dtype), place) for leaf in leaves]
+        arrays = [jax.device_put(_read(file, leaf, names, dtype), device) for leaf in leaves]
     return SentenceEncoder(
         model,
         {"params": jax.tree.unflatten(structure, arrays)},

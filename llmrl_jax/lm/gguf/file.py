@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and the names, shapes, types and places of its tensors. The files of a split
+"""The header of a GGUF file: its metadata, and the names, shapes, types and offsets of its tensors. The files of a split
 model have one header together.
 
 Read here and not by the `gguf` package, which makes a NumPy array of every string (a vocabulary of 49,152 tokens takes
@@ -32,14 +32,14 @@ TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_
 BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
           "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}  # fmt: skip
 """Weights and bytes of a block of each type."""
-_OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+_UNSUPPORTED = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
            20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
            29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"}  # fmt: skip
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MOST_DIMENSIONS = 4
-_MOST_DEPTH = 8
+_MAX_DIMENSIONS = 4
+_MAX_DEPTH = 8
 """Levels of arrays within arrays."""
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -51,7 +51,7 @@ _BYTES = re.compile(r".*\.gguf[.-](part|split).*", re.IGNORECASE)
 
 
 class Unread(NamedTuple):
-    """A field's value that is not kept, since no field of a model has such a one."""
+    """The value of a field that is not read: no field of a model has such a value."""
 
     kind: str
     """Description of it."""
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     """In Hugging Face's order: the axis whose values are side by side is the last one."""
     start: int
-    """The place of its first byte in the file."""
+    """Offset of its first byte in the file."""
     file: Path
     """The file, which is one of several for a model that is split."""
 
@@ -81,7 +81,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before its weights."""
+    """The header of a GGUF file, before its weights."""
 
     path: Path
     """The file; the first one of a model that is split."""
@@ -97,10 +97,10 @@ class Header:
             return default
         allowed = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
-            shown = f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)
-            shown = value.kind if isinstance(value, Unread) else shown
+            description = f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)
+            description = value.kind if isinstance(value, Unread) else description
             names = " or ".join(_KINDS.get(k, k.__name__) for k in allowed)
-            raise ValueError(f"{self.path}: the field {name} is {shown}; {names} is needed")
+            raise ValueError(f"{self.path}: the field {name} is {description}; {names} is needed")
         return value
 
     def need(self, name: str, kind: type | tuple[type, ...]) -> Any:
@@ -169,39 +169,39 @@ def _read_model(path: Path, states: tuple[tuple[Path, int, int], ...]) -> Header
             f"{path} is part {number} of a model that is split into {count} files, and {path.parent} lacks "
             f"{', '.join(missing[:4])}{' ...' * (len(missing) > 4)}: copy or download the missing parts to it"
         )
-    return _joined([header if file == path else _read_file(file, sizes[file]) for file in files])
+    return _join_headers([header if file == path else _read_file(file, sizes[file]) for file in files])
 
 
-def _joined(parts: Sequence[Header]) -> Header:
+def _join_headers(parts: Sequence[Header]) -> Header:
     """The header of a split model: the first part's metadata, and all tensors.
 
     **Raises:** `ValueError` for a file that is another part than its name says, or of another model."""
     count = len(parts)
     tensors: dict[str, Entry] = {}
     for i, part in enumerate(parts):
-        place = part.get(_NUMBER, int), part.get(_COUNT, int)
-        if place != (i, count):
+        split = part.get(_NUMBER, int), part.get(_COUNT, int)
+        if split != (i, count):
             raise ValueError(
-                f"{part.path}: {_NUMBER} and {_COUNT} are {place[0]} and {place[1]}; {i} and {count} are needed in "
+                f"{part.path}: {_NUMBER} and {_COUNT} are {split[0]} and {split[1]}; {i} and {count} are needed in "
                 f"part {i + 1} of a model that is split into {count} files: download it again"
             )
-        if twice := next((name for name in part.tensors if name in tensors), None):
+        if duplicate := next((name for name in part.tensors if name in tensors), None):
             raise ValueError(
-                f"{part.path} has the tensor {twice}, which {tensors[twice].file.name} has too: the parts are not of "
+                f"{part.path} has the tensor {duplicate}, which {tensors[duplicate].file.name} has too: the parts are not of "
                 "one model; download them again"
             )
         tensors |= part.tensors
     totals = {part.path: total for part in parts if (total := part.get(_TENSORS, int)) is not None}
-    if wrong := next((path for path, total in totals.items() if total != len(tensors)), None):
+    if mismatch := next((path for path, total in totals.items() if total != len(tensors)), None):
         raise ValueError(
-            f"{wrong}: {_TENSORS} is {totals[wrong]}, and the {count} parts of the split model hold {len(tensors)}: "
+            f"{mismatch}: {_TENSORS} is {totals[mismatch]}, and the {count} parts of the split model hold {len(tensors)}: "
             "the parts are not of one model; download them again"
         )
     return Header(parts[0].path, parts[0].metadata, tensors)
 
 
 def part_of_bytes(path: Path) -> str:
-    """A clause for a file whose name is that of a part of a file that was cut by bytes; empty for others."""
+    """A clause for an error message if the file's name is that of a part of a file that was cut by bytes; else empty."""
     if not _BYTES.fullmatch(path.name):
         return ""
     return " (its name is that of a part of a file: join all parts into one file, with cat)"
@@ -215,29 +215,29 @@ def _read_file(path: Path, size: int) -> Header:
         version = int.from_bytes(start[4:], "little")
         if version not in VERSIONS:
             swapped = int.from_bytes(start[4:], "big")
-            what = f"{swapped} for big-endian machines" if swapped in VERSIONS else str(version)
+            label = f"{swapped} for big-endian machines" if swapped in VERSIONS else str(version)
             raise ValueError(
-                f"{path} is GGUF version {what}; supported: {', '.join(map(str, VERSIONS))}, little-endian: convert "
+                f"{path} is GGUF version {label}; supported: {', '.join(map(str, VERSIONS))}, little-endian: convert "
                 "the model again"
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _Reader(path, data, size).header()
-            except _Ends:
+            except _EndOfFile:
                 raise ValueError(
                     f"{path} is cut short within its header: copy or download it again{part_of_bytes(path)}"
                 ) from None
 
 
-class _Ends(Exception):
-    """The file ends before what its counts promise."""
+class _EndOfFile(Exception):
+    """The file ends before its last entry."""
 
 
 class _Reader:
     """A position in the bytes of a header."""
 
     def __init__(self, path: Path, data: Any, size: int):
-        self.path, self.data, self.size, self.at = path, data, size, 8
+        self.path, self.data, self.size, self.offset = path, data, size, 8
 
     def header(self) -> Header:
         count, fields = self.numbers("QQ")
@@ -251,7 +251,7 @@ class _Reader:
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"{self.path}: the field general.alignment is {alignment!r}; a positive number is needed")
-        begin = -(-self.at // alignment) * alignment
+        begin = -(-self.offset // alignment) * alignment
         tensors: dict[str, Entry] = {}
         for name, (kind, shape, offset) in entries:
             if name in tensors:
@@ -265,26 +265,26 @@ class _Reader:
         return Header(self.path, metadata, tensors)
 
     def take(self, count: int) -> int:
-        """Step over `count` bytes, and say where they begin."""
-        at, self.at = self.at, self.at + count
-        if self.at > self.size:
-            raise _Ends
-        return at
+        """Step over `count` bytes. **Returns:** the offset of the first."""
+        start, self.offset = self.offset, self.offset + count
+        if self.offset > self.size:
+            raise _EndOfFile
+        return start
 
     def numbers(self, kinds: str) -> tuple[Any, ...]:
         form = "<" + kinds
         return struct.unpack_from(form, self.data, self.take(struct.calcsize(form)))
 
     def bounded(self, count: int) -> int:
-        """A count of things of a byte at least, checked before anything of that size is made."""
-        if count > self.size - self.at:
-            raise _Ends
+        """A count of entries of at least a byte, checked before anything of that size is allocated."""
+        if count > self.size - self.offset:
+            raise _EndOfFile
         return count
 
     def text(self) -> bytes:
         (length,) = self.numbers("Q")
-        at = self.take(self.bounded(length))
-        return self.data[at : at + length]
+        start = self.take(self.bounded(length))
+        return self.data[start : start + length]
 
     def name(self) -> str:
         """The name of a field or a tensor; no name that is read has bytes that are not UTF-8."""
@@ -310,7 +310,7 @@ class _Reader:
         if inner == _STRING:
             return self.texts(self.bounded(count))
         if inner == _ARRAY:
-            if depth == _MOST_DEPTH:
+            if depth == _MAX_DEPTH:
                 raise ValueError(f"{self.path}: the field {name} has more than {depth} levels of arrays")
             for _ in range(self.bounded(count)):
                 self.array(name, depth + 1)
@@ -318,24 +318,24 @@ class _Reader:
         if inner not in _SCALARS:
             raise ValueError(f"{self.path}: the field {name} is an array of the type {inner}, which GGUF does not know")
         dtype = np.dtype("<" + _SCALARS[inner])
-        at = self.take(self.bounded(count) * dtype.itemsize)
-        return np.frombuffer(self.data[at : at + count * dtype.itemsize], dtype)
+        start = self.take(self.bounded(count) * dtype.itemsize)
+        return np.frombuffer(self.data[start : start + count * dtype.itemsize], dtype)
 
     def texts(self, count: int) -> list[str] | Unread:
         """Texts one after the other. A vocabulary has hundreds of thousands, so the loop is spelled out."""
-        data, at, end = self.data, self.at, self.size
+        data, offset, end = self.data, self.offset, self.size
         length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         raw = []
         try:
             for _ in range(count):
-                (size,) = length(data, at)
-                at += 8 + size
-                if at > end:
-                    raise _Ends
-                raw.append(data[at - size : at])
+                (size,) = length(data, offset)
+                offset += 8 + size
+                if offset > end:
+                    raise _EndOfFile
+                raw.append(data[offset - size : offset])
         except struct.error:
-            raise _Ends from None
-        self.at = at
+            raise _EndOfFile from None
+        self.offset = offset
         try:
             return [text.decode() for text in raw]
         except UnicodeDecodeError:
@@ -344,14 +344,14 @@ class _Reader:
     def entry(self) -> tuple[str, tuple[str, tuple[int, ...], int]]:
         name = self.name()
         (count,) = self.numbers("I")
-        if not 1 <= count <= _MOST_DIMENSIONS:
-            raise ValueError(f"{self.path}: the tensor {name} has {count} axes; 1 to {_MOST_DIMENSIONS} are possible")
+        if not 1 <= count <= _MAX_DIMENSIONS:
+            raise ValueError(f"{self.path}: the tensor {name} has {count} axes; 1 to {_MAX_DIMENSIONS} are possible")
         shape = self.numbers("Q" * count)[::-1]
         kind, offset = self.numbers("IQ")
         if kind not in TYPES:
-            what = _OTHERS.get(kind, f"the unknown type {kind}")
+            type_name = _UNSUPPORTED.get(kind, f"the unknown type {kind}")
             raise ValueError(
-                f"{self.path}: the tensor {name} is stored as {what}; supported: {', '.join(TYPES.values())} (take a "
+                f"{self.path}: the tensor {name} is stored as {type_name}; supported: {', '.join(TYPES.values())} (take a "
                 "file of another quantisation)"
             )
         weights = BLOCKS[TYPES[kind]][0]

@@ -21,7 +21,7 @@ from llmrl_jax.lm.rope import inverse_frequencies
 from llmrl_jax.lm.tensors import Spec, TensorSource, all_finite, empty
 
 
-_PARTS = {
+_LAYER_TENSORS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -37,25 +37,25 @@ _PARTS = {
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of rotary frequencies, which become settings of the configuration (`hf_config`)."""
-_WHOLE = {
+_MODEL_TENSORS = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     HEAD: "lm_head.weight",
 }
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-_TURNED = ("attn_q", "attn_k")
+_PERMUTED = ("attn_q", "attn_k")
 _CHUNK = 1 << 15
 """Bytes that are decoded at once: with their floats they stay in the processor's cache, and on the heap. Larger arrays
 would get pages of their own, which the system clears each time: 2.0 s instead of 1.1 for 135 million weights."""
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a tensor, or its own if a Llama has none like it."""
+    """Hugging Face's name of a tensor, or `name` if a Llama has no such tensor."""
     match = _LAYER.fullmatch(name)
-    if match and match[2] in _PARTS:
-        return f"model.layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
-    return _WHOLE.get(name, name)
+    if match and match[2] in _LAYER_TENSORS:
+        return f"model.layers.{match[1]}.{_LAYER_TENSORS[match[2]]}.{match[3]}"
+    return _MODEL_TENSORS.get(name, name)
 
 
 class GGUFTensors(TensorSource):
@@ -72,17 +72,17 @@ class GGUFTensors(TensorSource):
         **Raises:** `ModuleNotFoundError`, with the remedy, if the file is quantised and `gguf` is not installed."""
         header: Header = read_header(path)
         super().__init__(header.path)
-        turned = config.model_type in ("llama", "mistral")
+        permuted = config.model_type in ("llama", "mistral")
         self._entries: dict[str, Entry] = {}
         self._heads: dict[str, int] = {}
         for name, entry in header.tensors.items():
             if name == FREQUENCIES and not derived:
                 continue
-            theirs = hf_name(name)
-            self._entries[theirs] = entry
+            target = hf_name(name)
+            self._entries[target] = entry
             match = _LAYER.fullmatch(name)
-            if turned and match and match[2] in _TURNED:
-                self._heads[theirs] = config.size
+            if permuted and match and match[2] in _PERMUTED:
+                self._heads[target] = config.size
         self.specs = {
             name: Spec(entry.type if entry.type in _FLOATS else "F32", entry.shape)
             for name, entry in self._entries.items()
@@ -102,7 +102,7 @@ class GGUFTensors(TensorSource):
     def file(self, name: str) -> Path:
         return self._entries[name].file
 
-    def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
+    def _rows(self, name: str, output: np.ndarray, start: int, stop: int) -> None:
         entry, head = self._entries[name], self._heads.get(name, 1)
         assert start % head == 0 == stop % head, f"{name} is divided within a head"
         shape = entry.shape[1:]
@@ -117,16 +117,16 @@ class GGUFTensors(TensorSource):
                 raise self.not_finite(name)
             if head > 1:
                 values = values.reshape(count // head, head // 2, 2, *shape).swapaxes(1, 2).reshape(count, *shape)
-            out[row - start : row - start + count] = values
+            output[row - start : row - start + count] = values
 
-    def _bytes(self, name: str, at: int, count: int) -> np.ndarray:
+    def _bytes(self, name: str, start: int, count: int) -> np.ndarray:
         data = empty((count,), np.uint8)
         raw = data.data
         while raw:
-            got = os.preadv(self._files[self.file(name)].fileno(), [raw], at)
-            if not got:
+            length = os.preadv(self._files[self.file(name)].fileno(), [raw], start)
+            if not length:
                 raise ValueError(f"{self.file(name)} was cut short while {name} was read from it; copy it again")
-            raw, at = raw[got:], at + got
+            raw, start = raw[length:], start + length
         return data
 
 
@@ -186,8 +186,8 @@ def hf_config(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: the field {arch}.attention.scale is {scale}; only 1 / sqrt({size}) is implemented")
     for name in ("attention.value_length", "rope.dimension_count", "attention.key_length_swa",
                  "attention.value_length_swa", "rope.dimension_count_swa"):  # fmt: skip
-        if (other := header.get(f"{arch}.{name}", int, size)) != size:
-            raise ValueError(f"{path}: the field {arch}.{name} is {other}, where heads have {size}: not implemented")
+        if (width := header.get(f"{arch}.{name}", int, size)) != size:
+            raise ValueError(f"{path}: the field {arch}.{name} is {width}, where heads have {size}: not implemented")
     embedding = header.tensors[EMBEDDING]
     values = {
         "model_type": ARCHITECTURES[arch],
@@ -238,8 +238,8 @@ def _rope(header: Header, arch: str) -> dict[str, Any]:
     `none` scales nothing, whatever the factor is."""
     prefix = f"{arch}.rope.scaling"
     theta = header.get(f"{arch}.rope.freq_base", NUMBER, 10_000.0)
-    if (other := header.get(f"{arch}.rope.freq_base_swa", NUMBER, theta)) != theta:
-        raise ValueError(f"{header.path}: the field {arch}.rope.freq_base_swa is {other}; only {theta} is implemented")
+    if (base := header.get(f"{arch}.rope.freq_base_swa", NUMBER, theta)) != theta:
+        raise ValueError(f"{header.path}: the field {arch}.rope.freq_base_swa is {base}; only {theta} is implemented")
     kind = header.get(f"{prefix}.type", str, "linear")
     if kind not in _SCALINGS:
         raise ValueError(f"{header.path}: the field {prefix}.type is {kind!r}; supported: {', '.join(_SCALINGS)}")
@@ -251,24 +251,24 @@ def _rope(header: Header, arch: str) -> dict[str, Any]:
             f"{header.path} has {FREQUENCIES} and the scaling {scaled!r} by {factor}; only one of them is implemented"
         )
     # How much of YaRN is mixed in, and a factor that it replaces; -1: what is usual for the type.
-    usual = {"yarn_ext_factor": 1 if kind == "yarn" else 0, "yarn_attn_factor": 1}
-    for name, only in usual.items():
-        if (value := header.get(f"{prefix}.{name}", NUMBER, -1)) not in (only, -1):
-            raise ValueError(f"{header.path}: the field {prefix}.{name} is {value}; only {only} is implemented")
+    neutral = {"yarn_ext_factor": 1 if kind == "yarn" else 0, "yarn_attn_factor": 1}
+    for name, expected in neutral.items():
+        if (value := header.get(f"{prefix}.{name}", NUMBER, -1)) not in (expected, -1):
+            raise ValueError(f"{header.path}: the field {prefix}.{name} is {value}; only {expected} is implemented")
     # of cosines and sines: llama.cpp multiplies YaRN's factor, which Hugging Face's attention_factor replaces
-    times = header.get(f"{prefix}.attn_factor", NUMBER, 1)
+    multiplier = header.get(f"{prefix}.attn_factor", NUMBER, 1)
     if scaled != "yarn":
-        if times != 1:
+        if multiplier != 1:
             raise ValueError(
-                f"{header.path}: the field {prefix}.attn_factor is {times}; only 1 is implemented without YaRN"
+                f"{header.path}: the field {prefix}.attn_factor is {multiplier}; only 1 is implemented without YaRN"
             )
         kinds = {"rope_type": "default"} if scaled == "none" else {"rope_type": scaled, "factor": factor}
         return {"rope_theta": theta, **kinds}
     values: dict[str, Any] = {"rope_theta": theta, "rope_type": scaled, "factor": factor}
     values["original_max_position_embeddings"] = header.get(f"{prefix}.original_context_length", int) or None
     values |= {ours: header.get(f"{prefix}.{theirs}", NUMBER) for ours, theirs in _YARN.items()}
-    if times != 1:
-        values["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    if multiplier != 1:
+        values["attention_factor"] = multiplier * (0.1 * math.log(max(factor, 1.0)) + 1.0)
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -27,10 +27,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 
 # Parts of Unicode-aware expressions that divide a text into words, from the tokenizers of the models.
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_OTHER_CHARACTERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_OTHER_CHARACTERS}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_OTHER_CHARACTERS}"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -97,14 +97,14 @@ def read_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, An
         twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)
         raise ValueError(f"{path}: the vocabulary has the token {twice!r} twice")
     try:
-        backend, starts = makers[kind](header, vocabulary)
+        backend, add_bos = makers[kind](header, vocabulary)
     except ValueError:
         raise
     except Exception as error:  # of the library, about the vocabulary or the merges
         raise ValueError(f"{path}: the vocabulary and the merges are no tokenizer: {error}") from error
     _add_special(backend, header, tokens)
     names = tokenizer_config(path)
-    _surround(backend, header, names, starts)
+    _surround(backend, header, names, add_bos)
     return backend, names
 
 
@@ -133,7 +133,7 @@ def _merges(header: Header) -> list[tuple[str, str]]:
 
 
 def _byte_level(header: Header, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:
-    """**Returns:** the tokenizer, and whether such ones put BOS before a text unless the file says otherwise."""
+    """**Returns:** the tokenizer, and whether it adds BOS before a text by default."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -175,8 +175,8 @@ def _sentencepiece(header: Header, vocabulary: dict[str, int]) -> tuple[tokenize
         merges = merges_of({t: i for t, i in vocabulary.items() if types[i] in (_NORMAL, _USER)}, scores)
     unknown = special_id(header, "unknown_token_id")
     tokens = _tokens(header)
-    bytes_too = _BYTE in _types(header, len(tokens))
-    model = models.BPE(vocabulary, merges, unk_token=tokens[unknown or 0], fuse_unk=True, byte_fallback=bytes_too)
+    byte_fallback = _BYTE in _types(header, len(tokens))
+    model = models.BPE(vocabulary, merges, unk_token=tokens[unknown or 0], fuse_unk=True, byte_fallback=byte_fallback)
     backend = tokenizers.Tokenizer(model)
     prefix = header.get("tokenizer.ggml.add_space_prefix", bool, True)
     spaces = normalizers.Replace(" ", "\u2581")
@@ -191,13 +191,13 @@ def merges_of(vocabulary: dict[str, int], scores: Sequence[float] | np.ndarray) 
     within a token as SentencePiece would meet them, by the ids of the parts."""
     merges = []
     for token, i in vocabulary.items():
-        ways = [
+        splits = [
             (vocabulary[left], vocabulary[right], left, right)
-            for at in range(1, len(token))
-            if (left := token[:at]) in vocabulary and (right := token[at:]) in vocabulary
+            for cut in range(1, len(token))
+            if (left := token[:cut]) in vocabulary and (right := token[cut:]) in vocabulary
         ]
-        merges += [(-float(scores[i]), i, *way) for way in sorted(ways)]
-    return [(left, right) for *_, left, right in sorted(merges, key=lambda way: way[:4])]
+        merges += [(-float(scores[i]), i, *split) for split in sorted(splits)]
+    return [(left, right) for *_, left, right in sorted(merges, key=lambda split: split[:4])]
 
 
 def _add_special(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]) -> None:
@@ -215,19 +215,19 @@ def _add_special(backend: tokenizers.Tokenizer, header: Header, tokens: list[str
         raise ValueError(f"{header.path}: the vocabulary grows from {len(tokens)} to {backend.get_vocab_size()} tokens")
 
 
-def _surround(backend: tokenizers.Tokenizer, header: Header, names: dict[str, Any], starts: bool) -> None:
-    """What is put before and after a text."""
+def _surround(backend: tokenizers.Tokenizer, header: Header, names: dict[str, Any], add_bos: bool) -> None:
+    """Set the special tokens that are added before and after a text."""
     from tokenizers import processors
 
     added = {
-        "bos_token": header.get("tokenizer.ggml.add_bos_token", bool, starts),
+        "bos_token": header.get("tokenizer.ggml.add_bos_token", bool, add_bos),
         "eos_token": header.get("tokenizer.ggml.add_eos_token", bool, False),
     }
-    put = {name: names[name] for name, on in added.items() if on and name in names}
-    if not put:
+    special = {name: names[name] for name, enabled in added.items() if enabled and name in names}
+    if not special:
         return
-    single = [put[name] if name in put else None for name in ("bos_token", "eos_token")]
+    single = [special[name] if name in special else None for name in ("bos_token", "eos_token")]
     template = [part for part in (single[0], "$A", single[1]) if part is not None]
     backend.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(token, backend.token_to_id(token)) for token in put.values()]
+        single=template, special_tokens=[(token, backend.token_to_id(token)) for token in special.values()]
     )
