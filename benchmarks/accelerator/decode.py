@@ -32,7 +32,7 @@ def measure(config: lm.LlamaConfig, batch: int, prompt: int, new: int) -> Measur
         return start(model, fixed, traced, None, tokens, lengths, keys, *read)
 
     def loop(variables: Any, state: Any) -> Any:
-        out = advance(model, fixed, variables, traced, None, state, new).out
+        out = advance(model, fixed, variables, traced, None, state, new).output
         return out.tokens, out.log_probs
 
     first, prompt_compile = compiled(begin, variables, tokens)

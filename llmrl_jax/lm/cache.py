@@ -26,8 +26,8 @@ UNROLLED = 4
 
 
 def decodes_per_layer(layers: int) -> bool:
-    """Whether a model of so many layers decodes from weights, keys and values of each layer's own, made once before
-    the loop over tokens: the weights are then there twice.
+    """Whether a model of so many layers decodes from weights, keys and values in separate arrays for each layer, made
+    once before the loop over tokens: the weights are then in memory twice.
 
     On GPUs every model does. From a stack XLA would copy each weight, key and value before the product that reads it:
     three times the traffic, of which decoding consists. A TPU reads weights inside the stack.
@@ -86,8 +86,8 @@ class Cache:
 
     def append(self, positions: Int[Array | np.ndarray, "B S"]) -> Cache:
         """The cache with `positions` in the next `S` slots; their keys and values are written by `write`."""
-        at = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
-        return dataclasses.replace(self, positions=at, index=self.index + positions.shape[1])
+        updated = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
+        return dataclasses.replace(self, positions=updated, index=self.index + positions.shape[1])
 
     def write(self, pair: Sequence[Array], key: Float[Array, "B S K h"], value: Float[Array, "B S K h"]) -> Any:
         """The keys and values of one layer, a pair `[B, T, K, h]`, with those of new tokens in the next slots."""
@@ -137,7 +137,7 @@ class DecodeState:
     prompt_values: Layers
     """`[L, B, K, S, h]`."""
     lengths: Int[Array, "B"]
-    """Tokens of each prompt; the rest is padding."""
+    """Tokens of each prompt; all others are padding."""
     keys: Layers
     """`[L, B n, K, h, T]`: the continuations of a prompt are rows in succession. (With an axis of their own, XLA makes
     copies of all of it, one without that axis for the products, at every step.)"""
@@ -162,12 +162,12 @@ class DecodeState:
         dtype = prompts.keys.dtype
         if merges_heads(layers, prompts.keys):
             empty = jnp.zeros((layers, batch * count, capacity, heads * size), dtype)
-            behind = tuple(x.reshape(*x.shape[:3], heads * size) for x in (prompts.keys, prompts.values))
-            arrays: Any = (*behind, empty, empty)
+            prompt_arrays = tuple(x.reshape(*x.shape[:3], heads * size) for x in (prompts.keys, prompts.values))
+            arrays: Any = (*prompt_arrays, empty, empty)
         else:
             empty = jnp.zeros((layers, batch * count, heads, capacity, size), dtype)
-            behind = (jnp.moveaxis(prompts.keys, 2, -1), prompts.values.swapaxes(2, 3))
-            arrays = (*behind, empty.swapaxes(-1, -2), empty)
+            prompt_arrays = (jnp.moveaxis(prompts.keys, 2, -1), prompts.values.swapaxes(2, 3))
+            arrays = (*prompt_arrays, empty.swapaxes(-1, -2), empty)
         if decodes_per_layer(layers):
             arrays = map(tuple, arrays)
         prompt_keys, prompt_values, keys, values = arrays
@@ -193,9 +193,9 @@ class DecodeState:
 
     @property
     def capacities(self) -> tuple[int, int]:
-        """The most tokens of a prompt, `S`, and of a continuation, `T`."""
-        prompts, own = (x[0] if self.per_layer else x for x in (self.prompt_values, self.values))
-        return prompts.shape[-2], own.shape[-2]
+        """The maximum number of tokens of a prompt, `S`, and of a continuation, `T`."""
+        prompts, continuations = (x[0] if self.per_layer else x for x in (self.prompt_values, self.values))
+        return prompts.shape[-2], continuations.shape[-2]
 
     def write(self, pair: Sequence[Array], key: Float[Array, "B n K h"], value: Float[Array, "B n K h"], *layer: Any):
         """The keys and values of the continuations with those of one more token each.
@@ -206,13 +206,13 @@ class DecodeState:
         index = self.index
         if self.merged:
             new: Any = tuple(x.reshape(len(x), 1, -1) for x in (key, value))
-            at: Any = [(*layer, 0, index, 0)] * 2
+            starts: Any = [(*layer, 0, index, 0)] * 2
         else:
-            new, at = (key[..., None], value[:, :, None]), ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
+            new, starts = (key[..., None], value[:, :, None]), ((*layer, 0, 0, 0, index), (*layer, 0, 0, index, 0))
         new = tuple(n[None] for n in new) if layer else new
         written = [
             jax.lax.dynamic_update_slice(old, n.astype(old.dtype), start)
-            for old, n, start in zip(pair, new, at, strict=True)
+            for old, n, start in zip(pair, new, starts, strict=True)
         ]
         if not self.merged:
             return written
@@ -220,7 +220,7 @@ class DecodeState:
         return [on_each_device(_row_major, [(None, "batch")], (None, "batch"))(x) for x in written]
 
     def key_values(self, prompt: Sequence[Array], pair: Sequence[Array], masks: Sequence[Any]) -> list[KeyValues]:
-        """What the next token of every continuation attends to in one layer.
+        """The keys and values to which the next token of every continuation attends in one layer.
 
         **Arguments:** `prompt`, the keys and values of the prompts, and of the prefix if there is one; `pair`, those of
         the continuations; `masks`, of prompts, continuations and prefix.
@@ -241,8 +241,8 @@ class DecodeState:
             return jnp.take(parts, rows, axis, mode="clip").reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
 
         names = ("prompt_keys", "prompt_values", "keys", "values")
-        taken = {name: jax.tree.map(take, getattr(self, name)) for name in names}
-        return dataclasses.replace(self, lengths=self.lengths[rows], **taken)
+        arrays = {name: jax.tree.map(take, getattr(self, name)) for name in names}
+        return dataclasses.replace(self, lengths=self.lengths[rows], **arrays)
 
 
 def _row_major(x: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from llmrl_jax.core.checks import nearest
 
 
 ComputeDtype = Literal["float32", "bfloat16", "mixed"]
-"""How a model computes: all in one dtype; or `mixed`, in float32 but for the factors of products with weights."""
+"""The precision of a model: one dtype throughout; or `mixed`, float32 but for the factors of products with weights."""
 
 
 def dtype_options(name: str) -> dict[str, Any]:

@@ -69,17 +69,17 @@ class State:
     """Tokens of each continuation so far, including those that have ended."""
     cache: DecodeState
     keys: Key[Array, "B n"]
-    seen: Bool[Array, "B n V"] | None
+    seen_tokens: Bool[Array, "B n V"] | None
     """Tokens of prompt and continuation, for a repetition penalty."""
     automaton: Int[Array, "B n"] | None
     """State of the stop strings."""
-    out: Generation
+    output: Generation
 
     def rows(self, rows: Int[AnyArray, "R"]) -> State:
         """The state of some of the prompts."""
-        of = partial(jax.tree.map, lambda x: x[rows])
-        rest = {name: of(getattr(self, name)) for name in ("keys", "seen", "automaton", "out")}
-        return dataclasses.replace(self, cache=self.cache.rows(rows), **rest)
+        select = partial(jax.tree.map, lambda x: x[rows])
+        fields = {name: select(getattr(self, name)) for name in ("keys", "seen_tokens", "automaton", "output")}
+        return dataclasses.replace(self, cache=self.cache.rows(rows), **fields)
 
 
 def generate(
@@ -145,9 +145,9 @@ def stream(
         state = _begin_jit(model, fixed, variables, traced, stops, tokens, lengths, keys)
         while True:
             state = _advance_jit(model, fixed, variables, traced, stops, state, until)
-            out = jax.device_get(state.out)
-            yield out
-            if (out.finish != Finish.RUNNING).all():
+            output = jax.device_get(state.output)
+            yield output
+            if (output.finish != Finish.RUNNING).all():
                 return
             until += every
 
@@ -217,9 +217,9 @@ def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[
     `tokens` are what follows it.
     **Returns:** the logits after each prompt, and the keys and values of the prompts, of the capacity `S`.
     """
-    (batch, prompt), at = tokens.shape, jnp.asarray(lengths)[:, None] - 1
+    (batch, prompt), last = tokens.shape, jnp.asarray(lengths)[:, None] - 1
     cache = Cache.create(model.config, batch, prompt, model.dtype)
-    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=at)
+    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=last)
     return read.logits, read.cache
 
 
@@ -233,26 +233,26 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, pre
     """
     config = dataclasses.replace(fixed, **traced)
     (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
-    seen = None
+    seen_tokens = None
     if config.penalises:
         real = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
         rows = jnp.arange(batch)[:, None]
-        seen = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
+        seen_tokens = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
         if prefix is not None:
-            seen = seen.at[:, prefix.tokens].set(True)
-        seen = jnp.broadcast_to(seen[:, None], (batch, count, seen.shape[-1]))
-    whole = (batch, count, capacity)
+            seen_tokens = seen_tokens.at[:, prefix.tokens].set(True)
+        seen_tokens = jnp.broadcast_to(seen_tokens[:, None], (batch, count, seen_tokens.shape[-1]))
+    shape = (batch, count, capacity)
     state = State(
         step=jnp.zeros((), jnp.int32),
         cache=DecodeState.create(cache, lengths, count, capacity, prefix),
         keys=jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(count)))(keys),
-        seen=seen,
+        seen_tokens=seen_tokens,
         automaton=None if stops is None else jnp.zeros((batch, count), jnp.int32),
-        out=Generation(
-            tokens=jnp.zeros(whole, jnp.int32),
+        output=Generation(
+            tokens=jnp.zeros(shape, jnp.int32),
             lengths=jnp.zeros((batch, count), jnp.int32),
-            log_probs=jnp.zeros(whole, jnp.float32),
-            sampled_log_probs=jnp.zeros(whole, jnp.float32),
+            log_probs=jnp.zeros(shape, jnp.float32),
+            sampled_log_probs=jnp.zeros(shape, jnp.float32),
             finish=jnp.zeros((batch, count), jnp.int32),
         ),
     )
@@ -268,20 +268,20 @@ def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> Sta
 
 def _append(config: SamplingConfig, stops: StopStrings | None, state: State, logits: jax.Array) -> State:
     """The state with one more token of every continuation, drawn from the model's logits."""
-    out, step = state.out, state.step
+    output, step = state.output, state.step
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(state.keys, step)
-    processed = process(logits, state.seen, config)
+    processed = process(logits, state.seen_tokens, config)
     tokens, sampled = draw(processed, keys, config)
-    running = out.finish == Finish.RUNNING
+    running = output.finish == Finish.RUNNING
     tokens = jnp.where(running, tokens, 0).astype(jnp.int32)
 
     def write(old, new):
         return jax.lax.dynamic_update_slice(old, jnp.where(running, new, 0)[..., None], (0, 0, step))
 
-    seen, automaton = state.seen, state.automaton
-    if seen is not None:
+    seen_tokens, automaton = state.seen_tokens, state.automaton
+    if seen_tokens is not None:
         batch, count = tokens.shape
-        seen = seen.at[jnp.arange(batch)[:, None], jnp.arange(count), tokens].max(running)
+        seen_tokens = seen_tokens.at[jnp.arange(batch)[:, None], jnp.arange(count), tokens].max(running)
     finish = jnp.where(step + 1 == config.max_new_tokens, Finish.LENGTH, Finish.RUNNING)
     if stops is not None:
         automaton = stops.table[automaton, tokens].astype(jnp.int32)
@@ -291,14 +291,14 @@ def _append(config: SamplingConfig, stops: StopStrings | None, state: State, log
     return dataclasses.replace(
         state,
         step=step + 1,
-        seen=seen,
+        seen_tokens=seen_tokens,
         automaton=automaton,
-        out=Generation(
-            tokens=write(out.tokens, tokens),
-            lengths=out.lengths + running,
-            log_probs=write(out.log_probs, log_prob(logits, tokens)),
-            sampled_log_probs=write(out.sampled_log_probs, sampled),
-            finish=jnp.where(running, finish, out.finish).astype(jnp.int32),
+        output=Generation(
+            tokens=write(output.tokens, tokens),
+            lengths=output.lengths + running,
+            log_probs=write(output.log_probs, log_prob(logits, tokens)),
+            sampled_log_probs=write(output.sampled_log_probs, sampled),
+            finish=jnp.where(running, finish, output.finish).astype(jnp.int32),
         ),
     )
 
@@ -310,10 +310,10 @@ def advance(model, fixed, variables, traced, stops, state: State, until) -> Stat
     layers = model.apply(variables, method=Llama.unstacked_weights)
 
     def goes_on(state: State):
-        return (state.step < until) & jnp.any(state.out.finish == Finish.RUNNING)
+        return (state.step < until) & jnp.any(state.output.finish == Finish.RUNNING)
 
     def body(state: State) -> State:
-        last = jax.lax.dynamic_index_in_dim(state.out.tokens, state.step - 1, axis=2, keepdims=False)
+        last = jax.lax.dynamic_index_in_dim(state.output.tokens, state.step - 1, axis=2, keepdims=False)
         hidden, cache = model.apply(variables, last, state.cache, layers=layers, method=Llama.decode)
         logits = model.apply(variables, hidden, method=Llama.head)
         return _append(config, stops, dataclasses.replace(state, cache=cache), logits)
@@ -325,7 +325,7 @@ def advance(model, fixed, variables, traced, stops, state: State, until) -> Stat
 @tracing.default_types
 def _generate(model, fixed, variables, traced, stops, tokens, lengths, keys) -> Generation:
     state = _begin(model, fixed, variables, traced, stops, tokens, lengths, keys)
-    return advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).out
+    return advance(model, fixed, variables, traced, stops, state, fixed.max_new_tokens).output
 
 
 _begin_jit = jax.jit(_begin, static_argnums=(0, 1))

@@ -105,9 +105,9 @@ def _mixed_precision(
         outputs = {name: matmul(x.astype(dtype), kernel, x.dtype) for name, kernel in kernels.items()}
         if adapters:
             ends = np.cumsum([p.shape[1] for p in a])[:-1]
-            down = jnp.split(rounded_matmul(dtype, flat, jnp.concatenate(a, 1)), ends, -1)
-            up = [scale * rounded_matmul(dtype, u, q) for u, q in zip(down, b, strict=True)]
-            outputs |= {n: outputs[n].reshape(y.shape) + y for n, y in zip(adapters, up, strict=True)}
+            low_rank = jnp.split(rounded_matmul(dtype, flat, jnp.concatenate(a, 1)), ends, -1)
+            deltas = [scale * rounded_matmul(dtype, u, q) for u, q in zip(low_rank, b, strict=True)]
+            outputs |= {n: outputs[n].reshape(y.shape) + y for n, y in zip(adapters, deltas, strict=True)}
         return outputs
     order = [*adapters, *(name for name in kernels if name not in adapters)]
     full = tuple(jnp.asarray(kernels[name]).reshape(flat.shape[-1], -1) for name in order)
@@ -150,19 +150,19 @@ def join(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[M
     **Arguments:** `params`, `lora`: a block of one layer; kernels are `[i, ...]`, not quantised.
     **Returns:** the block without the parts.
     """
-    rest = {name: value for name, value in params.items() if name not in names}
+    remaining = {name: value for name, value in params.items() if name not in names}
     kernels = [params[name]["kernel"].reshape(len(params[name]["kernel"]), -1) for name in names]
-    one = {"kernel": jnp.concatenate(kernels, 1)}
+    joined = {"kernel": jnp.concatenate(kernels, 1)}
     if any("bias" in params[name] for name in names):
         sizes = [kernel.shape[1] for kernel in kernels]
         biases = (params[name].get("bias", jnp.zeros(size)) for name, size in zip(names, sizes, strict=True))
-        one["bias"] = jnp.concatenate([bias.reshape(-1) for bias in biases])
+        joined["bias"] = jnp.concatenate([bias.reshape(-1) for bias in biases])
     adapted = [name for name in names if lora and name in lora]
     if lora is None or not adapted:
-        return {**rest, joined_name(names): one}, lora
-    others = {name: value for name, value in lora.items() if name not in names}
+        return {**remaining, joined_name(names): joined}, lora
+    remaining_lora = {name: value for name, value in lora.items() if name not in names}
     rank, a = 0, [lora[name]["a"] for name in adapted]
-    b = jnp.zeros((sum(x.shape[1] for x in a), one["kernel"].shape[1]), a[0].dtype)
+    b = jnp.zeros((sum(x.shape[1] for x in a), joined["kernel"].shape[1]), a[0].dtype)
     column = 0
     for name, kernel in zip(names, kernels, strict=True):
         if name in adapted:
@@ -170,7 +170,10 @@ def join(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[M
             b = b.at[rank : rank + len(part), column : column + kernel.shape[1]].set(part)
             rank += len(part)
         column += kernel.shape[1]
-    return {**rest, joined_name(names): one}, {**others, joined_name(names): {"a": jnp.concatenate(a, 1), "b": b}}
+    return {**remaining, joined_name(names): joined}, {
+        **remaining_lora,
+        joined_name(names): {"a": jnp.concatenate(a, 1), "b": b},
+    }
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
@@ -193,12 +196,12 @@ def layer_slice(tree: Any, index: int) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
-def place_residual(x: jax.Array, few: bool = False) -> jax.Array:
+def place_residual(x: jax.Array, few_tokens: bool = False) -> jax.Array:
     """The residual stream on a mesh: rows over devices, or, for few tokens, its numbers over those that split the
     weights."""
     if x.ndim != 3:
         return x
-    return constrain(x, "few", None, "embed") if few else constrain(x, "batch", None, None)
+    return constrain(x, "few", None, "embed") if few_tokens else constrain(x, "batch", None, None)
 
 
 @dataclass(frozen=True)
@@ -242,13 +245,13 @@ class Block:
         sources: Sequence[KeyValues],
         select: Callable[[jax.Array], jax.Array] | None = None,
         query: Float[Array, "B S H h"] | None = None,
-        few: bool = False,
+        few_tokens: bool = False,
     ) -> jax.Array:
         """The layer's output `[B, N, D]`.
 
         **Arguments:** `angles`, of the tokens of `x`; `sources`, the keys and values to attend to; `select`, which
-        takes the tokens whose output is computed along axis 1 (None: all); `query`, of `query_key_value`; `few`, see
-        `place_residual`.
+        takes the tokens whose output is computed along axis 1 (None: all); `query`, of `query_key_value`; `few_tokens`,
+        see `place_residual`.
         """
         if select is not None:
             x, angles = select(x), (select(angles[0]), select(angles[1]))
@@ -256,19 +259,19 @@ class Block:
         if query is None:
             (query,) = self._projections(self._norm(x, layer, "input_layernorm"), ("q_proj",), layer)
             query = rotate(self._head_norm(query, layer, "q_norm"), *angles)
-        if few:
+        if few_tokens:
             query = constrain(query, "batch", None, "heads", None)
-        out = attend(query, sources, self.attention)
-        if few:
-            out = constrain(out, "few", None, "heads", None)
-        x = x + self._projections(out, ("o_proj",), layer, fan_in=2)[0]
-        return place_residual(x + self._mlp(self._norm(x, layer, "post_attention_layernorm"), layer), few)
+        attn_output = attend(query, sources, self.attention)
+        if few_tokens:
+            attn_output = constrain(attn_output, "few", None, "heads", None)
+        x = x + self._projections(attn_output, ("o_proj",), layer, fan_in=2)[0]
+        return place_residual(x + self._mlp(self._norm(x, layer, "post_attention_layernorm"), layer), few_tokens)
 
     @jax.named_scope("mlp")
     def _mlp(self, x: jax.Array, layer: Layer) -> jax.Array:
         """`W_down (silu(W_gate x) * W_up x)`."""
-        if (both := joined_name(WIDE)) in layer.params["mlp"]:
-            gate, up = jnp.split(self._projections(x, (both,), layer, "mlp")[0], 2, -1)
+        if (name := joined_name(WIDE)) in layer.params["mlp"]:
+            gate, up = jnp.split(self._projections(x, (name,), layer, "mlp")[0], 2, -1)
         else:
             gate, up = self._projections(x, WIDE, layer, "mlp")
         return self._projections(jax.nn.silu(gate) * up, ("down_proj",), layer, "mlp")[0]

@@ -126,7 +126,7 @@ def rescale(adapters: Any, config: LoRAConfig) -> Any:
         ratio = _scales(config, target, b.shape[0]) / config.scale
         return {**ab, "b": b * ratio.reshape(-1, *(1 for _ in b.shape[1:]))}
 
-    return {block: {name: fold(name, ab) for name, ab in own.items()} for block, own in adapters.items()}
+    return {block: {name: fold(name, ab) for name, ab in matrices.items()} for block, matrices in adapters.items()}
 
 
 def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
@@ -145,8 +145,8 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
     for block, matrices in lora["layers"].items():
         layers[block] = dict(layers[block])
         for name, ab in matrices.items():
-            own = layers[block][name]
-            layers[block][name] = {**own, "kernel": fold(name, own["kernel"], ab)}
+            matrix = layers[block][name]
+            layers[block][name] = {**matrix, "kernel": fold(name, matrix["kernel"], ab)}
     return {**params, "layers": layers}
 
 

@@ -63,7 +63,7 @@ class Llama(nn.Module):
     unroll: int | None = None
     """Layers per step of the scan. The number of layers or more unrolls it fully; None does so for up to 4 layers."""
     attention: Attention = "auto"
-    """How attention is computed: see `llmrl_jax.kernels.attention`."""
+    """Implementation of attention: see `llmrl_jax.kernels.attention`."""
 
     def setup(self):
         check_attention(self.attention)
@@ -120,8 +120,8 @@ class Llama(nn.Module):
         tokens attend only to those of their own segment, so that a row may hold several texts, whose positions rise;
         `cache`, to read and extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`,
         indices in `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute
-        them; `embeddings`, what the first layer reads in place of `embed(tokens)`, so that a place can hold something
-        else than a token.
+        them; `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold
+        something else than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
@@ -154,9 +154,9 @@ class Llama(nn.Module):
             segments = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
         else:
             segments = None  # fused kernels know no window
-        before = 0 if prefix is None else prefix.size
-        angles = rotations(self.config, before + query_positions)
-        prefix_mask = self._mask(None, before + query_positions, jnp.arange(before)[None])
+        prefix_size = 0 if prefix is None else prefix.size
+        angles = rotations(self.config, prefix_size + query_positions)
+        prefix_mask = self._mask(None, prefix_size + query_positions, jnp.arange(prefix_size)[None])
         block = self._block
 
         def body(x, _, layer, select):
@@ -198,12 +198,12 @@ class Llama(nn.Module):
         tokens before every prompt: computed once, at batch 1; every row reads a copy of its keys and values.
         **Returns:** hidden states of each row's last prompt token and of the nodes.
         """
-        (batch, prompt), count, before = tokens.shape, len(nodes), len(prefix)
-        steps, prefix_positions = jnp.arange(prompt), jnp.arange(before)[None]
-        of_nodes = before + lengths[:, None] + jnp.asarray(np.asarray(depths, np.int32))
+        (batch, prompt), count, prefix_size = tokens.shape, len(nodes), len(prefix)
+        steps, prefix_positions = jnp.arange(prompt), jnp.arange(prefix_size)[None]
+        of_nodes = prefix_size + lengths[:, None] + jnp.asarray(np.asarray(depths, np.int32))
         angles: Any = tuple(
             jnp.concatenate([jnp.broadcast_to(p, (n.shape[0], *p.shape)), n], axis=1) if count else p[None]
-            for p, n in zip(rotations(self.config, before + steps), rotations(self.config, of_nodes), strict=True)
+            for p, n in zip(rotations(self.config, prefix_size + steps), rotations(self.config, of_nodes), strict=True)
         )
         visible = jnp.concatenate([steps[:, None] >= steps, jnp.ones((count, prompt), bool)], axis=0)
         among_nodes = jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))
@@ -214,14 +214,14 @@ class Llama(nn.Module):
         if count:
             branch = self.embed(jnp.asarray(np.asarray(nodes, np.int32)))
             x = jnp.concatenate([x, jnp.broadcast_to(branch, (batch, *branch.shape))], axis=1)
-        head = self.embed(jnp.asarray(np.asarray([prefix], np.int32))) if before else None
+        head = self.embed(jnp.asarray(np.asarray([prefix], np.int32))) if prefix_size else None
         head_angles = rotations(self.config, prefix_positions)
         causal = prefix_positions[0][:, None] >= prefix_positions[0]
-        positions = jnp.concatenate([jnp.broadcast_to(before + steps, (batch, prompt)), of_nodes], axis=1)
-        longest, block = before + prompt + count, self._block
+        positions = jnp.concatenate([jnp.broadcast_to(prefix_size + steps, (batch, prompt)), of_nodes], axis=1)
+        longest, block = prefix_size + prompt + count, self._block
         mask = self._mask(visible, positions, positions, longest)
         head_mask = self._mask(causal, prefix_positions, prefix_positions, longest)
-        prefix_mask = self._mask(jnp.ones((1, 1, before), bool), positions, prefix_positions, longest)
+        prefix_mask = self._mask(jnp.ones((1, 1, prefix_size), bool), positions, prefix_positions, longest)
 
         def select(a):
             if a.shape[0] == 1:
@@ -238,7 +238,7 @@ class Llama(nn.Module):
                 # one source, although every row then has the prefix: one softmax, and fewer and larger products
                 shared: Any = (key, value, prefix_mask.of_layer(layer.has_window))
                 source = tuple(
-                    jnp.concatenate([jnp.broadcast_to(s, (*y.shape[:i], before, *y.shape[i + 1 :])), y], axis=i)
+                    jnp.concatenate([jnp.broadcast_to(s, (*y.shape[:i], prefix_size, *y.shape[i + 1 :])), y], axis=i)
                     for s, y, i in zip(shared, source, (1, 1, 2), strict=True)
                 )
             return block(x, layer, angles, [KeyValues(*source)], select), head, None
@@ -277,40 +277,40 @@ class Llama(nn.Module):
         (Unrolled, XLA on a CPU copies each layer's weights out of the stack at every step: half the speed.) If the
         state has an array for each layer (`decodes_per_layer`), they are unrolled; `layers` spares them the copies.
 
-        **Arguments:** `embeddings`, what the first layer reads in place of `embed(tokens)`; `layers`, what
-        `unstacked_weights` returns, computed outside of the loop over tokens.
+        **Arguments:** `embeddings`, read by the first layer in place of `embed(tokens)`; `layers`, the
+        result of `unstacked_weights`, computed outside of the loop over tokens.
         **Returns:** the tokens' hidden states after the last norm, and the state with them.
         """
         index, prefix, block = state.index, state.prefix, self._block
         prompt, generated = map(jnp.arange, state.capacities)
-        first = 0 if prefix is None else prefix.size
-        before = first + state.lengths[:, None]
-        angles = rotations(self.config, jnp.broadcast_to(before + index, tokens.shape))
+        prefix_size = 0 if prefix is None else prefix.size
+        start = prefix_size + state.lengths[:, None]
+        angles = rotations(self.config, jnp.broadcast_to(start + index, tokens.shape))
         # All continuations are at the same position: the masks have one query for all of them.
-        longest = first + prompt.size + generated.size
+        longest = prefix_size + prompt.size + generated.size
         masks = [
-            self._mask(visible, before + index, key_positions, longest)
+            self._mask(visible, start + index, key_positions, longest)
             for visible, key_positions in (
-                ((first + prompt < before)[:, None], first + prompt[None]),
-                ((generated <= index)[None], before + generated),
-                (None, jnp.arange(first)[None]),
+                ((prefix_size + prompt < start)[:, None], prefix_size + prompt[None]),
+                ((generated <= index)[None], start + generated),
+                (None, jnp.arange(prefix_size)[None]),
             )
         ]
-        few = self._few(tokens.size)
+        few_tokens = self._is_few(tokens.size)
 
         def run(x, layer, pair, *number):
             """A layer, whose `kv` are those of prompts and prefix; `pair` as in `DecodeState.write`."""
             query, key, value = block.query_key_value(x, layer, angles)
-            if few:
+            if few_tokens:
                 key, value = (constrain(a, "batch", None, "kv_heads", None) for a in (key, value))
             pair = state.write(pair, key, value, *number)
             read = [jax.lax.dynamic_index_in_dim(a, *number, keepdims=False) for a in pair] if number else pair
             sources = state.key_values(layer.kv, read, [mask.of_layer(layer.has_window) for mask in masks])
-            return block(x, layer, angles, sources, query=query, few=few), pair
+            return block(x, layer, angles, sources, query=query, few_tokens=few_tokens), pair
 
         shared = () if prefix is None else (prefix.keys, prefix.values)
         x = self.embed(tokens) if embeddings is None else jnp.asarray(embeddings, self.dtype)
-        x = place_residual(x, few)
+        x = place_residual(x, few_tokens)
         if state.per_layer:
             pairs, weights = [], layers or self.unstacked_weights()
             assert weights is not None
@@ -364,7 +364,7 @@ class Llama(nn.Module):
         scale = self.lora.scale if self.lora is not None else 0.0
         return Block(self.config, scale, self.matmul_dtype, self.attention)
 
-    def _few(self, tokens: int) -> bool:
+    def _is_few(self, tokens: int) -> bool:
         """Whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
         return 2 * tokens < self.config.hidden_size
 
@@ -408,7 +408,7 @@ class Llama(nn.Module):
 
         def run(carry, layer, select):
             x, prefix = carry
-            if not self._few(math.prod(x.shape[:-1])):
+            if not self._is_few(math.prod(x.shape[:-1])):
                 layer = Layer(*gathered(layer[:2], self._layer_axes), *layer[2:])
             x, prefix, kv = body(x, prefix, layer, select)
             return (x, prefix), kv
@@ -430,11 +430,11 @@ class Llama(nn.Module):
         return carry[0], (None if kv is None else jax.tree.map(lambda *a: jnp.stack(a), *outputs))
 
 
-def _take(x: jax.Array, at: Int[AnyArray, "B N"]) -> jax.Array:
+def _take(x: jax.Array, indices: Int[AnyArray, "B N"]) -> jax.Array:
     """The tokens at indices of each row, along axis 1; `x` may have one row for all."""
     if x.shape[0] == 1:
-        x = jnp.broadcast_to(x, (at.shape[0], *x.shape[1:]))
-    return jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1)
+        x = jnp.broadcast_to(x, (indices.shape[0], *x.shape[1:]))
+    return jnp.take_along_axis(x, indices.reshape(indices.shape + (1,) * (x.ndim - 2)), axis=1)
 
 
 class ValueHead(nn.Module):

@@ -1,4 +1,4 @@
-"""Sampling of the next token: the options, the processed distribution, and the draw."""
+"""Sampling of the next token: the options, the processed distribution, and the sampled token."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EXTREMES = {"temperature": (1e-6, 1e6), "repetition_penalty": (1e-3, 1e3)}
 """Outside of these, logits that are divided in float32 may become infinite or zero."""
 
 
-def _between(value: Any, name: str) -> Any:
+def _in_range(value: Any, name: str) -> Any:
     low, high = EXTREMES[name]
     return (value >= low) & (value <= high)
 
 
-def _known(value: Any) -> np.ndarray | None:
+def _concrete(value: Any) -> np.ndarray | None:
     """The value of an option, None if it is traced (or a placeholder of a `jax.tree.map`)."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
         return None
@@ -37,7 +37,7 @@ def _known(value: Any) -> np.ndarray | None:
 
 @struct.dataclass
 class SamplingConfig:
-    """The options of `generate`. Those of the distribution apply in transformers' order: repetition penalty,
+    """The options of `generate`. The options of the distribution apply in transformers' order: repetition penalty,
     temperature, top-k, top-p, min-p.
 
     These five may be numbers, which are compiled in, or arrays, `[]` or one per row `[B]`, which are traced: then one
@@ -68,22 +68,22 @@ class SamplingConfig:
         for name in ("max_new_tokens", "samples"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
-        warm, penalty = (f"from {low:g} to {high:g}" for low, high in EXTREMES.values())
+        temperatures, penalties = (f"from {low:g} to {high:g}" for low, high in EXTREMES.values())
         limits: dict[str, tuple[Any, str]] = {
             "temperature": (
-                lambda x: (x == 0) | _between(x, "temperature"),
-                f"0, which is greedy, or {warm} is needed",
+                lambda x: (x == 0) | _in_range(x, "temperature"),
+                f"0, which is greedy, or {temperatures} is needed",
             ),
             "top_k": (lambda x: x >= 0, "give a number of tokens, or 0 to keep all"),
             "top_p": (lambda x: (x > 0) & (x <= 1), "it must lie in (0, 1], where 1 keeps all tokens"),
             "min_p": (lambda x: (x >= 0) & (x <= 1), "it must lie in [0, 1], where 0 keeps all tokens"),
             "repetition_penalty": (
-                lambda x: _between(x, "repetition_penalty"),
-                f"{penalty} is needed, where 1 changes nothing",
+                lambda x: _in_range(x, "repetition_penalty"),
+                f"{penalties} is needed, where 1 changes nothing",
             ),
         }
         for name, (fits, expected) in limits.items():
-            value = _known(getattr(self, name))
+            value = _concrete(getattr(self, name))
             if value is not None and not np.all(fits(value)):
                 raise ValueError(f"{name} is {getattr(self, name)}; {expected}")
         if self.stop_tokens is not None:
@@ -103,10 +103,10 @@ class SamplingConfig:
     @property
     def penalises(self) -> bool:
         """Whether the distribution depends on the tokens so far through a repetition penalty."""
-        return not _is(self.repetition_penalty, 1.0)
+        return not _equals(self.repetition_penalty, 1.0)
 
 
-def _is(value: Any, number: float) -> bool:
+def _equals(value: Any, number: float) -> bool:
     return isinstance(value, int | float) and value == number
 
 
@@ -119,11 +119,11 @@ def _per_row(value: Any) -> Any:
 
 
 def penalise(
-    logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"], penalty: float | Array
+    logits: Float[Array, "B n V"], seen_tokens: Bool[Array, "B n V"], penalty: float | Array
 ) -> Float[Array, "B n V"]:
     """Logits with those of seen tokens reduced."""
     penalty = _per_row(penalty)
-    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return jnp.where(seen_tokens, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1"]:
@@ -137,8 +137,8 @@ def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1
     def halve(_, bounds):
         low, high = bounds
         middle = low + (high - low) // 2
-        more = jnp.where(probs > jax.lax.bitcast_convert_type(middle, jnp.float32), probs, 0.0)
-        enough = more.sum(-1, keepdims=True) < p
+        larger = jnp.where(probs > jax.lax.bitcast_convert_type(middle, jnp.float32), probs, 0.0)
+        enough = larger.sum(-1, keepdims=True) < p
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
     largest = jax.lax.bitcast_convert_type(probs.max(-1, keepdims=True), jnp.int32)
@@ -163,14 +163,14 @@ def largest(values: Float[Array, "B n V"], k: Int[Array, "B 1 1"]) -> Float[Arra
         enough = (order >= middle).sum(-1, keepdims=True) >= k
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
 
-    whole = jnp.iinfo(jnp.int32)
-    bounds = jnp.full_like(order[..., :1], whole.min), jnp.full_like(order[..., :1], whole.max)
+    int32 = jnp.iinfo(jnp.int32)
+    bounds = jnp.full_like(order[..., :1], int32.min), jnp.full_like(order[..., :1], int32.max)
     return jax.lax.bitcast_convert_type(ordered(tracing.fori_loop(0, 32, halve, bounds)[0]), jnp.float32)
 
 
-def _where_any(asked: Bool[Array, "*b"], change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+def _where_any(active: Bool[Array, "*b"], change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
     """The changed logits if some row asks for it; otherwise the change is not computed."""
-    return tracing.cond(jnp.any(asked), change, lambda x: x, logits)
+    return tracing.cond(jnp.any(active), change, lambda x: x, logits)
 
 
 def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Array, "B n V"]:
@@ -196,26 +196,28 @@ def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Arr
         logits = _where_any(p < 1, most_probable, logits)
     elif p != 1:
         logits = most_probable(logits)
-    if not _is(config.min_p, 0.0):
+    if not _equals(config.min_p, 0.0):
         ratio = jnp.log(jnp.asarray(_per_row(config.min_p), jnp.float32))
         logits = jnp.where(logits >= logits.max(-1, keepdims=True) + ratio, logits, -jnp.inf)
     return logits
 
 
 def process(
-    logits: Float[Array, "B n V"], seen: Bool[Array, "B n V"] | None, config: SamplingConfig
+    logits: Float[Array, "B n V"], seen_tokens: Bool[Array, "B n V"] | None, config: SamplingConfig
 ) -> Float[Array, "B n V"]:
     """The logits of the sampling distribution, `-inf` for removed tokens.
 
-    **Arguments:** `logits`, the model's; `seen`, the tokens of prompt and continuation so far, None without a
+    **Arguments:** `logits`, the model's; `seen_tokens`, the tokens of prompt and continuation so far, None without a
     repetition penalty; `config`. At temperature 0 only the order of the logits matters.
     """
-    if seen is not None:
-        logits = penalise(logits, seen, config.repetition_penalty)
+    if seen_tokens is not None:
+        logits = penalise(logits, seen_tokens, config.repetition_penalty)
     if config.greedy:
         return logits
-    warm = _per_row(config.temperature)
-    logits = logits / (warm if isinstance(warm, int | float) else jnp.where(warm > 0, warm, 1.0))
+    temperature = _per_row(config.temperature)
+    logits = logits / (
+        temperature if isinstance(temperature, int | float) else jnp.where(temperature > 0, temperature, 1.0)
+    )
     return truncate(logits, config)
 
 
@@ -223,21 +225,21 @@ def draw(
     logits: Float[Array, "B n V"], keys: Key[Array, "B n"], config: SamplingConfig
 ) -> tuple[Int[Array, "B n"], Float[Array, "B n"]]:
     """A token for each row of processed logits, and its log-probability under them, which is 0 if greedy."""
-    best = jnp.argmax(logits, axis=-1)
+    most_probable = jnp.argmax(logits, axis=-1)
     if config.greedy:
-        return best, jnp.zeros(best.shape, jnp.float32)
+        return most_probable, jnp.zeros(most_probable.shape, jnp.float32)
 
-    def drawn():
+    def sample():
         # One key per row, so that the draws of rows are independent.
         tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
         return tokens, log_prob(logits, tokens)
 
     if isinstance(config.temperature, int | float):
-        return drawn()
+        return sample()
     greedy = _per_row(config.temperature)[..., 0] == 0
-    zeros = jnp.zeros(best.shape, jnp.float32)
-    tokens, log_probs = tracing.cond(jnp.all(greedy), lambda: (best, zeros), drawn)
-    return jnp.where(greedy, best, tokens), jnp.where(greedy, zeros, log_probs)
+    zeros = jnp.zeros(most_probable.shape, jnp.float32)
+    tokens, log_probs = tracing.cond(jnp.all(greedy), lambda: (most_probable, zeros), sample)
+    return jnp.where(greedy, most_probable, tokens), jnp.where(greedy, zeros, log_probs)
 
 
 def log_prob(logits: Float[Array, "B n V"], tokens: Int[Array, "B n"]) -> Float[Array, "B n"]:

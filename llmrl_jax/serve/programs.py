@@ -85,7 +85,7 @@ class Programs:
 
     def advance(self, state: State, options: dict[str, np.ndarray], until: int) -> State:
         """Write until every answer has ended or has `until` tokens. `state` is donated."""
-        _, samples, room = state.out.tokens.shape
+        _, samples, room = state.output.tokens.shape
         fixed, traced = self._config(room, samples, options).split()
         return _advance(self.model, fixed, self.variables, traced, None, state, until)
 

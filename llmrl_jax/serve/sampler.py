@@ -121,7 +121,7 @@ class Sampler:
         lanes = list(range(len(asks)))
         for until in range(CHECK_INTERVAL, room + CHECK_INTERVAL, CHECK_INTERVAL):
             state = programs.advance(state, options, until)
-            output = jax.device_get(state.out)
+            output = jax.device_get(state.output)
             for lane, i in enumerate(lanes):
                 for j, reader in enumerate(readers[i]):
                     values = output.tokens[lane, j], int(output.lengths[lane, j]), output.log_probs[lane, j]

@@ -1,5 +1,5 @@
-"""The header of a GGUF file: its metadata, and the names, shapes, types and offsets of its tensors. The files of a split
-model have one header together.
+"""The header of a GGUF file: its metadata, and the names, shapes, types and offsets of its tensors. The files of a
+split model have one header together.
 
 Read here and not by the `gguf` package, which makes a NumPy array of every string (a vocabulary of 49,152 tokens takes
 seconds), and which meets a damaged file with whatever error NumPy has.
@@ -182,26 +182,26 @@ def _join_headers(parts: Sequence[Header]) -> Header:
         split = part.get(_NUMBER, int), part.get(_COUNT, int)
         if split != (i, count):
             raise ValueError(
-                f"{part.path}: {_NUMBER} and {_COUNT} are {split[0]} and {split[1]}; {i} and {count} are needed in "
-                f"part {i + 1} of a model that is split into {count} files: download it again"
+                f"{part.path}: {_NUMBER} and {_COUNT} are {split[0]} and {split[1]}; {i} and {count} are needed "
+                f"in part {i + 1} of a model that is split into {count} files: download it again"
             )
         if duplicate := next((name for name in part.tensors if name in tensors), None):
             raise ValueError(
-                f"{part.path} has the tensor {duplicate}, which {tensors[duplicate].file.name} has too: the parts are not of "
-                "one model; download them again"
+                f"{part.path} has the tensor {duplicate}, which {tensors[duplicate].file.name} has too: the parts are "
+                "not of one model; download them again"
             )
         tensors |= part.tensors
     totals = {part.path: total for part in parts if (total := part.get(_TENSORS, int)) is not None}
     if mismatch := next((path for path, total in totals.items() if total != len(tensors)), None):
         raise ValueError(
-            f"{mismatch}: {_TENSORS} is {totals[mismatch]}, and the {count} parts of the split model hold {len(tensors)}: "
-            "the parts are not of one model; download them again"
+            f"{mismatch}: {_TENSORS} is {totals[mismatch]}, and the {count} parts of the split model hold "
+            f"{len(tensors)}: the parts are not of one model; download them again"
         )
     return Header(parts[0].path, parts[0].metadata, tensors)
 
 
 def part_of_bytes(path: Path) -> str:
-    """A clause for an error message if the file's name is that of a part of a file that was cut by bytes; else empty."""
+    """A clause of an error message if the file's name is that of a part of a file cut by bytes; else empty."""
     if not _BYTES.fullmatch(path.name):
         return ""
     return " (its name is that of a part of a file: join all parts into one file, with cat)"
@@ -351,8 +351,8 @@ class _Reader:
         if kind not in TYPES:
             type_name = _UNSUPPORTED.get(kind, f"the unknown type {kind}")
             raise ValueError(
-                f"{self.path}: the tensor {name} is stored as {type_name}; supported: {', '.join(TYPES.values())} (take a "
-                "file of another quantisation)"
+                f"{self.path}: the tensor {name} is stored as {type_name}; supported: {', '.join(TYPES.values())} "
+                "(take a file of another quantisation)"
             )
         weights = BLOCKS[TYPES[kind]][0]
         if shape[-1] % weights:

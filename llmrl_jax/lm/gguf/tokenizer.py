@@ -69,7 +69,7 @@ def end_tokens(path: str | Path) -> set[int]:
 
 
 def tokenizer_config(path: str | Path) -> dict[str, Any]:
-    """What a Hugging Face folder has in `tokenizer_config.json`: the special tokens and the chat template."""
+    """The `tokenizer_config.json` of a Hugging Face folder: the special tokens and the chat template."""
     header = read_header(path)
     tokens = _tokens(header)
     ids = {name: special_id(header, name) for name in (*IDS, "unk_token")}

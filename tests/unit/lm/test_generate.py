@@ -118,10 +118,10 @@ def test_a_shared_prefix_gives_what_whole_prompts_give(variables, window):
     state = start(model, fixed, traced, None, TOKENS, LENGTHS, keys, *read, prefix)
     advance = jax.jit(module.advance, static_argnums=(0, 1))
     state = advance(model, fixed, variables, traced, None, state, 3)
-    rest = advance(model, fixed, variables, traced, None, state.rows(np.array([2, 0])), 8).out
+    rest = advance(model, fixed, variables, traced, None, state.rows(np.array([2, 0])), 8).output
     np.testing.assert_array_equal(rest.tokens, np.asarray(want.tokens)[[2, 0]])
     np.testing.assert_allclose(rest.log_probs, np.asarray(want.log_probs)[[2, 0]], atol=5e-5)
-    other = advance(model, fixed, variables, traced, None, state.rows(np.array([1, 1])), 8).out
+    other = advance(model, fixed, variables, traced, None, state.rows(np.array([1, 1])), 8).output
     np.testing.assert_array_equal(other.tokens, np.asarray(want.tokens)[[1, 1]])
 
 
@@ -271,7 +271,7 @@ def test_bfloat16_is_kept_in_the_cache_and_float32_in_what_comes_out():
     for x in jax.tree.leaves((state.cache.keys, state.cache.prompt_values)):
         assert x.dtype == jnp.bfloat16
     state = jax.eval_shape(functools.partial(module.advance, low, fixed), low.abstract(), traced, None, state, 8)
-    assert state.out.log_probs.dtype == state.out.sampled_log_probs.dtype == jnp.float32
+    assert state.output.log_probs.dtype == state.output.sampled_log_probs.dtype == jnp.float32
 
 
 def test_texts_leave_the_stop_out():
