@@ -225,10 +225,10 @@ class DecodeState:
         **Arguments:** `prompt`, the keys and values of the prompts, and of the prefix if there is one; `pair`, those of
         the continuations; `masks`, of prompts, continuations and prefix.
         """
-        of_prompt, of_continuation = MERGED_HEADS if self.merged else HEADS
+        prompt_axes, continuation_axes = MERGED_HEADS if self.merged else HEADS
         sources = [
-            KeyValues(prompt[0], prompt[1], masks[0], *of_prompt),
-            KeyValues(pair[0], pair[1], masks[1], *of_continuation),
+            KeyValues(prompt[0], prompt[1], masks[0], *prompt_axes),
+            KeyValues(pair[0], pair[1], masks[1], *continuation_axes),
         ]
         return sources if self.prefix is None else [*sources, KeyValues(prompt[2], prompt[3], masks[2], "kth")]
 

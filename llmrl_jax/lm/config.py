@@ -411,7 +411,7 @@ class LlamaConfig:
         """
         kind: Any = config.get("model_type")
         _check_family(kind)
-        for name in _listed(config, "architectures"):
+        for name in _list_field(config, "architectures"):
             if not str(name).endswith("ForCausalLM"):
                 raise ValueError(f"architecture {name!r} is not supported; save the model as a {kind} ...ForCausalLM")
         _check_effects(config)
@@ -513,7 +513,7 @@ def _check_effects(config: Mapping[str, Any]) -> None:
             raise ValueError(f"config field {name} is {value!r}; only {number:g} is implemented")
 
 
-def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
+def _list_field(config: Mapping[str, Any], name: str) -> list[Any]:
     """A field that is a list, or missing."""
     value = config.get(name)
     if not isinstance(value, list | tuple | None):
@@ -526,7 +526,7 @@ def _window(config: Mapping[str, Any]) -> dict[str, Any]:
     integers(config, "sliding_window", "max_window_layers", minimum=0)
     booleans(config, "use_sliding_window")
     kind, window, count = config["model_type"], config.get("sliding_window"), config["num_hidden_layers"]
-    qwen, types = kind in ("qwen2", "qwen3"), _listed(config, "layer_types")
+    qwen, types = kind in ("qwen2", "qwen3"), _list_field(config, "layer_types")
     if qwen and not config.get("use_sliding_window"):
         window = None
     first = config.get("max_window_layers") if qwen else 0

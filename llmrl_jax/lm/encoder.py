@@ -195,8 +195,8 @@ class Bert(nn.Module):
         types = tables["token_type"]["embedding"]
         x = x + (types[0] if token_types is None else types[token_types])
         x = layer_norm(x.astype(self.dtype), tables["norm"], config.layer_norm_eps)
-        real = jnp.arange(steps) < jnp.asarray(lengths)[:, None]
-        x, _ = tracing.scan(lambda x, params: (self._layer(x, real[:, None, :], params), None), x, self._layers)
+        valid = jnp.arange(steps) < jnp.asarray(lengths)[:, None]
+        x, _ = tracing.scan(lambda x, params: (self._layer(x, valid[:, None, :], params), None), x, self._layers)
         return BertOutput(x, jnp.tanh(_project(x[:, 0], "dense", self._pooler)) if self.pooler else None)
 
     def _layer(self, x: jax.Array, mask: jax.Array, params: Mapping) -> jax.Array:
@@ -272,8 +272,8 @@ class SentenceEncoder:
         length = jnp.asarray(lengths)[:, None]
         hidden = output.hidden.astype(jnp.float32)
         if self.pooling == "mean":
-            real = jnp.arange(tokens.shape[1]) < length
-            vector = jnp.where(real[..., None], hidden, 0.0).sum(1) / jnp.maximum(length, 1)
+            valid = jnp.arange(tokens.shape[1]) < length
+            vector = jnp.where(valid[..., None], hidden, 0.0).sum(1) / jnp.maximum(length, 1)
         else:
             vector = hidden[:, 0] if self.pooling == "cls" else output.pooled.astype(jnp.float32)
             vector = jnp.where(length > 0, vector, 0.0)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from envs_jax import tracing
 from llmrl_jax.lm.cache import Cache, DecodeState, Prefix
 from llmrl_jax.lm.model import AnyArray, Llama
-from llmrl_jax.lm.sampling import SamplingConfig, draw, log_prob, process
+from llmrl_jax.lm.sampling import SamplingConfig, log_prob, process, sample_tokens
 from llmrl_jax.lm.stops import StopStrings
 from llmrl_jax.lm.tokens import Tokenizer, check_tokens
 
@@ -99,9 +99,9 @@ def generate(
     with the last of them. It is compiled for each `model`, for the shapes, and for `config` (but not for the values of
     its arrays), and can be called inside another `jit`.
 
-    The draws of a row depend only on its key, not on its batch, its padding, or the other samples. (With JAX's default
+    The samples of a row depend only on its key, not on its batch, its padding, or the other samples. (With JAX's default
     keys, threefry. Logits with another batch size may differ in the last bit, because of another order of summation; a
-    draw changes only if two tokens tie to that bit.)
+    sample changes only if two tokens tie to that bit.)
 
     **Arguments:** `model`, `variables` (with `lora` to apply adapters); `tokens`, right-padded prompts; `lengths`, at
     least 1; `key`, one of `jax.random.key`, folded with each row's number, or one per row; `config`; `stops`, strings
@@ -205,8 +205,8 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
 def read_prefix(model, variables, tokens: Int[AnyArray, "P"]) -> Prefix:
     """Compute the tokens that all prompts of later batches begin with."""
     cache = Cache.create(model.config, 1, tokens.shape[0], model.dtype)
-    read: Any = model.apply(variables, tokens[None], cache=cache, logits=False)
-    return Prefix.create(tokens, read.cache)
+    output: Any = model.apply(variables, tokens[None], cache=cache, logits=False)
+    return Prefix.create(tokens, output.cache)
 
 
 @tracing.default_types
@@ -214,13 +214,13 @@ def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[
     """The first half of `generate`, in one program for any options of sampling and any length of the continuations.
 
     **Arguments:** `model`, `variables`, `tokens`, `lengths`: those of `generate`; `prefix`, of `read_prefix`: then
-    `tokens` are what follows it.
+    `tokens` follow it.
     **Returns:** the logits after each prompt, and the keys and values of the prompts, of the capacity `S`.
     """
     (batch, prompt), last = tokens.shape, jnp.asarray(lengths)[:, None] - 1
     cache = Cache.create(model.config, batch, prompt, model.dtype)
-    read: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=last)
-    return read.logits, read.cache
+    output: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=last)
+    return output.logits, output.cache
 
 
 @tracing.default_types
@@ -235,9 +235,9 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, pre
     (batch, prompt), count, capacity = tokens.shape, config.samples, config.max_new_tokens
     seen_tokens = None
     if config.penalises:
-        real = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
+        valid = jnp.arange(prompt) < jnp.asarray(lengths)[:, None]
         rows = jnp.arange(batch)[:, None]
-        seen_tokens = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(real)
+        seen_tokens = jnp.zeros((batch, model.config.vocab_size), bool).at[rows, tokens].max(valid)
         if prefix is not None:
             seen_tokens = seen_tokens.at[:, prefix.tokens].set(True)
         seen_tokens = jnp.broadcast_to(seen_tokens[:, None], (batch, count, seen_tokens.shape[-1]))
@@ -261,17 +261,17 @@ def start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache, pre
 
 @tracing.default_types
 def _begin(model, fixed, variables, traced, stops, tokens, lengths, keys) -> State:
-    """Compute the prompts and draw the first token of every continuation."""
+    """Compute the prompts and sample the first token of every continuation."""
     logits, cache = read_prompts(model, variables, tokens, lengths)
     return start(model, fixed, traced, stops, tokens, lengths, keys, logits, cache)
 
 
 def _append(config: SamplingConfig, stops: StopStrings | None, state: State, logits: jax.Array) -> State:
-    """The state with one more token of every continuation, drawn from the model's logits."""
+    """The state with one more token of every continuation, sampled from the model's logits."""
     output, step = state.output, state.step
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(state.keys, step)
     processed = process(logits, state.seen_tokens, config)
-    tokens, sampled = draw(processed, keys, config)
+    tokens, sampled = sample_tokens(processed, keys, config)
     running = output.finish == Finish.RUNNING
     tokens = jnp.where(running, tokens, 0).astype(jnp.int32)
 
@@ -309,7 +309,7 @@ def advance(model, fixed, variables, traced, stops, state: State, until) -> Stat
     config = dataclasses.replace(fixed, **traced)
     layers = model.apply(variables, method=Llama.unstacked_weights)
 
-    def goes_on(state: State):
+    def unfinished(state: State):
         return (state.step < until) & jnp.any(state.output.finish == Finish.RUNNING)
 
     def body(state: State) -> State:
@@ -318,7 +318,7 @@ def advance(model, fixed, variables, traced, stops, state: State, until) -> Stat
         logits = model.apply(variables, hidden, method=Llama.head)
         return _append(config, stops, dataclasses.replace(state, cache=cache), logits)
 
-    return tracing.while_loop(goes_on, body, state)
+    return tracing.while_loop(unfinished, body, state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -200,16 +200,18 @@ class Llama(nn.Module):
         """
         (batch, prompt), count, prefix_size = tokens.shape, len(nodes), len(prefix)
         steps, prefix_positions = jnp.arange(prompt), jnp.arange(prefix_size)[None]
-        of_nodes = prefix_size + lengths[:, None] + jnp.asarray(np.asarray(depths, np.int32))
+        node_positions = prefix_size + lengths[:, None] + jnp.asarray(np.asarray(depths, np.int32))
         angles: Any = tuple(
             jnp.concatenate([jnp.broadcast_to(p, (n.shape[0], *p.shape)), n], axis=1) if count else p[None]
-            for p, n in zip(rotations(self.config, prefix_size + steps), rotations(self.config, of_nodes), strict=True)
+            for p, n in zip(
+                rotations(self.config, prefix_size + steps), rotations(self.config, node_positions), strict=True
+            )
         )
         visible = jnp.concatenate([steps[:, None] >= steps, jnp.ones((count, prompt), bool)], axis=0)
-        among_nodes = jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))
-        visible = jnp.concatenate([visible, among_nodes], axis=1)
-        real = jnp.concatenate([steps < lengths[:, None], jnp.ones((batch, count), bool)], axis=1)
-        visible = visible & real[:, None, :]
+        node_mask = jnp.asarray(np.vstack([np.zeros((prompt, count), bool), ancestors]))
+        visible = jnp.concatenate([visible, node_mask], axis=1)
+        valid = jnp.concatenate([steps < lengths[:, None], jnp.ones((batch, count), bool)], axis=1)
+        visible = visible & valid[:, None, :]
         x = self.embed(tokens)
         if count:
             branch = self.embed(jnp.asarray(np.asarray(nodes, np.int32)))
@@ -217,7 +219,7 @@ class Llama(nn.Module):
         head = self.embed(jnp.asarray(np.asarray([prefix], np.int32))) if prefix_size else None
         head_angles = rotations(self.config, prefix_positions)
         causal = prefix_positions[0][:, None] >= prefix_positions[0]
-        positions = jnp.concatenate([jnp.broadcast_to(prefix_size + steps, (batch, prompt)), of_nodes], axis=1)
+        positions = jnp.concatenate([jnp.broadcast_to(prefix_size + steps, (batch, prompt)), node_positions], axis=1)
         longest, block = prefix_size + prompt + count, self._block
         mask = self._mask(visible, positions, positions, longest)
         head_mask = self._mask(causal, prefix_positions, prefix_positions, longest)
@@ -385,8 +387,8 @@ class Llama(nn.Module):
     def _layer_axes(self) -> Any:
         """The logical axes of the weights and adapters of one layer."""
         axes = {name: tree["layers"] for name, tree in self.logical_axes().items()}
-        of_weights = quantized_axes(axes["params"], unfreeze(self._layers))
-        stacked = [of_weights, None if self._adapters is None else axes["lora"]]
+        weight_axes = quantized_axes(axes["params"], unfreeze(self._layers))
+        stacked = [weight_axes, None if self._adapters is None else axes["lora"]]
         return jax.tree.map(lambda names: names[1:], stacked, is_leaf=lambda x: isinstance(x, tuple))
 
     def _run_layers(

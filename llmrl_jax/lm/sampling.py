@@ -97,7 +97,7 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether decoding is greedy, without random draws."""
+        """Whether decoding is greedy, without random samples."""
         return isinstance(self.temperature, int | float) and self.temperature == 0
 
     @property
@@ -221,7 +221,7 @@ def process(
     return truncate(logits, config)
 
 
-def draw(
+def sample_tokens(
     logits: Float[Array, "B n V"], keys: Key[Array, "B n"], config: SamplingConfig
 ) -> tuple[Int[Array, "B n"], Float[Array, "B n"]]:
     """A token for each row of processed logits, and its log-probability under them, which is 0 if greedy."""
@@ -230,7 +230,7 @@ def draw(
         return most_probable, jnp.zeros(most_probable.shape, jnp.float32)
 
     def sample():
-        # One key per row, so that the draws of rows are independent.
+        # One key per row, so that the samples of rows are independent.
         tokens = jax.vmap(jax.vmap(jax.random.categorical))(keys, logits)
         return tokens, log_prob(logits, tokens)
 

@@ -133,7 +133,7 @@ def read_header(path: str | Path) -> Header:
     path = Path(path)
     name = PART.fullmatch(path.name)
     files = [path, *(path.with_name(part) for part in part_names(name))] if name else [path]
-    return _read_model(path, tuple(_state(file) for file in files if file == path or file.is_file()))
+    return _read_model(path, tuple(_file_stat(file) for file in files if file == path or file.is_file()))
 
 
 def part_names(name: re.Match[str]) -> list[str]:
@@ -142,7 +142,7 @@ def part_names(name: re.Match[str]) -> list[str]:
     return [f"{name['stem']}-{i:05d}-of-{count:05d}{SUFFIX}" for i in range(1, count + 1)]
 
 
-def _state(path: Path) -> tuple[Path, int, int]:
+def _file_stat(path: Path) -> tuple[Path, int, int]:
     status = path.stat()
     return path, status.st_size, status.st_mtime_ns
 
@@ -214,8 +214,8 @@ def _read_file(path: Path, size: int) -> Header:
             raise ValueError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
         version = int.from_bytes(start[4:], "little")
         if version not in VERSIONS:
-            swapped = int.from_bytes(start[4:], "big")
-            label = f"{swapped} for big-endian machines" if swapped in VERSIONS else str(version)
+            big_endian = int.from_bytes(start[4:], "big")
+            label = f"{big_endian} for big-endian machines" if big_endian in VERSIONS else str(version)
             raise ValueError(
                 f"{path} is GGUF version {label}; supported: {', '.join(map(str, VERSIONS))}, little-endian: convert "
                 "the model again"
@@ -360,10 +360,10 @@ class _Reader:
                 f"{self.path}: the tensor {name} has rows of {shape[-1]} weights; {TYPES[kind]} stores {weights} at a "
                 "time: the file is damaged"
             )
-        return name, (TYPES[kind], _sized(self, name, shape), offset)
+        return name, (TYPES[kind], _checked_shape(self, name, shape), offset)
 
 
-def _sized(reader: _Reader, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+def _checked_shape(reader: _Reader, name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape, if that many weights can be in a file: the product of damaged numbers has no bound."""
     if math.prod(shape) > 8 * reader.size or 0 in shape:
         raise ValueError(f"{reader.path}: the tensor {name} has the shape {tuple(shape)}: the file is cut or damaged")

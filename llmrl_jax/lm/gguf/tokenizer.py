@@ -104,7 +104,7 @@ def read_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, An
         raise ValueError(f"{path}: the vocabulary and the merges are no tokenizer: {error}") from error
     _add_special(backend, header, tokens)
     names = tokenizer_config(path)
-    _surround(backend, header, names, add_bos)
+    _add_template(backend, header, names, add_bos)
     return backend, names
 
 
@@ -215,7 +215,7 @@ def _add_special(backend: tokenizers.Tokenizer, header: Header, tokens: list[str
         raise ValueError(f"{header.path}: the vocabulary grows from {len(tokens)} to {backend.get_vocab_size()} tokens")
 
 
-def _surround(backend: tokenizers.Tokenizer, header: Header, names: dict[str, Any], add_bos: bool) -> None:
+def _add_template(backend: tokenizers.Tokenizer, header: Header, names: dict[str, Any], add_bos: bool) -> None:
     """Set the special tokens that are added before and after a text."""
     from tokenizers import processors
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import FastTokenizer, WordTokenizer
-from llmrl_jax.lm.sampling import NEUTRAL, SamplingConfig, draw, largest, process
+from llmrl_jax.lm.sampling import NEUTRAL, SamplingConfig, largest, process, sample_tokens
 from llmrl_jax.lm.stops import StopStrings, token_bytes
 
 
@@ -97,7 +97,7 @@ def test_options_of_each_row():
     np.testing.assert_allclose(got[0], LOGITS[0, 0], rtol=1e-6)
     np.testing.assert_allclose(got[1], LOGITS[0, 0] / 2, rtol=1e-6)
     np.testing.assert_array_equal(np.isfinite(got[2]), [False, True, False, True, False])
-    tokens, log_probs = draw(jnp.asarray(got)[:, None], jax.random.split(jax.random.key(0), (4, 1)), config)
+    tokens, log_probs = sample_tokens(jnp.asarray(got)[:, None], jax.random.split(jax.random.key(0), (4, 1)), config)
     assert tokens[3, 0] == 1 and log_probs[3, 0] == 0
     np.testing.assert_allclose(np.exp(log_probs[2, 0]), [8 / 12, 4 / 12][int(tokens[2, 0] == 3)], rtol=1e-5)
 
@@ -105,7 +105,7 @@ def test_options_of_each_row():
 def test_draws_follow_what_is_left():
     config = SamplingConfig(1, top_k=3)
     many = jnp.broadcast_to(process(jnp.asarray(LOGITS), None, config), (1, 20_000, 5))
-    tokens, _ = draw(many, jax.random.split(jax.random.key(1), (1, 20_000)), config)
+    tokens, _ = sample_tokens(many, jax.random.split(jax.random.key(1), (1, 20_000)), config)
     counts = np.bincount(np.asarray(tokens)[0], minlength=5)
     want = np.array([2, 8, 0, 4, 0]) / 14 * 20_000
     assert not counts[[2, 4]].any()
@@ -115,7 +115,9 @@ def test_draws_follow_what_is_left():
 
 def test_greedy_takes_the_first_of_equals():
     config = SamplingConfig(1, temperature=0.0)
-    tokens, log_probs = draw(jnp.array([[[0.0, 2.0, 2.0]]]), jax.random.split(jax.random.key(0), (1, 1)), config)
+    tokens, log_probs = sample_tokens(
+        jnp.array([[[0.0, 2.0, 2.0]]]), jax.random.split(jax.random.key(0), (1, 1)), config
+    )
     assert tokens[0, 0] == 1 and log_probs[0, 0] == 0
 
 
