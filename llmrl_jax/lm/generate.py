@@ -99,7 +99,7 @@ def generate(
     with the last of them. It is compiled for each `model`, for the shapes, and for `config` (but not for the values of
     its arrays), and can be called inside another `jit`.
 
-    The samples of a row depend only on its key, not on its batch, its padding, or the other samples. (With JAX's default
+    A row's samples depend only on its key, not on its batch, its padding, or the other samples. (With JAX's default
     keys, threefry. Logits with another batch size may differ in the last bit, because of another order of summation; a
     sample changes only if two tokens tie to that bit.)
 
