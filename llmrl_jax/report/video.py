@@ -96,8 +96,8 @@ def fitted(section: Section, width: float) -> list[str]:
     `most`."""
     entries = [wrapped(text, width - font(TEXT).getlength(INDENT)) for text in section.lines]
     drawn: list[str] = []
-    for i, (first, *others_) in enumerate(entries):
-        lines, left = [first, *(f"{INDENT}{line}" for line in others_)], len(entries) - i
+    for i, (first, *remaining) in enumerate(entries):
+        lines, left = [first, *(f"{INDENT}{line}" for line in remaining)], len(entries) - i
         room = section.most - len(drawn) - (left > 1)  # the last line is for those that are left
         if len(lines) > room:
             return (

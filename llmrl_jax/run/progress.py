@@ -64,17 +64,17 @@ class Progress:
         mode: str,
         title: str,
         total: int,
-        begun: int = 0,
+        start_update: int = 0,
         shown: Mapping[str, str] = SHOWN,
         unit: str = "steps",
     ):
-        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total` and `begun`, updates; `shown`, labels;
+        """**Arguments:** `mode`, of `RunConfig.progress`; `title`; `total`, `start_update`: updates; `shown`, labels;
         `unit`, of the speed."""
         if mode == "auto":
             mode = "bar" if _on_terminal() else "lines"
         self.mode, self.title, self.total, self.shown, self.unit = mode, title, total, shown, unit
         self._latest: dict[str, float] = {}
-        self._start, self._first = time.monotonic(), begun
+        self._start, self._first = time.monotonic(), start_update
         self._bar: Any = None
         self._display = contextlib.ExitStack()
         if mode == "bar":
@@ -86,11 +86,11 @@ class Progress:
             # rich's handler ends the process; the thread that redraws the bar may call it
             console.on_broken_pipe = lambda: self._switch_off("Broken pipe")  # type: ignore[method-assign]
             self._bar = Bar(*columns, console=console, transient=False)
-            self._task = self._bar.add_task(title, total=total, completed=begun, text="compiling")
+            self._task = self._bar.add_task(title, total=total, completed=start_update, text="compiling")
             self._try(self._bar.start)
             self._display.enter_context(activity.display(self._show_activity, live=True))
         elif mode == "lines":
-            self._print(f"{title}: {total} updates, {begun} done; compiling")
+            self._print(f"{title}: {total} updates, {start_update} done; compiling")
             self._display.enter_context(activity.display())
         else:
             self._display.enter_context(activity.display(activity.quiet))
