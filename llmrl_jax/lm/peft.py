@@ -243,7 +243,9 @@ def load_adapter(
     tree = declare.declare_lora(config, lora)
     abstract = declare.abstract(tree, jnp.float32)
     device = SingleDeviceSharding(jax.devices()[0])
-    places = jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    leaf_shardings = (
+        jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    )
     sides = {t: _sides(config, t) for t in lora.targets}
     shapes = {key: leaf.hf_shape for key, (_, leaf, _) in saved.items()}
     present = [(t, i, r) for t in lora.targets for i in range(config.num_hidden_layers) if (r := lora.rank_at(t, i))]
@@ -263,7 +265,7 @@ def load_adapter(
                 file.fill(key, part.T)
         adapters: dict[str, Any] = {}
         for target, (a_value, b_value) in values.items():
-            leaf, sharding = tree["layers"][BLOCKS[target]][target], places["layers"][BLOCKS[target]][target]
+            leaf, sharding = tree["layers"][BLOCKS[target]][target], leaf_shardings["layers"][BLOCKS[target]][target]
             adapters.setdefault(BLOCKS[target], {})[target] = {
                 "a": jax.device_put(a_value.reshape(leaf["a"].shape), sharding["a"]),
                 "b": jax.device_put(b_value.reshape(leaf["b"].shape), sharding["b"]),

@@ -234,9 +234,11 @@ def load_hf(
     tree = declare.declare(config)
     device = SingleDeviceSharding(jax.devices()[0])
     abstract = declare.abstract(tree, dtype)
-    places = jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    leaf_shardings = (
+        jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    )
     shapes: Any = abstract
-    parts: Any = places
+    parts: Any = leaf_shardings
     if quantize is not None:
         shapes = jax.eval_shape(partial(quantize_params, kind=quantize, targets=quantize_targets), abstract)
         parts = (
@@ -246,7 +248,7 @@ def load_hf(
         )
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=declare.is_leaf)
-    entries = zip(leaves, *map(structure.flatten_up_to, (places, parts, shapes)), strict=True)
+    entries = zip(leaves, *map(structure.flatten_up_to, (leaf_shardings, parts, shapes)), strict=True)
     with ExitStack() as stack:
         files = Files(folder, config, stack)
         files.check(leaves, config)

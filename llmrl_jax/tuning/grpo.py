@@ -474,8 +474,8 @@ def make_reward_evaluation(
     trained = "params" if model.lora is None else "lora"
     count, batch = prompts.tokens.shape[0], min(config.prompts, prompts.tokens.shape[0])
     # the last batch is filled up with repeated prompts, which are not counted
-    places = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
-    counts = np.arange(places.size).reshape(places.shape) < count
+    indices = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
+    counts = np.arange(indices.size).reshape(indices.shape) < count
     sampling = SamplingConfig(config.max_new_tokens, config.temperature, stop_tokens=config.stop_tokens)
 
     @jax.jit
@@ -496,7 +496,7 @@ def make_reward_evaluation(
             }
             return {name: jnp.sum(jnp.where(counted, x, 0)) for name, x in values.items()}
 
-        return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(sample_part, (places, counts)))
+        return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(sample_part, (indices, counts)))
 
     def evaluate(state: GRPOState, key: jax.Array) -> dict[str, float]:
         means = answer(state.params, state.frozen["base"], key)

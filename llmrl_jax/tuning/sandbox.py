@@ -47,8 +47,8 @@ class _Namespace(Namespace):
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of chat templates in transformers, in which a template can only read its arguments, with bounds:
     `STEPS` iterations, and texts and containers of `LENGTH` characters. They end every loop and recursion. Containers
-    are counted as they are written out, with what they hold twice counted twice, so that none is small in memory and
-    endless to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
+    are counted as they are written out, with multiplicity, so that shared references cannot hide a size that is endless
+    to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
     that makes much of little, beyond its numbers, which are at most `LENGTH`.
 
     **Arguments:** `date`, which `strftime_now` writes; None: the time of the rendering.
