@@ -55,7 +55,7 @@ class KeyValues(NamedTuple):
     """The order of the axes: b rows, r rows of single queries (each with its own keys), t tokens, k heads, h; c is k
     and h in one. None: as above."""
     key_axes: str | None = None
-    """That of the keys. None: the same."""
+    """The order of the axes of the keys. None: the same."""
     causal: bool = False
     """Queries and keys are the same tokens, and no query sees a later one: a promise, which `mask` keeps too."""
     segments: Int[Array, "b t"] | None = None
@@ -96,11 +96,11 @@ class Mask(NamedTuple):
 
     def of_layer(self, has_window: Any = None) -> jax.Array | None:
         """The mask of a layer with a window, if `has_window` (bool `[]`; None: as all layers)."""
-        mask, near = self
-        if near is None:
+        mask, window_mask = self
+        if window_mask is None:
             return mask
-        near = near if has_window is None else near | ~jnp.asarray(has_window)
-        return near if mask is None else mask & near
+        window_mask = window_mask if has_window is None else window_mask | ~jnp.asarray(has_window)
+        return window_mask if mask is None else mask & window_mask
 
 
 def in_window(
@@ -193,8 +193,8 @@ def attend(
     mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
     rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
     key, value = jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1)
-    out: Any = _attended(chosen == "recomputed", rows, key, value, mask if mask.ndim == 3 else mask[None])
-    return jnp.moveaxis(out.reshape(b, kv, q, n // kv, h), 1, 2).reshape(b, q, n, h).astype(query.dtype)
+    output: Any = _attended(chosen == "recomputed", rows, key, value, mask if mask.ndim == 3 else mask[None])
+    return jnp.moveaxis(output.reshape(b, kv, q, n // kv, h), 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
 def _over_sources(query: Any, grouped: Any, sources: Sequence[KeyValues]) -> Any:
@@ -217,30 +217,30 @@ def _over_sources(query: Any, grouped: Any, sources: Sequence[KeyValues]) -> Any
     top = jax.lax.stop_gradient(jnp.max(jnp.stack([s.max(-1) for s in scores]), axis=0))[..., None]
     weights = [saved_product(jnp.exp(s - top)) for s in scores]
     total: Any = sum(w.sum(-1) for w in weights)
-    out: Any = 0.0
+    output: Any = 0.0
     merged: dict[bool, Any] = {}  # sums over the columns of all heads, by whether each query has a row of its own
     for weight, source in zip(weights, sources, strict=True):
         weight = weight.astype(query.dtype)
         if "c" in source.order:
-            alone = "r" in source.order and q > 1
-            merged[alone] = merged.get(alone, 0.0) + _merged_sums(weight, source, alone)
+            per_query = "r" in source.order and q > 1
+            merged[per_query] = merged.get(per_query, 0.0) + _merged_sums(weight, source, per_query)
         elif "r" in source.order:
             weight = jnp.moveaxis(weight, 2, 1).reshape(b * q, kv, n // kv, -1)
             part = _product_of(f"rkgt,{source.order}->rkgh", weight, source.value)
-            out = out + jnp.moveaxis(part.reshape(b, q, *part.shape[1:]), 1, 2)
+            output = output + jnp.moveaxis(part.reshape(b, q, *part.shape[1:]), 1, 2)
         else:
-            out = out + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
-    for alone, wide in merged.items():
-        out = out + _of_own_head(wide, (b, kv, q, n // kv, h), alone)
-    out = saved_product(out) / total[..., None]
-    return jnp.moveaxis(out, 1, 2).reshape(b, q, n, h).astype(query.dtype)
+            output = output + _product_of(f"bkqgt,{source.order}->bkqgh", weight, source.value)
+    for per_query, wide in merged.items():
+        output = output + _of_own_head(wide, (b, kv, q, n // kv, h), per_query)
+    output = saved_product(output) / total[..., None]
+    return jnp.moveaxis(output, 1, 2).reshape(b, q, n, h).astype(query.dtype)
 
 
 def _heads_of(rows: int, heads: int, size: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """For `rows` queries, those of each head in succession, against columns of all heads: which columns are those of a
     row's head, `[rows, heads size]`, and copies of its numbers for every head, `[size, heads size]`."""
-    own = jnp.repeat(jnp.repeat(jnp.eye(heads, dtype=dtype), rows // heads, axis=0), size, axis=1)
-    return own, jnp.tile(jnp.eye(size, dtype=dtype), heads)
+    head_mask = jnp.repeat(jnp.repeat(jnp.eye(heads, dtype=dtype), rows // heads, axis=0), size, axis=1)
+    return head_mask, jnp.tile(jnp.eye(size, dtype=dtype), heads)
 
 
 def _merged_scores(grouped: Any, source: KeyValues) -> Any:
@@ -250,29 +250,29 @@ def _merged_scores(grouped: Any, source: KeyValues) -> Any:
     place of one for each head. The zeros change no sum.
     """
     b, q, k, g, h = grouped.shape
-    alone = "r" in source.order
-    rows = grouped.reshape(b * q, 1, k, g, h) if alone else grouped
+    per_query = "r" in source.order
+    rows = grouped.reshape(b * q, 1, k, g, h) if per_query else grouped
     rows = jnp.moveaxis(rows, 1, 2).reshape(rows.shape[0], -1, h)
-    own, copies = _heads_of(rows.shape[1], k, h, rows.dtype)
-    wide = jnp.einsum("bxh,hc->bxc", rows, copies, precision=jax.lax.Precision.HIGHEST) * own
+    head_mask, copies = _heads_of(rows.shape[1], k, h, rows.dtype)
+    wide = jnp.einsum("bxh,hc->bxc", rows, copies, precision=jax.lax.Precision.HIGHEST) * head_mask
     s = _product_of("bxc,btc->bxt", wide, source.key)
-    return jnp.moveaxis(s.reshape(b, q, k, g, -1), 1, 2) if alone else s.reshape(b, k, q, g, -1)
+    return jnp.moveaxis(s.reshape(b, q, k, g, -1), 1, 2) if per_query else s.reshape(b, k, q, g, -1)
 
 
-def _merged_sums(weight: Any, source: KeyValues, alone: bool) -> Any:
+def _merged_sums(weight: Any, source: KeyValues, per_query: bool) -> Any:
     """Sums of values whose heads lie side by side, for all heads, by weights `[b, k, q, g, t]`: `[b, (k q g), (k h)]`;
     if each query has a row of its own, `[(b q), (k g), (k h)]`."""
     b, k, q, g, t = weight.shape
-    rows = jnp.moveaxis(weight, 2, 1).reshape(b * q, k * g, t) if alone else weight.reshape(b, k * q * g, t)
+    rows = jnp.moveaxis(weight, 2, 1).reshape(b * q, k * g, t) if per_query else weight.reshape(b, k * q * g, t)
     return _product_of("bxt,btc->bxc", rows, source.value)
 
 
-def _of_own_head(wide: Any, sizes: tuple[int, ...], alone: bool) -> Any:
+def _of_own_head(wide: Any, sizes: tuple[int, ...], per_query: bool) -> Any:
     """Of `_merged_sums` those of each query's own head: `[b, k, q, g, h]`, which are `sizes`."""
     b, k, q, g, h = sizes
-    own, copies = _heads_of(wide.shape[1], k, h, wide.dtype)
-    part = jnp.einsum("bxc,hc->bxh", wide * own, copies, precision=jax.lax.Precision.HIGHEST)
-    return jnp.moveaxis(part.reshape(b, q, k, g, h), 1, 2) if alone else part.reshape(sizes)
+    head_mask, copies = _heads_of(wide.shape[1], k, h, wide.dtype)
+    part = jnp.einsum("bxc,hc->bxh", wide * head_mask, copies, precision=jax.lax.Precision.HIGHEST)
+    return jnp.moveaxis(part.reshape(b, q, k, g, h), 1, 2) if per_query else part.reshape(sizes)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -300,19 +300,19 @@ def _attended_forward(recompute: bool, query: Any, key: Any, value: Any, mask: A
     top = save_row(jnp.max(s, axis=-1, keepdims=True))
     weight = save_weight(jnp.exp(s - top))
     total = save_row(jnp.sum(weight, axis=-1, keepdims=True))
-    out = saved_product(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
-    return out, (query, key, value, mask, top if recompute else weight, total, out)
+    output = saved_product(_product_of("bkrt,bkth->bkrh", weight.astype(query.dtype), value)) / total
+    return output, (query, key, value, mask, top if recompute else weight, total, output)
 
 
 def _attended_backward(recompute: bool, saved: Any, d_out: jax.Array) -> tuple[Any, ...]:
-    query, key, value, mask, weight, total, out = saved
+    query, key, value, mask, weight, total, output = saved
     if recompute:
         weight = jnp.exp(_masked_scores(recompute, query, key, mask) - weight)
     narrow = (d_out / total).astype(value.dtype)
-    row = jnp.sum(narrow * out, axis=-1, keepdims=True)
+    row = jnp.sum(narrow * output, axis=-1, keepdims=True)
     d_score = weight * (_product_of("bkrh,bkth->bkrt", narrow, value) - row)
     # a row that sees no key has weights, and no gradient
-    d_score = _where(recompute, mask, d_score, 0.0).astype(query.dtype)
+    d_score = _apply_mask(recompute, mask, d_score, 0.0).astype(query.dtype)
     d_query = _product_of("bkrt,bkth->bkrh", d_score, key).astype(query.dtype)
     d_key = _product_of("bkrt,bkrh->bkth", d_score, query).astype(key.dtype)
     d_value = _product_of("bkrt,bkrh->bkth", weight.astype(value.dtype), narrow).astype(value.dtype)
@@ -327,10 +327,10 @@ def _unmarked(x: jax.Array) -> jax.Array:
 
 
 def _masked_scores(recompute: bool, query: Any, key: Any, mask: Any) -> Any:
-    return _where(recompute, mask, _product_of("bkrh,bkth->bkrt", query, key), jnp.finfo(jnp.float32).min)
+    return _apply_mask(recompute, mask, _product_of("bkrh,bkth->bkrt", query, key), jnp.finfo(jnp.float32).min)
 
 
-def _where(repeat: bool, mask: Any, scores: Any, other: Any) -> Any:
+def _apply_mask(repeat: bool, mask: Any, scores: Any, fill: Any) -> Any:
     """The scores where the mask, which is one for all queries or has one for each, is true.
 
     **Arguments:** `repeat`, whether the mask is repeated for the heads of a group, or else has an axis of its own for
@@ -339,9 +339,9 @@ def _where(repeat: bool, mask: Any, scores: Any, other: Any) -> Any:
     rows, queries = scores.shape[2], mask.shape[1]
     if repeat:
         mask = jnp.repeat(mask, rows // queries if queries > 1 else 1, axis=1)[:, None]
-        return jnp.where(mask, scores, other)
+        return jnp.where(mask, scores, fill)
     by_query = scores.reshape(*scores.shape[:2], queries, rows // max(queries, 1), scores.shape[3])
-    return jnp.where(mask[:, None, :, None], by_query, other).reshape(scores.shape)
+    return jnp.where(mask[:, None, :, None], by_query, fill).reshape(scores.shape)
 
 
 def _cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b q n h"]:
@@ -350,17 +350,17 @@ def _cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b
         raise ValueError(f"attention cudnn cannot compute this: {reason}; choose auto or recomputed")
     key, value, mask = source.key, source.value, source.mask
     queries, keys = query.shape[1], key.shape[1]
-    more = (queries % 2, keys % 2)  # both counts have to be even
+    padding = (queries % 2, keys % 2)  # both counts have to be even
     if keys % 2 and mask is None and not source.causal:
         mask = jnp.ones((1, 1, keys), bool)
     if mask is not None:
         mask = mask if mask.ndim == 3 else mask[None]
         mask = jnp.broadcast_to(mask, (mask.shape[0], queries, keys))
-        mask = jnp.pad(mask, ((0, 0), (0, more[0]), (0, more[1])))[:, None]
-    query = jnp.pad(query, ((0, 0), (0, more[0]), (0, 0), (0, 0)))
-    key, value = (jnp.pad(x, ((0, 0), (0, more[1]), (0, 0), (0, 0))) for x in (key, value))
-    out = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=source.causal, implementation="cudnn")
-    return saved_product(out[:, :queries])
+        mask = jnp.pad(mask, ((0, 0), (0, padding[0]), (0, padding[1])))[:, None]
+    query = jnp.pad(query, ((0, 0), (0, padding[0]), (0, 0), (0, 0)))
+    key, value = (jnp.pad(x, ((0, 0), (0, padding[1]), (0, 0), (0, 0))) for x in (key, value))
+    output = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=source.causal, implementation="cudnn")
+    return saved_product(output[:, :queries])
 
 
 def _splash(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "b q n h"]:
@@ -399,8 +399,8 @@ def _splash(query: Float[Array, "b q n h"], source: KeyValues) -> Float[Array, "
     grouped = jnp.moveaxis((query * h**-0.5).reshape(b, q, kv, group, h), 1, 3)
     keys, values = (jnp.moveaxis(x, 1, 2) for x in (source.key, source.value))
     heads, tokens = ("batch", "kv_heads"), ("batch", None)
-    out = saved_product(on_each_device(rows, (heads, heads, heads, tokens), heads)(grouped, keys, values, numbers))
-    return jnp.moveaxis(out, 3, 1).reshape(b, q, n, h)
+    output = saved_product(on_each_device(rows, (heads, heads, heads, tokens), heads)(grouped, keys, values, numbers))
+    return jnp.moveaxis(output, 3, 1).reshape(b, q, n, h)
 
 
 FUSED = {"cudnn": _cudnn, "splash": _splash}

@@ -80,10 +80,10 @@ def _merged_backward(scale: float, saved: Any, dy: tuple[jax.Array, ...]) -> tup
     x, kernels, a, b = saved
     # the sums are made again: kept, they would take as much memory as the weights of all layers
     dx = sum(d @ w.T for d, w in zip(dy, _merged(scale, kernels, a, b), strict=True))
-    d_down = jnp.concatenate([scale * (d @ q.T) for d, q in zip(dy, b, strict=True)], -1)
-    d_a = jnp.split(_outer(x, d_down), _ends(a), 1)
-    down = jnp.split(x @ jnp.concatenate(a, 1), _ends(a), -1)
-    d_b = tuple(scale * _outer(u, d) for u, d in zip(down, dy, strict=True))
+    d_low_rank = jnp.concatenate([scale * (d @ q.T) for d, q in zip(dy, b, strict=True)], -1)
+    d_a = jnp.split(_outer(x, d_low_rank), _ends(a), 1)
+    low_rank = jnp.split(x @ jnp.concatenate(a, 1), _ends(a), -1)
+    d_b = tuple(scale * _outer(u, d) for u, d in zip(low_rank, dy, strict=True))
     return cotangents((dx, tuple(_outer(x, d) for d in dy), tuple(d_a), d_b), saved)
 
 
@@ -109,8 +109,8 @@ def adapter_products(
     scale: float, x: Float[Array, "*b i"], a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]
 ) -> list[Float[Array, "*b _"]]:
     """`s (x A) B` for every matrix; the products with `A` are one."""
-    down = jnp.split(x @ jnp.concatenate(a, 1), _ends(a), -1)
-    return [scale * (u @ q) for u, q in zip(down, b, strict=True)]
+    low_rank = jnp.split(x @ jnp.concatenate(a, 1), _ends(a), -1)
+    return [scale * (u @ q) for u, q in zip(low_rank, b, strict=True)]
 
 
 # --- mixed precision --------------------------------------------------------------------------------------------------
@@ -178,16 +178,16 @@ def _stacked(dtype: Any, scale: float, kernels: Matrices, a: Matrices, b: Matric
     """Every kernel over `s B`, with rows of zeros for the adapters of the others: `[i + R, o]`."""
     rows: list[jax.Array] = []
     for i, w in enumerate(kernels):
-        up = [scale * q if i == j else jnp.zeros((q.shape[0], w.shape[1]), q.dtype) for j, q in enumerate(b)]
-        rows.append(jnp.concatenate([w.astype(dtype), *(u.astype(dtype) for u in up)], 0))
+        blocks = [scale * q if i == j else jnp.zeros((q.shape[0], w.shape[1]), q.dtype) for j, q in enumerate(b)]
+        rows.append(jnp.concatenate([w.astype(dtype), *(u.astype(dtype) for u in blocks)], 0))
     return rows
 
 
 def _mixed_forward(dtype: Any, scale: float, x: Any, kernels: Matrices, a: Matrices, b: Matrices) -> tuple[Any, Any]:
     inputs = x.astype(dtype)
-    down = _dot(x, jnp.concatenate(a, 1), dtype) if a else None
-    if down is not None:
-        inputs = jnp.concatenate([inputs, down.astype(dtype)], -1)
+    low_rank = _dot(x, jnp.concatenate(a, 1), dtype) if a else None
+    if low_rank is not None:
+        inputs = jnp.concatenate([inputs, low_rank.astype(dtype)], -1)
     outs = tuple(_dot(inputs, w, dtype).astype(x.dtype) for w in _stacked(dtype, scale, kernels, a, b))
     return outs, (x, kernels, a, b)
 
@@ -201,12 +201,12 @@ def _mixed_backward(dtype: Any, scale: float, saved: Any, dy: Sequence[jax.Array
     d_a: Matrices = ()
     d_b: Matrices = ()
     if a:
-        dx, d_down = dx[..., :inputs], dx[..., inputs:]
-        every = jnp.concatenate(a, 1)
-        dx = dx + _dot_transposed(d_down, every, dtype)
-        d_a = tuple(jnp.split(_rounded_outer(x, d_down, dtype), _ends(a), 1))
-        down = jnp.split(_dot(x, every, dtype), _ends(a), -1)
-        d_b = tuple(scale * _rounded_outer(u, d, dtype) for u, d in zip(down, dy, strict=False))
+        dx, d_low_rank = dx[..., :inputs], dx[..., inputs:]
+        a_joined = jnp.concatenate(a, 1)
+        dx = dx + _dot_transposed(d_low_rank, a_joined, dtype)
+        d_a = tuple(jnp.split(_rounded_outer(x, d_low_rank, dtype), _ends(a), 1))
+        low_rank = jnp.split(_dot(x, a_joined, dtype), _ends(a), -1)
+        d_b = tuple(scale * _rounded_outer(u, d, dtype) for u, d in zip(low_rank, dy, strict=False))
     like = lambda new, old: tuple(n.astype(o.dtype) for n, o in zip(new, old, strict=True))  # noqa: E731
     d_kernels = like([_rounded_outer(x, d, dtype) for d in dy], kernels)
     return cotangents((dx.astype(x.dtype), d_kernels, like(d_a, a), like(d_b, b)), saved)

@@ -52,8 +52,8 @@ _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 adapter from them; LoftQ quantises them."""
 
 
-def _refuse(field: str, value: Any, why: str, remedy: str = _REMEDY) -> ValueError:
-    return ValueError(f"adapter field {field} is {value!r}: {why}; {remedy}")
+def _refuse(field: str, value: Any, reason: str, remedy: str = _REMEDY) -> ValueError:
+    return ValueError(f"adapter field {field} is {value!r}: {reason}; {remedy}")
 
 
 def _check_fields(raw: Mapping[str, Any], config: LlamaConfig) -> None:
@@ -66,8 +66,8 @@ def _check_fields(raw: Mapping[str, Any], config: LlamaConfig) -> None:
         raise _refuse("bias", bias, "only 'none' is implemented for a model with biases")
     init = raw.get("init_lora_weights", True)
     if (init.lower() if isinstance(init, str) else init) not in _PLAIN_INITS:
-        why = "it changes the base weights, so the adapter does not fit the original ones"
-        raise _refuse("init_lora_weights", init, why, "save it with path_initial_model_for_weight_conversion, which "
+        reason = "it changes the base weights, so the adapter does not fit the original ones"
+        raise _refuse("init_lora_weights", init, reason, "save it with path_initial_model_for_weight_conversion, which "
                       "makes it a plain LoRA")  # fmt: skip
     for name, value in raw.items():
         if name not in _HONOURED | _SILENT and value not in (None, False, "", [], {}, ()):
@@ -79,10 +79,10 @@ def _check_fields(raw: Mapping[str, Any], config: LlamaConfig) -> None:
         raise _refuse("target_modules", raw.get("target_modules"), "it must name matrices", "is the file complete?")
 
 
-def _match(pattern: str, name: str, field: str, whole: bool) -> bool:
-    """Whether a regular expression matches a module's name: the `whole` name, or a suffix after a dot too."""
+def _match(pattern: str, name: str, field: str, full: bool) -> bool:
+    """Whether a regular expression matches a module's name: the `full` name, or a suffix after a dot too."""
     try:
-        return bool(re.fullmatch(pattern if whole else rf"(.*\.)?({pattern})", name))
+        return bool(re.fullmatch(pattern if full else rf"(.*\.)?({pattern})", name))
     except re.error as error:
         raise _refuse(field, pattern, f"it is no regular expression ({error})", "correct the file") from None
 
@@ -90,7 +90,7 @@ def _match(pattern: str, name: str, field: str, whole: bool) -> bool:
 def _named(entries: Any, name: str, field: str) -> bool:
     """Whether `target_modules` or `exclude_modules` selects a module: a regular expression, or suffixes of names."""
     if isinstance(entries, str):
-        return _match(entries, name, field, whole=True)
+        return _match(entries, name, field, full=True)
     return any(name == entry or name.endswith(f".{entry}") for entry in entries)
 
 
@@ -100,7 +100,7 @@ def _in_layers(raw: Mapping[str, Any], name: str, layer: int) -> bool:
     if layers is None or layers == [] or isinstance(targets, str) or name in targets:
         return True
     patterns = raw.get("layers_pattern") or "layers"
-    if not any(_match(p, "model.layers", "layers_pattern", whole=False) for p in np.atleast_1d(patterns).tolist()):
+    if not any(_match(p, "model.layers", "layers_pattern", full=False) for p in np.atleast_1d(patterns).tolist()):
         return False
     return layer in ([layers] if isinstance(layers, int) else layers)
 
@@ -111,7 +111,7 @@ def _pattern(pattern: Mapping[str, Any] | None, name: str, field: str, default: 
     (PEFT sorts keys when it saves, so with overlapping keys it may itself load another scale than it trained with.)
     """
     for key, value in (pattern or {}).items():
-        if _match(key, name, field, whole=False):
+        if _match(key, name, field, full=False):
             return value
     return default
 
@@ -142,8 +142,8 @@ def read_lora(raw: Mapping[str, Any], config: LlamaConfig) -> LoRAConfig:
             name = "model." + module(target, layer)
             chosen = everything or _named(targets, name, "target_modules")
             excluded = raw.get("exclude_modules") and _named(raw["exclude_modules"], name, "exclude_modules")
-            whole = any(f".{entry}." in f".{name}." for entry in raw.get("modules_to_save") or ())
-            if not chosen or excluded or whole or not _in_layers(raw, name, layer):
+            fully_trained = any(f".{entry}." in f".{name}." for entry in raw.get("modules_to_save") or ())
+            if not chosen or excluded or fully_trained or not _in_layers(raw, name, layer):
                 continue
             if _saved(raw.get("modules_to_save"), name):
                 raise _refuse("modules_to_save", raw["modules_to_save"], f"{name} has an adapter too")
@@ -169,12 +169,12 @@ def _summary(values: Mapping[str, float], targets: tuple[str, ...], default: flo
     """The values that differ from the default: per matrix if all its layers agree, else per layer."""
     lines: list[tuple[str, float]] = []
     for target in targets:
-        own = {name: value for name, value in values.items() if name.endswith(f".{target}")}
-        if len(set(own.values())) == 1:
-            value = next(iter(own.values()))
+        selected = {name: value for name, value in values.items() if name.endswith(f".{target}")}
+        if len(set(selected.values())) == 1:
+            value = next(iter(selected.values()))
             lines += [(target, value)] if value != default else []
         else:
-            lines += [(name, value) for name, value in own.items() if value != default]
+            lines += [(name, value) for name, value in selected.items() if value != default]
     return tuple(lines)
 
 
@@ -210,8 +210,8 @@ def _check_file(file: TensorFile, shapes: Mapping[str, tuple[int, ...]]) -> None
         if kind not in DTYPES:
             raise ValueError(f"{file.path}: tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)}")
     if extra := [name for name in file.specs if name not in shapes]:
-        more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
-        raise ValueError(f"{file.path} holds the tensor {extra[0]}{more}, which {CONFIG} does not ask for")
+        suffix = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
+        raise ValueError(f"{file.path} holds the tensor {extra[0]}{suffix}, which {CONFIG} does not ask for")
 
 
 def load_adapter(
@@ -242,8 +242,10 @@ def load_adapter(
         raise ValueError(f"{folder / CONFIG}: {error}") from None
     tree = declare.declare_lora(config, lora)
     abstract = declare.abstract(tree, jnp.float32)
-    one = SingleDeviceSharding(jax.devices()[0])
-    places = jax.tree.map(lambda _: one, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    device = SingleDeviceSharding(jax.devices()[0])
+    leaf_shardings = (
+        jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    )
     sides = {t: _sides(config, t) for t in lora.targets}
     shapes = {key: leaf.hf_shape for key, (_, leaf, _) in saved.items()}
     present = [(t, i, r) for t in lora.targets for i in range(config.num_hidden_layers) if (r := lora.rank_at(t, i))]
@@ -263,10 +265,10 @@ def load_adapter(
                 file.fill(key, part.T)
         adapters: dict[str, Any] = {}
         for target, (a_value, b_value) in values.items():
-            leaf, place = tree["layers"][BLOCKS[target]][target], places["layers"][BLOCKS[target]][target]
+            leaf, sharding = tree["layers"][BLOCKS[target]][target], leaf_shardings["layers"][BLOCKS[target]][target]
             adapters.setdefault(BLOCKS[target], {})[target] = {
-                "a": jax.device_put(a_value.reshape(leaf["a"].shape), place["a"]),
-                "b": jax.device_put(b_value.reshape(leaf["b"].shape), place["b"]),
+                "a": jax.device_put(a_value.reshape(leaf["a"].shape), sharding["a"]),
+                "b": jax.device_put(b_value.reshape(leaf["b"].shape), sharding["b"]),
             }
         params = _replaced(file, saved, variables["params"])
     return model.clone(lora=lora), {"params": params, "lora": {"layers": adapters}}
@@ -290,9 +292,9 @@ def _replaced(file: TensorFile, saved: Saved, params: Any) -> Any:
             raise ValueError(f"{key} replaces a matrix that is quantised in the base: leave it out of quantize_targets")
         if path not in fresh:
             fresh[path] = np.array(old)
-        out = fresh[path][layer] if leaf.stacked else fresh[path]
-        inputs = int(np.prod(out.shape[: leaf.fan_in]))
-        file.fill(key, out.reshape(inputs, -1).T if leaf.fan_in else out.reshape(leaf.hf_shape))
+        buffer = fresh[path][layer] if leaf.stacked else fresh[path]
+        inputs = int(np.prod(buffer.shape[: leaf.fan_in]))
+        file.fill(key, buffer.reshape(inputs, -1).T if leaf.fan_in else buffer.reshape(leaf.hf_shape))
 
     def swap(path, old):
         new = fresh.get(tuple(k.key for k in path))
@@ -370,10 +372,10 @@ def _written(pattern: tuple[tuple[str, float], ...], present: Sequence[tuple[str
     by_name = dict(pattern)
     written: dict[str, float] = {}
     for target in TARGETS:
-        own = [module(target, i) for t, i in present if t == target]
-        if not any(name in by_name for name in own):
-            written |= {target: by_name[target]} if own and target in by_name else {}
+        modules = [module(target, i) for t, i in present if t == target]
+        if not any(name in by_name for name in modules):
+            written |= {target: by_name[target]} if modules and target in by_name else {}
             continue
-        values = {f"model.{name}": by_name.get(name, by_name.get(target, default)) for name in own}
+        values = {f"model.{name}": by_name.get(name, by_name.get(target, default)) for name in modules}
         written |= {name: value for name, value in values.items() if value != default}
     return written

@@ -46,9 +46,9 @@ def _levels() -> np.ndarray:
     8 levels above zero and 7 below. The outermost quantile is the constant of bitsandbytes.
     """
     outermost, quantile = 0.9677083, NormalDist().inv_cdf
-    above = [quantile(p) for p in np.linspace(outermost, 0.5, 9)[:-1]]
-    below = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)[:-1]]
-    return (np.array(sorted([*below, 0.0, *above])) / above[0]).astype(np.float32)
+    positive = [quantile(p) for p in np.linspace(outermost, 0.5, 9)[:-1]]
+    negative = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)[:-1]]
+    return (np.array(sorted([*negative, 0.0, *positive])) / positive[0]).astype(np.float32)
 
 
 NF4 = _levels()
@@ -224,7 +224,7 @@ def quantize(params: Any, kind: str, *, targets: Sequence[str] = TARGETS) -> Any
     """
     check_options(kind, targets)
 
-    def one(name: str, x: Any) -> Quantized:
+    def quantize_kernel(name: str, x: Any) -> Quantized:
         if is_quantized(x):
             raise ValueError(f"{name} is quantised already, as {x.kind}: quantise the floats that it was made of")
         fan_in, stacked = _FAN_IN.get(name, 1), name != HEAD
@@ -233,21 +233,23 @@ def quantize(params: Any, kind: str, *, targets: Sequence[str] = TARGETS) -> Any
             return encoder(kind, fan_in, stacked)(x)
         shapes = jax.eval_shape(encoder(kind, fan_in, stacked), x)
         spec = (*sharding.spec, *[None] * (len(x.shape) - len(sharding.spec)))
-        over = spec[1 if stacked else 0] or ()
-        _whole_blocks(name, shapes, sharding.mesh, over if isinstance(over, tuple) else (over,))
-        place = jax.tree.map(
+        split_axes = spec[1 if stacked else 0] or ()
+        _check_blocks(name, shapes, sharding.mesh, split_axes if isinstance(split_axes, tuple) else (split_axes,))
+        out_shardings = jax.tree.map(
             lambda axes: NamedSharding(sharding.mesh, PartitionSpec(*axes)), _axes(spec, shapes), is_leaf=_is_axes
         )
-        return encoder(kind, fan_in, stacked, place)(x)
+        return encoder(kind, fan_in, stacked, out_shardings)(x)
 
-    return replace(params, targets, one)
+    return replace(params, targets, quantize_kernel)
 
 
 @lru_cache
-def encoder(kind: str, fan_in: int, stacked: bool, place: Quantized | None = None) -> Callable[[Any], Quantized]:
+def encoder(
+    kind: str, fan_in: int, stacked: bool, out_shardings: Quantized | None = None
+) -> Callable[[Any], Quantized]:
     """`encode`, compiled, with its result placed by a `Quantized` of shardings."""
     function = partial(encode, kind=kind, fan_in=fan_in, stacked=stacked)
-    return jax.jit(function, out_shardings=place)
+    return jax.jit(function, out_shardings=out_shardings)
 
 
 def dequantize(params: Any, dtype: Any = jnp.float32) -> Any:
@@ -284,14 +286,14 @@ def logical_axes(axes: Mapping[str, Any], quantized: Any) -> Any:
     )
 
 
-def _whole_blocks(name: str, q: Quantized, mesh: Mesh | AbstractMesh, over: tuple[str, ...]) -> None:
-    inputs, ways = _inputs(q), math.prod(mesh.shape[axis] for axis in over)
-    if ways > 1 and inputs % (BLOCK * ways):
-        product = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in over)
+def _check_blocks(name: str, q: Quantized, mesh: Mesh | AbstractMesh, split_axes: tuple[str, ...]) -> None:
+    inputs, devices = _inputs(q), math.prod(mesh.shape[axis] for axis in split_axes)
+    if devices > 1 and inputs % (BLOCK * devices):
+        product = " x ".join(f"{axis}={mesh.shape[axis]}" for axis in split_axes)
         raise ValueError(
-            f"{name}: {product} would cut a block of {BLOCK} inputs: {inputs} / {BLOCK} / {ways} = "
-            f"{inputs / BLOCK / ways:.2f}; choose a mesh that leaves each device whole blocks, or leave the matrix out "
-            "of the targets"
+            f"{name}: {product} would cut a block of {BLOCK} inputs: {inputs} / {BLOCK} / {devices} = "
+            f"{inputs / BLOCK / devices:.2f}; choose a mesh that leaves each device whole blocks, or leave the matrix "
+            "out of the targets"
         )
 
 
@@ -306,8 +308,8 @@ def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh, rul
     def check(path: Any, names: Any, q: Any) -> None:
         if is_quantized(q):
             lead = len(names) - len(q.matrix)
-            over = tuple(axis for axis in rules.get(names[lead], ()) if mesh.shape[axis] > 1)
-            _whole_blocks(jax.tree_util.keystr(path, simple=True, separator="/"), q, mesh, over)
+            split_axes = tuple(axis for axis in rules.get(names[lead], ()) if mesh.shape[axis] > 1)
+            _check_blocks(jax.tree_util.keystr(path, simple=True, separator="/"), q, mesh, split_axes)
 
     jax.tree_util.tree_map_with_path(check, axes, quantized, is_leaf=_is_axes)
     return shardings(quantized, logical_axes(axes, quantized), mesh, rules)
@@ -316,9 +318,9 @@ def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh, rul
 def check_shapes(params: Any, declared: Any, name: str) -> None:
     """Compare parameters, some of them quantised, with their declaration. **Raises:** `ValueError`, naming the leaf."""
 
-    def one(path: Any, leaf: Any, x: Any) -> None:
+    def check_leaf(path: Any, leaf: Any, x: Any) -> None:
         if tuple(x.shape) != tuple(leaf.shape):
             text = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(f"{name}/{text} has shape {tuple(x.shape)}; the configuration asks for {leaf.shape}")
 
-    jax.tree_util.tree_map_with_path(one, declared, params)
+    jax.tree_util.tree_map_with_path(check_leaf, declared, params)

@@ -25,10 +25,10 @@ def _llama3(config: LlamaConfig) -> np.ndarray:
     old = rope.original(config.max_position_embeddings)
     wavelength = 2 * math.pi / inverse
     smooth = (old / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    between = (1 - smooth) * inverse / rope.factor + smooth * inverse
+    interpolated = (1 - smooth) * inverse / rope.factor + smooth * inverse
     scaled = np.where(wavelength > old / rope.low_freq_factor, inverse / rope.factor, inverse)
     middle = (wavelength >= old / rope.high_freq_factor) & (wavelength <= old / rope.low_freq_factor)
-    return np.where(middle, between, scaled).astype(np.float32)
+    return np.where(middle, interpolated, scaled).astype(np.float32)
 
 
 def _yarn(config: LlamaConfig) -> tuple[np.ndarray, float]:
@@ -52,8 +52,8 @@ def _yarn(config: LlamaConfig) -> tuple[np.ndarray, float]:
 
     attention = rope.attention_factor
     if attention is None:
-        both = rope.mscale and rope.mscale_all_dim
-        attention = sharpness(rope.mscale) / sharpness(rope.mscale_all_dim) if both else sharpness(1.0)  # type: ignore[arg-type]
+        has_mscales = rope.mscale and rope.mscale_all_dim
+        attention = sharpness(rope.mscale) / sharpness(rope.mscale_all_dim) if has_mscales else sharpness(1.0)  # type: ignore[arg-type]
     return inverse.astype(np.float32), attention
 
 

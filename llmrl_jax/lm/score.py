@@ -94,10 +94,10 @@ class Candidates:
     @cached_property
     def tokens(self) -> np.ndarray:
         """int32 `[A, W]`, 0 after each candidate's end."""
-        out = np.zeros((len(self), self.width), np.int32)
-        for row, sequence in zip(out, self.sequences, strict=True):
+        padded = np.zeros((len(self), self.width), np.int32)
+        for row, sequence in zip(padded, self.sequences, strict=True):
             row[: len(sequence)] = sequence
-        return out
+        return padded
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -120,7 +120,7 @@ class Candidates:
 
 
 Form = Literal["auto", "tree", "branches", "naive"]
-"""How candidates are computed; the scores are the same.
+"""The way in which candidates are computed; the scores are the same.
 
 * `tree`: one pass over the prompt and the tree of the candidates' common prefixes.
 * `branches`: the prompt once, into a cache, then every candidate token by token, as in sampling: no attention between
@@ -180,18 +180,18 @@ def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int 
     pair = 2 * config.num_attention_heads * config.size
     head = width * config.vocab_size
     count, longest, nodes = len(candidates), candidates.width, len(candidates.trie.tokens)
-    whole = prefix + prompt
+    context = prefix + prompt
 
     def pass_over(tokens: float, pairs: float, predictions: float) -> float:
         return float(layers * (tokens * matrices + pairs * pair) + predictions * head)
 
     steps = longest - 1
     return {
-        "tree": pass_over(prompt + nodes, (prompt + nodes) * (whole + nodes), 1 + nodes),
+        "tree": pass_over(prompt + nodes, (prompt + nodes) * (context + nodes), 1 + nodes),
         "branches": pass_over(
-            whole + count * steps, whole * whole + count * steps * (whole + longest), 1 + count * steps
+            context + count * steps, context * context + count * steps * (context + longest), 1 + count * steps
         ),
-        "naive": count * pass_over(whole + longest, (whole + longest) ** 2, longest),
+        "naive": count * pass_over(context + longest, (context + longest) ** 2, longest),
     }
 
 
@@ -288,8 +288,10 @@ def score(
             return _score_sorted(model, variables, tokens, lengths, candidates, prefix, rows, widths, shards, form)
         # Every group takes strided rows of the batch, so that rows stay on their devices of a mesh.
         groups = jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1), (tokens, lengths))
-        one = jax.checkpoint(lambda group: score(model, variables, group[0], group[1], candidates, prefix, form=form))
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, *x.shape[2:]), jax.lax.map(one, groups))
+        score_group = jax.checkpoint(
+            lambda group: score(model, variables, group[0], group[1], candidates, prefix, form=form)
+        )
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, *x.shape[2:]), jax.lax.map(score_group, groups))
     if form == "naive":
         return score_naive(model, variables, tokens, lengths, candidates, prefix)
     if form == "branches":
@@ -331,13 +333,13 @@ def _score_sorted(
         raise ValueError(f"widths are {tuple(widths)}; they must lie between 1 and the prompts' {longest}")
     sizes = sorted({*widths, longest})
 
-    def at(width: int):
+    def score_at_width(width: int):
         return lambda group: score(model, variables, group[0][:, :width], group[1], candidates, prefix, form=form)
 
-    branches = [at(width) for width in sizes]
+    branches = [score_at_width(width) for width in sizes]
 
     @jax.checkpoint
-    def one(group):
+    def score_group(group):
         return tracing.switch(group[2], branches, group[:2])
 
     def ordered(x, order):
@@ -351,7 +353,7 @@ def _score_sorted(
         x = x.reshape(shards, batch // rows, rows // shards, *x.shape[2:]).swapaxes(0, 1)
         return constrain(x.reshape(-1, rows, *x.shape[3:]), None, "batch", *[None] * (x.ndim - 3))
 
-    def apart(x):
+    def ungrouped(x):
         """The inverse of `grouped`."""
         x = x.reshape(batch // rows, shards, rows // shards, *x.shape[2:]).swapaxes(0, 1)
         return x.reshape(shards, batch // shards, *x.shape[3:])
@@ -361,12 +363,12 @@ def _score_sorted(
         lambda x: grouped(ordered(jnp.reshape(x, (shards, -1, *x.shape[1:])), order)), (tokens, lengths)
     )
     needed = jnp.searchsorted(np.asarray(sizes), tracing.largest_of_runs(jnp.max(groups[1], axis=1)))
-    scores = jax.lax.map(one, (*groups, needed))
+    scores = jax.lax.map(score_group, (*groups, needed))
     back = jnp.argsort(order, axis=1)
-    return jax.tree.map(lambda x: ordered(apart(x), back).reshape(batch, *x.shape[2:]), scores)
+    return jax.tree.map(lambda x: ordered(ungrouped(x), back).reshape(batch, *x.shape[2:]), scores)
 
 
-def _behind(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]:
+def _with_prefix(prefix: Sequence[int], tokens: Any, lengths: Any) -> tuple[Any, Any]:
     """Prompts with the prefix prepended to each."""
     if not prefix:
         return jnp.asarray(tokens), jnp.asarray(lengths)
@@ -378,23 +380,23 @@ def _score_branches(
     model: Llama, variables: Any, tokens: Any, lengths: Any, candidates: Candidates, prefix: Sequence[int]
 ) -> Scores:
     """`score` with candidates decoded in parallel from their prompt's cache."""
-    tokens, lengths = _behind(prefix, tokens, lengths)
+    tokens, lengths = _with_prefix(prefix, tokens, lengths)
     batch, count, steps = tokens.shape[0], len(candidates), candidates.width - 1
     empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
-    out: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
-    state = DecodeState.create(out.cache, lengths, count, max(1, steps))
+    output: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
+    state = DecodeState.create(output.cache, lengths, count, max(1, steps))
     layers: Any = model.apply(variables, method=Llama.unstacked_weights)
     read, predicted = np.asarray(candidates.tokens.T), np.asarray(candidates.tokens.T)[1:]
 
-    def step(state, at):
-        token, following = at
+    def step(state, inputs):
+        token, following = inputs
         rows = jnp.broadcast_to(token, (batch, count))
         hidden, state = model.apply(variables, rows, state, layers=layers, method=Llama.decode)
         logits: Any = model.apply(variables, hidden, method=Llama.head)
         chosen = jnp.take_along_axis(logits, jnp.broadcast_to(following, (batch, count))[..., None], axis=-1)
         return state, (chosen[..., 0], jax.nn.logsumexp(logits, axis=-1))
 
-    first = out.logits[:, 0]
+    first = output.logits[:, 0]
     normaliser = jnp.broadcast_to(jax.nn.logsumexp(first, axis=-1)[:, None], (batch, count))
     raw, norms = first[:, read[0]][..., None], normaliser[..., None]
     if steps:
@@ -402,7 +404,7 @@ def _score_branches(
         raw, norms = (
             jnp.concatenate([a, jnp.moveaxis(b, 0, -1)], axis=-1) for a, b in zip((raw, norms), later, strict=True)
         )
-    return _collect(raw, norms, candidates, out.hidden[:, 0])
+    return _collect(raw, norms, candidates, output.hidden[:, 0])
 
 
 @tracing.default_types
@@ -417,17 +419,17 @@ def score_naive(
     """The same as `score`, with a full pass for every candidate: the reference implementation for its tests."""
     _check(model, tokens, lengths, prefix, candidates)
     batch, width = tokens.shape[0], candidates.width
-    tokens, lengths = _behind(prefix, tokens, lengths)
-    place = lengths[:, None] + np.arange(width)
+    tokens, lengths = _with_prefix(prefix, tokens, lengths)
+    positions = lengths[:, None] + np.arange(width)
     rows = np.arange(batch)[:, None]
 
-    def one(candidate):
+    def score_candidate(candidate):
         sequence, length = candidate
-        whole = jnp.pad(tokens, ((0, 0), (0, width))).at[rows, place].set(sequence)
-        out: Any = model.apply(variables, whole, lengths=lengths + length, at=place - 1)
-        chosen = jnp.broadcast_to(sequence, place.shape)[..., None]
-        raw = jnp.take_along_axis(out.logits, chosen, axis=-1)[..., 0]
-        return raw, jax.nn.logsumexp(out.logits, axis=-1), out.hidden[:, 0]
+        inputs = jnp.pad(tokens, ((0, 0), (0, width))).at[rows, positions].set(sequence)
+        output: Any = model.apply(variables, inputs, lengths=lengths + length, at=positions - 1)
+        chosen = jnp.broadcast_to(sequence, positions.shape)[..., None]
+        raw = jnp.take_along_axis(output.logits, chosen, axis=-1)[..., 0]
+        return raw, jax.nn.logsumexp(output.logits, axis=-1), output.hidden[:, 0]
 
-    raw, normaliser, hidden = jax.lax.map(one, (candidates.tokens, candidates.lengths))
+    raw, normaliser, hidden = jax.lax.map(score_candidate, (candidates.tokens, candidates.lengths))
     return _collect(raw.swapaxes(0, 1), normaliser.swapaxes(0, 1), candidates, hidden[0])

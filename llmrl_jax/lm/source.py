@@ -1,4 +1,4 @@
-"""Where a model is, and what its files say before its weights are read.
+"""Location of a model, and its configuration, which is read before its weights.
 
 A model is a folder of Hugging Face's layout, a GGUF file, a name of `llmrl_jax.core.packaged`, or a hub id.
 """
@@ -47,8 +47,8 @@ def locate_folder(
 
     **Raises:** as `locate`."""
     text = str(name)
-    known = names or {}
-    listed = f", or a name ({', '.join(known)})" if known else ""
+    packages = names or {}
+    listed = f", or a name ({', '.join(packages)})" if packages else ""
     if not text.strip():
         raise ValueError(f"the model's name is empty; give a folder, or a Hugging Face hub id{listed}")
     path = expanded(name)
@@ -56,10 +56,10 @@ def locate_folder(
         return path
     if path.is_file():
         raise FileNotFoundError(f"{text} is a file; give the folder of the model, or a Hugging Face hub id{listed}")
-    if text.lower() in known:
-        return known[text.lower()].locate()
+    if text.lower() in packages:
+        return packages[text.lower()].locate()
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
-        close = nearest(text.lower(), list(known)) if known else ""
+        close = nearest(text.lower(), list(packages)) if packages else ""
         raise FileNotFoundError(f"no model folder {text!r}{close} (a hub id is spelled OWNER/NAME{listed})")
     return _snapshot(text, revision)
 
@@ -96,9 +96,9 @@ def read_config(model: str | Path) -> LlamaConfig:
             raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from None
     file = path / CONFIG
     if not file.is_file():
-        held = sorted(p.name for p in path.glob(f"*{gguf.SUFFIX}"))
-        if held:
-            raise FileNotFoundError(f"{path} holds no {CONFIG}, but {held[0]}: give that file")
+        gguf_files = sorted(p.name for p in path.glob(f"*{gguf.SUFFIX}"))
+        if gguf_files:
+            raise FileNotFoundError(f"{path} holds no {CONFIG}, but {gguf_files[0]}: give that file")
         raise FileNotFoundError(f"{path} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
     values = read_json(file)
     if isinstance(values.get("kind"), str) and "model_type" not in values:
@@ -110,7 +110,7 @@ def read_config(model: str | Path) -> LlamaConfig:
 
 
 def _written_by(run: Path) -> str:
-    """What to give instead of a run's folder."""
+    """The end of an error: the folder to give instead of a run's."""
     models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
     if models:
         return f"give the model that it wrote, {' or '.join(models)}"

@@ -59,16 +59,16 @@ class StopStrings:
 
     def cut(self, text: str) -> str:
         """`text` up to and without the first stop string in it."""
-        return text[: min((at for s in self.strings if (at := text.find(s)) >= 0), default=len(text))]
+        return text[: min((index for s in self.strings if (index := text.find(s)) >= 0), default=len(text))]
 
     def text(self, tokenizer: Tokenizer, tokens: Iterable[SupportsInt]) -> str:
         """The tokens of a continuation as `tokenizer.decode` gives them, up to the first stop string.
 
         A stop string may begin with the space that `decode` drops where a continuation begins."""
         tokens = list(tokens)
-        behind = tokenizer.decode([self.before])
-        whole = tokenizer.decode([self.before, *tokens])[len(behind) :]
-        return self.cut(whole)[len(whole) - len(tokenizer.decode(tokens)) :]
+        prefix = tokenizer.decode([self.before])
+        decoded = tokenizer.decode([self.before, *tokens])[len(prefix) :]
+        return self.cut(decoded)[len(decoded) - len(tokenizer.decode(tokens)) :]
 
 
 def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
@@ -104,18 +104,18 @@ def _speller(tokenizer: FastTokenizer) -> Callable[[str], bytes]:
     decoder = tokenizer.backend.decoder
     if decoder is None:  # tokens are then joined by spaces
         return lambda name: b" " + name.encode()
-    whole = json.loads(decoder.__getstate__())
-    steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
+    state = json.loads(decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return _byte_level
     replaced = []
     for i, step in enumerate(steps):
         # Steps after Fuse act on the whole text, across tokens.
-        alone = "Fuse" not in kinds[:i]
-        if step["type"] == "Metaspace" and alone:
+        per_token = "Fuse" not in kinds[:i]
+        if step["type"] == "Metaspace" and per_token:
             replaced.append((step["replacement"], " "))
-        elif step["type"] == "Replace" and "String" in step["pattern"] and alone:
+        elif step["type"] == "Replace" and "String" in step["pattern"] and per_token:
             replaced.append((step["pattern"]["String"], step["content"]))
         # Strip then acts only on the beginning of the text, which is not part of a continuation.
         elif not (step["type"] in ("ByteFallback", "Fuse") or step["type"] == "Strip" and step["stop"] == 0):
@@ -143,8 +143,8 @@ def _byte_level(name: str) -> bytes:
 
 
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
-_ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in enumerate(_OTHERS)}}
+_UNPRINTABLE = [b for b in range(256) if b not in _PRINTABLE]
+_ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in enumerate(_UNPRINTABLE)}}
 
 
 def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes]) -> None:
@@ -158,11 +158,11 @@ def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes
             continue  # a part of a character
     before = tokenizer.decode([first])
     decoded = tokenizer.backend.decode_batch([[first, i] for i in texts], skip_special_tokens=False)
-    for (i, text), got in zip(texts.items(), decoded, strict=True):
-        if got != before + text:
+    for (i, text), actual in zip(texts.items(), decoded, strict=True):
+        if actual != before + text:
             raise ValueError(
                 f"token {i} ({names[i]!r}) was taken to add {text!r}, but behind {before!r} the tokenizer decodes "
-                f"{got!r}; stop strings would not be exact: use stop_tokens"
+                f"{actual!r}; stop strings would not be exact: use stop_tokens"
             )
 
 

@@ -94,20 +94,20 @@ class TensorSource(ABC):
     """Named tensors in an open file, read in parts."""
 
     specs: dict[str, Spec]
-    """What `fill` gives, by name."""
+    """The dtype and shape of each tensor that `fill` reads, by name."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._kept: tuple[str, np.ndarray] | None = None
+        self._cached: tuple[str, np.ndarray] | None = None
 
     def close(self) -> None:
         """Close the file; nothing is read from it afterwards."""
-        self._kept = None
+        self._cached = None
 
-    def fill(self, name: str, out: np.ndarray, part: tuple[slice, ...] | None = None) -> None:
-        """Copy a part of a tensor into `out`, in the dtype of `out`.
+    def fill(self, name: str, output: np.ndarray, part: tuple[slice, ...] | None = None) -> None:
+        """Copy a part of a tensor into `output`, in the dtype of `output`.
 
-        **Arguments:** `name`; `out`, a view of the part's shape; `part`, a slice with whole bounds for each axis
+        **Arguments:** `name`; `output`, a view of the part's shape; `part`, a slice with whole bounds for each axis
         (None: everything).
         **Raises:** `ValueError`, naming the file and the tensor, if the file ends, or a value is not finite.
         """
@@ -115,19 +115,19 @@ class TensorSource(ABC):
         part = part or tuple(slice(0, n) for n in shape)
         if any((s.start, s.stop) != (0, n) for s, n in zip(part[1:], shape[1:], strict=True)):
             # Columns: the parts of other devices are in the same rows, so the whole tensor is cached for them.
-            if self._kept is None or self._kept[0] != name:
-                self._kept = None
-                whole = empty(shape, DTYPES[kind])
-                self._rows(name, whole, 0, shape[0])
-                self._kept = (name, whole)
-            out[...] = self._kept[1][part]
+            if self._cached is None or self._cached[0] != name:
+                self._cached = None
+                full = empty(shape, DTYPES[kind])
+                self._rows(name, full, 0, shape[0])
+                self._cached = (name, full)
+            output[...] = self._cached[1][part]
             return
         rows = part[0] if shape else slice(0, 1)
-        self._rows(name, out if shape else out.reshape(1), rows.start, rows.stop)
+        self._rows(name, output if shape else output.reshape(1), rows.start, rows.stop)
 
     @abstractmethod
-    def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
-        """Copy whole rows of a tensor into `out`."""
+    def _rows(self, name: str, output: np.ndarray, start: int, stop: int) -> None:
+        """Copy whole rows of a tensor into `output`."""
 
     def file(self, name: str) -> Path:
         """The file that holds a tensor."""
@@ -165,23 +165,23 @@ class TensorFile(TensorSource):
         super().close()
         self._file.close()
 
-    def _rows(self, name: str, out: np.ndarray, start: int, stop: int) -> None:
+    def _rows(self, name: str, output: np.ndarray, start: int, stop: int) -> None:
         kind, shape = self.specs[name]
         width, inner = math.prod(shape[1:]), shape[1:]
         itemsize = jnp.dtype(DTYPES[kind]).itemsize
         step = max(1, _BLOCK // max(1, width * itemsize))
-        direct = out.dtype == DTYPES[kind] and out.flags.c_contiguous
+        direct = output.dtype == DTYPES[kind] and output.flags.c_contiguous
         for row in range(start, stop, step):
             count = min(step, stop - row)
-            part = out[row - start : row - start + count]
+            part = output[row - start : row - start + count]
             block = part if direct else empty((count, *inner), DTYPES[kind])
             raw = block.reshape(-1).view(np.uint8).data
-            at = self._start[name] + row * width * itemsize
+            offset = self._start[name] + row * width * itemsize
             while raw:
-                got = os.preadv(self._file.fileno(), [raw], at)
-                if not got:
+                num_read = os.preadv(self._file.fileno(), [raw], offset)
+                if not num_read:
                     raise ValueError(f"{self.path} was cut short while {name} was read from it; copy it again")
-                raw, at = raw[got:], at + got
+                raw, offset = raw[num_read:], offset + num_read
             if not all_finite(block, kind):
                 raise self.not_finite(name)
             if not direct:

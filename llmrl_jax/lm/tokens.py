@@ -127,8 +127,8 @@ class FastTokenizer:
             head = self.encode(before)
             ids, offsets = self.encode_with_offsets(before + text)
             if ids[: len(head)] == head:
-                at = len(before)
-                return ids[len(head) :], [(max(0, a - at), max(0, b - at)) for a, b in offsets[len(head) :]]
+                shift = len(before)
+                return ids[len(head) :], [(max(0, a - shift), max(0, b - shift)) for a, b in offsets[len(head) :]]
         return self.encode_with_offsets(text)
 
     @functools.cached_property
@@ -186,8 +186,8 @@ def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
         return ()
     # A vocabulary of one word gives a text that is sure to have a token, whatever the tokenizer's own vocabulary is.
     text = tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
-    whole = backend.post_processor.process(text)
-    return tuple(whole.ids[: whole.special_tokens_mask.index(0)])
+    encoding = backend.post_processor.process(text)
+    return tuple(encoding.ids[: encoding.special_tokens_mask.index(0)])
 
 
 def _surrogate(text: str) -> int:
@@ -199,10 +199,10 @@ def _not_unicode(text: Any) -> Exception:
     """The error for what `tokenizers` refuses to encode."""
     if not isinstance(text, str):
         return TypeError(f"a text to encode is a {type(text).__name__}; a str is needed")
-    at = _surrogate(text)
+    index = _surrogate(text)
     return ValueError(
-        f"a text holds {text[at]!r} at character {at}, half of a surrogate pair, which is no character: remove it, or "
-        "decode the text again from its bytes"
+        f"a text holds {text[index]!r} at character {index}, half of a surrogate pair, which is no character: remove "
+        "it, or decode the text again from its bytes"
     )
 
 
@@ -214,17 +214,17 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
     **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`; None: there is no padding.
     """
     for x in (tokens,) if lengths is None else (tokens, lengths):
-        known = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-        if not known or not getattr(x, "is_fully_addressable", True):
+        concrete = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        if not concrete or not getattr(x, "is_fully_addressable", True):
             return
     ids = np.asarray(tokens)
     wrong = (ids < 0) | (ids >= vocab_size)
     if lengths is not None:
         wrong &= np.arange(ids.shape[1]) < np.asarray(lengths)[:, None]
     if wrong.any():
-        row, place = np.argwhere(wrong)[0]
+        row, column = np.argwhere(wrong)[0]
         raise ValueError(
-            f"row {row} holds the token {ids[row, place]} at place {place}; the model's vocabulary is 0 to "
+            f"row {row} holds the token {ids[row, column]} at place {column}; the model's vocabulary is 0 to "
             f"{vocab_size - 1}: encode the text with the model's own tokenizer"
         )
 
@@ -279,19 +279,19 @@ class WordTokenizer(FastTokenizer):
         """The tokenizer of all texts of an `envs_jax.text.Prompt`, and of the answers to it."""
         return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers], spare)
 
-    def _known(self, word: str) -> str:
+    def _resolve(self, word: str) -> str:
         """The word, or its spare token."""
         if word in self._vocabulary:
             return word
         if self.spare_ids:
-            rest = word.rstrip(self.MARKS) or word[0]
+            stem = word.rstrip(self.MARKS) or word[0]
             # No prefix that is longer than all words can be one of them: the cost is linear in the marks.
-            for end in range(min(len(word) - 1, self._longest), len(rest) - 1, -1):
+            for end in range(min(len(word) - 1, self._longest), len(stem) - 1, -1):
                 if word[:end] in self._vocabulary:
                     return word[:end]
-            if _surrogate(rest) >= 0:
-                raise _not_unicode(rest)
-            code = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest())
+            if _surrogate(stem) >= 0:
+                raise _not_unicode(stem)
+            code = int.from_bytes(hashlib.blake2b(stem.encode(), digest_size=8).digest())
             return self.SPARE.format(code % len(self.spare_ids))
         close = difflib.get_close_matches(word, list(self._vocabulary), n=3)
         hint = f"; the nearest are {', '.join(map(repr, close))}" if close else ""
@@ -299,7 +299,7 @@ class WordTokenizer(FastTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """The ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
-        return super().encode(" ".join(map(self._known, text.split())))
+        return super().encode(" ".join(map(self._resolve, text.split())))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`encode`, and where each word begins and ends in the text, in characters."""
@@ -307,7 +307,7 @@ class WordTokenizer(FastTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
-        return super().encode_batch([" ".join(map(self._known, text.split())) for text in texts])
+        return super().encode_batch([" ".join(map(self._resolve, text.split())) for text in texts])
 
 
 def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:

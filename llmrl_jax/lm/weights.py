@@ -55,10 +55,10 @@ class Files:
         """**Arguments:** `model`, what `locate` returns; `config`, its configuration; `stack`, which closes the files.
 
         **Raises:** `FileNotFoundError`, `ValueError` for files that are missing or damaged."""
-        self.where: dict[str, TensorSource] = {}
+        self.sources: dict[str, TensorSource] = {}
         if model.is_file():
             tensors = stack.enter_context(closing(gguf.GGUFTensors(model, config)))
-            self.where.update(dict.fromkeys(tensors.specs, tensors))
+            self.sources.update(dict.fromkeys(tensors.specs, tensors))
         else:
             self._open_folder(model, stack)
 
@@ -75,27 +75,27 @@ class Files:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise ValueError(f"{folder / INDEX} lists {name!r}, which is not the name of a safetensors file there")
         if missing := [name for name in names if not (folder / name).is_file()]:
-            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            suffix = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise FileNotFoundError(
-                f"{folder / INDEX} lists {missing[0]}{more}, which is not in the folder: copy or download it again"
+                f"{folder / INDEX} lists {missing[0]}{suffix}, which is not in the folder: copy or download it again"
             )
         for name in names:
             file = stack.enter_context(closing(TensorFile(folder / name)))
-            self.where.update(dict.fromkeys(file.specs, file))
+            self.sources.update(dict.fromkeys(file.specs, file))
         for tensor, name in listed.items():
-            if tensor not in self.where:
+            if tensor not in self.sources:
                 raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
 
     def check(self, leaves: list[declare.ParamSpec], config: LlamaConfig) -> None:
         """Compare names, shapes and dtypes with the declaration, from the headers only."""
         shapes = {name: leaf.hf_shape for leaf in leaves for name in layer_names(leaf)}
-        missing = [name for name in shapes if name not in self.where]
+        missing = [name for name in shapes if name not in self.sources]
         if missing:
-            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            suffix = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
-            raise ValueError(f"the weights lack the tensor {missing[0]}{more}{hint}")
+            raise ValueError(f"the weights lack the tensor {missing[0]}{suffix}{hint}")
         for name, shape in shapes.items():
-            kind, actual = self.where[name].specs[name]
+            kind, actual = self.sources[name].specs[name]
             if actual != shape:
                 raise ValueError(f"tensor {name} has shape {actual}; the configuration asks for {shape}")
             if kind not in DTYPES:
@@ -105,12 +105,12 @@ class Files:
                 )
         ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
         extra = [
-            n for n in self.where if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
+            n for n in self.sources if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
         ]
         if extra:
-            more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
+            suffix = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
             raise ValueError(
-                f"the weights hold the tensor {extra[0]}{more}, which a {config.model_type!r} model would not read"
+                f"the weights hold the tensor {extra[0]}{suffix}, which a {config.model_type!r} model would not read"
             )
 
     def read(self, leaf: declare.ParamSpec, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
@@ -120,15 +120,17 @@ class Files:
         lead = 1 if leaf.stacked else 0
         # In the file's layout, outputs before inputs; jax transposes the view faster than NumPy.
         ins, outs = sizes[lead : lead + leaf.fan_in], sizes[lead + leaf.fan_in :]
-        out = empty((*sizes[:lead], *outs, *ins), dtype)
+        output = empty((*sizes[:lead], *outs, *ins), dtype)
         for i in range(*spans[0]) if lead else (0,):
-            own = out[i - spans[0][0]] if lead else out
-            self._one(leaf, (leaf.hf or "").format(first + i), spans[lead:], own)
-        turned = (*range(lead), *range(lead + len(outs), out.ndim), *range(lead, lead + len(outs)))
-        return out.transpose(turned)
+            layer_output = output[i - spans[0][0]] if lead else output
+            self._read_tensor(leaf, (leaf.hf or "").format(first + i), spans[lead:], layer_output)
+        turned = (*range(lead), *range(lead + len(outs), output.ndim), *range(lead, lead + len(outs)))
+        return output.transpose(turned)
 
-    def _one(self, leaf: declare.ParamSpec, name: str, spans: list[tuple[int, int]], out: np.ndarray) -> None:
-        """Read a tensor's part into `out`, which has the file's order of axes, with those of a group separate."""
+    def _read_tensor(
+        self, leaf: declare.ParamSpec, name: str, spans: list[tuple[int, int]], output: np.ndarray
+    ) -> None:
+        """Read a tensor's part into `output`, which has the file's order of axes, with those of a group separate."""
         dims = leaf.shape[1:] if leaf.stacked else leaf.shape
         axes = range(len(dims))
         if leaf.fan_in:
@@ -136,7 +138,7 @@ class Files:
         else:
             groups = [axes] if len(leaf.hf_shape) == 1 else [[i] for i in axes]
         part = tuple(_flat(spans, dims, group) for group in groups)
-        self.where[name].fill(name, out.reshape([s.stop - s.start for s in part]), part)
+        self.sources[name].fill(name, output.reshape([s.stop - s.start for s in part]), part)
 
 
 def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: Sequence[int]) -> slice:
@@ -148,54 +150,58 @@ def _flat(spans: list[tuple[int, int]], dims: tuple[int, ...], group: Sequence[i
 
 
 @lru_cache
-def _blank(shape: tuple[int, ...], dtype: Any, place: Sharding) -> Callable[[], jax.Array]:
+def _blank(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> Callable[[], jax.Array]:
     """A program that creates an array of zeros with its sharding; cached, like the next, to compile only once."""
-    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=place)
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
 
 
 @lru_cache
-def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+def _writer(sharding: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
     """A program that writes one layer of a stacked leaf in place."""
 
-    def put(whole, layer, i):
-        return jax.lax.dynamic_update_slice_in_dim(whole, layer, i, 0)
+    def write(array, layer, i):
+        return jax.lax.dynamic_update_slice_in_dim(array, layer, i, 0)
 
-    return jax.jit(put, donate_argnums=0, out_shardings=place)
+    return jax.jit(write, donate_argnums=0, out_shardings=sharding)
 
 
-def _place(files: Files, leaf: declare.ParamSpec, place: Sharding, dtype: Any) -> jax.Array:
+def _load_leaf(files: Files, leaf: declare.ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:
     """A leaf on its devices. A large stacked one is written layer by layer into an allocated array."""
     if not leaf.stacked or math.prod(leaf.shape) * jnp.dtype(dtype).itemsize <= _STAGED:
-        return jax.make_array_from_callback(leaf.shape, place, partial(files.read, leaf, dtype))
-    one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:]))
-    whole = _blank(leaf.shape, jnp.dtype(dtype), place)()
+        return jax.make_array_from_callback(leaf.shape, sharding, partial(files.read, leaf, dtype))
+    layer_leaf = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:]))
+    array = _blank(leaf.shape, jnp.dtype(dtype), sharding)()
     for i in range(leaf.shape[0]):
-        layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
+        layer = jax.make_array_from_callback(
+            layer_leaf.shape, sharding, partial(files.read, layer_leaf, dtype, first=i)
+        )
         # Waiting keeps one layer in the host's memory, instead of all those in flight.
-        whole = _writer(place)(whole, layer, i).block_until_ready()
-    return whole
+        array = _writer(sharding)(array, layer, i).block_until_ready()
+    return array
 
 
-def _place_quantized(
-    files: Files, leaf: declare.ParamSpec, place: Sharding, parts: Quantized, shapes: Quantized
+def _load_quantized(
+    files: Files, leaf: declare.ParamSpec, sharding: Sharding, parts: Quantized, shapes: Quantized
 ) -> Any:
     """A leaf quantised on its devices, layer by layer: at most one of its matrices exists in floats at a time.
 
     A matrix is quantised from the dtype of its file, without rounding to another dtype first.
     """
-    one = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:])) if leaf.stacked else leaf
+    layer_leaf = dataclasses.replace(leaf, shape=(1, *leaf.shape[1:])) if leaf.stacked else leaf
     encode = encoder(shapes.kind, shapes.fan_in, leaf.stacked, parts)
-    whole: Any = None
+    kernel: Any = None
     for i, name in enumerate(layer_names(leaf)):
-        dtype = DTYPES[files.where[name].specs[name].dtype]
-        layer = jax.make_array_from_callback(one.shape, place, partial(files.read, one, dtype, first=i))
+        dtype = DTYPES[files.sources[name].specs[name].dtype]
+        layer = jax.make_array_from_callback(
+            layer_leaf.shape, sharding, partial(files.read, layer_leaf, dtype, first=i)
+        )
         coded = encode(layer)
         if not leaf.stacked:
             return jax.block_until_ready(coded)
-        if whole is None:
-            whole = jax.tree.map(lambda x, p: _blank(x.shape, x.dtype, p)(), shapes, parts)
-        whole = jax.block_until_ready(jax.tree.map(lambda p, x, new, i=i: _writer(p)(x, new, i), parts, whole, coded))
-    return whole
+        if kernel is None:
+            kernel = jax.tree.map(lambda x, p: _blank(x.shape, x.dtype, p)(), shapes, parts)
+        kernel = jax.block_until_ready(jax.tree.map(lambda p, x, new, i=i: _writer(p)(x, new, i), parts, kernel, coded))
+    return kernel
 
 
 def load_hf(
@@ -226,29 +232,31 @@ def load_hf(
     config = read_config(folder)
     model = Llama(config, lora=lora, dtype=dtype, param_dtype=dtype)
     tree = declare.declare(config)
-    whole = SingleDeviceSharding(jax.devices()[0])
+    device = SingleDeviceSharding(jax.devices()[0])
     abstract = declare.abstract(tree, dtype)
-    places = jax.tree.map(lambda _: whole, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    leaf_shardings = (
+        jax.tree.map(lambda _: device, abstract) if mesh is None else shardings(abstract, declare.axes(tree), mesh)
+    )
     shapes: Any = abstract
-    parts: Any = places
+    parts: Any = leaf_shardings
     if quantize is not None:
         shapes = jax.eval_shape(partial(quantize_params, kind=quantize, targets=quantize_targets), abstract)
         parts = (
-            jax.tree.map(lambda _: whole, shapes)
+            jax.tree.map(lambda _: device, shapes)
             if mesh is None
             else quantized_shardings(shapes, declare.axes(tree), mesh)
         )
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=declare.is_leaf)
-    each = zip(leaves, *map(structure.flatten_up_to, (places, parts, shapes)), strict=True)
+    entries = zip(leaves, *map(structure.flatten_up_to, (leaf_shardings, parts, shapes)), strict=True)
     with ExitStack() as stack:
         files = Files(folder, config, stack)
         files.check(leaves, config)
         arrays = [
-            _place_quantized(files, leaf, place, own, shape)
+            _load_quantized(files, leaf, sharding, part, shape)
             if is_quantized(shape)
-            else _place(files, leaf, place, dtype)
-            for leaf, place, own, shape in each
+            else _load_leaf(files, leaf, sharding, dtype)
+            for leaf, sharding, part, shape in entries
         ]
     return model, {"params": jax.tree.unflatten(structure, arrays)}
 
@@ -363,18 +371,18 @@ def _write(
         (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
 
 
-def convert(model: str | Path, out: str | Path, *, dtype: str = "", max_shard_bytes: int = SHARD) -> Path:
+def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = SHARD) -> Path:
     """Write a model that `locate` finds (a GGUF file, a packaged model, a folder) as a folder of Hugging Face's layout,
     with its tokenizer and chat template. Weights are decoded and written one tensor at a time.
 
-    **Arguments:** `model`; `out`, a folder that does not exist yet; `dtype`, of the written weights: float32, bfloat16
-    or float16; empty: that of the files, and float32 for quantised ones; `max_shard_bytes`, as in `save_hf`.
-    **Returns:** `out`.
-    **Raises:** `FileExistsError` if `out` exists; as `load` for files that are no model.
+    **Arguments:** `model`; `output`, a folder that does not exist yet; `dtype`, of the written weights: float32,
+    bfloat16 or float16; empty: that of the files, and float32 for quantised ones; `max_shard_bytes`, as in `save_hf`.
+    **Returns:** `output`.
+    **Raises:** `FileExistsError` if `output` exists; as `load` for files that are no model.
     """
-    out = Path(out)
-    if out.exists():
-        raise FileExistsError(f"{out} exists: give a folder that does not")
+    output = Path(output)
+    if output.exists():
+        raise FileExistsError(f"{output} exists: give a folder that does not")
     path = locate(model)
     config = read_config(path)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
@@ -388,18 +396,18 @@ def convert(model: str | Path, out: str | Path, *, dtype: str = "", max_shard_by
 
         def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
             activity.done += 1
-            files.where[name].fill(name, whole := empty(shape, DTYPES[kind]))
-            return whole
+            files.sources[name].fill(name, array := empty(shape, DTYPES[kind]))
+            return array
 
         tensors = [
             _Tensor(name, Spec(kind, leaf.hf_shape), partial(read, name, leaf.hf_shape))
             for leaf in leaves
             for name in layer_names(leaf)
         ]
-        with new_folder(out) as draft, doing(f"writing {out}", len(tensors), "tensors") as activity:
+        with new_folder(output) as draft, doing(f"writing {output}", len(tensors), "tensors") as activity:
             _write(draft, config, tensors, end_tokens_of(path, tokenizer), max_shard_bytes)
             tokenizer.save(draft)
             source = template.read_text("utf-8") if template.is_file() else tokenizer_config(path).get("chat_template")
             if isinstance(source, str):
                 (draft / TEMPLATE).write_text(source, encoding="utf-8")
-    return out
+    return output

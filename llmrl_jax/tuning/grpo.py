@@ -119,12 +119,12 @@ class GRPOConfig(Checked):
             raise ValueError(
                 f"grpo.head_chunk is {self.head_chunk}; it must divide grpo.max_new_tokens, {self.max_new_tokens}"
             )
-        rows, what = self.prompts * self.group, f"grpo.prompts {self.prompts} x grpo.group {self.group}"
+        rows, formula = self.prompts * self.group, f"grpo.prompts {self.prompts} x grpo.group {self.group}"
         for name in ("minibatches", "microbatches"):
             parts = getattr(self, name)
             if rows % parts:
-                raise ValueError(f"{what} = {rows} rows are not divided by grpo.{name} {parts}")
-            rows, what = rows // parts, f"{what} / grpo.{name} {parts}"
+                raise ValueError(f"{formula} = {rows} rows are not divided by grpo.{name} {parts}")
+            rows, formula = rows // parts, f"{formula} / grpo.{name} {parts}"
 
 
 def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
@@ -138,14 +138,14 @@ def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
             f"there are {count} prompts, fewer than the {config.prompts} of one update: lower grpo.prompts, or add data"
         )
     if mesh is not None:
-        ways = Placement(mesh).row_devices
+        devices = Placement(mesh).row_devices
         rows = config.prompts * config.group // config.minibatches // config.microbatches
-        what = f"grpo.prompts {config.prompts}"
-        whole = f"{what} x grpo.group {config.group} / grpo.minibatches {config.minibatches}"
-        whole += f" / grpo.microbatches {config.microbatches} = {rows} rows"
-        for size, text in ((config.prompts, what), (rows, whole)):
-            if size % ways:
-                raise ValueError(f"{text} are not divided by {ways} devices (data x fsdp)")
+        prompt_formula = f"grpo.prompts {config.prompts}"
+        row_formula = f"{prompt_formula} x grpo.group {config.group} / grpo.minibatches {config.minibatches}"
+        row_formula += f" / grpo.microbatches {config.microbatches} = {rows} rows"
+        for size, text in ((config.prompts, prompt_formula), (rows, row_formula)):
+            if size % devices:
+                raise ValueError(f"{text} are not divided by {devices} devices (data x fsdp)")
 
 
 @struct.dataclass
@@ -202,10 +202,10 @@ def policy_log_probs(
 ) -> tuple[Float[Array, "R T"], Float[Array, "R T"]]:
     """Log-probabilities of the continuations' tokens under the policy, and its entropy there."""
     steps = samples.continuation.shape[1]
-    at = jnp.minimum(samples.prompt_lengths[:, None] - 1 + jnp.arange(steps), samples.tokens.shape[1] - 1)
+    positions = jnp.minimum(samples.prompt_lengths[:, None] - 1 + jnp.arange(steps), samples.tokens.shape[1] - 1)
     total = samples.prompt_lengths + samples.lengths
-    out: Any = model.apply(variables, samples.tokens, lengths=total, at=at, logits=False)
-    return token_log_probs(model, variables, out.hidden, samples.continuation, head_chunk, temperature)
+    output: Any = model.apply(variables, samples.tokens, lengths=total, at=positions, logits=False)
+    return token_log_probs(model, variables, output.hidden, samples.continuation, head_chunk, temperature)
 
 
 def grpo_loss(
@@ -365,12 +365,12 @@ class GRPO:
         samples = self._samples(batch, generation, rewards)
         gap = {}
         if not self.exact:
-            whole = _in_parts(self.model, variables, samples, config, self.microbatch)
+            log_probs = _in_parts(self.model, variables, samples, config, self.microbatch)
             real = jnp.arange(config.max_new_tokens) < samples.lengths[:, None]
-            log_ratio = jnp.where(real, whole - samples.log_prob, 0.0)
+            log_ratio = jnp.where(real, log_probs - samples.log_prob, 0.0)
             gap = {"sampling_gap": jnp.max(jnp.abs(log_ratio))}
             gap |= sampling_metrics(log_ratio, jnp.where(real, 1 / jnp.sum(samples.lengths), 0.0))
-            samples = samples.replace(log_prob=whole)
+            samples = samples.replace(log_prob=log_probs)
         if config.kl_coef:
             base = state.frozen["base"]
             samples = samples.replace(reference=_in_parts(self.model, base, samples, config, self.microbatch))
@@ -387,9 +387,9 @@ class GRPO:
 
     def _chosen(self, key: jax.Array, update: jax.Array) -> Int[Array, " P"]:
         """The prompts of an update: every epoch takes all of them, in a new order, drawn with the epoch's key."""
-        place = update % self.per_epoch
+        index = update % self.per_epoch
         order = permutations(key, 1, self.count)[0]
-        return jax.lax.dynamic_slice(order, (place * self.config.prompts,), (self.config.prompts,))
+        return jax.lax.dynamic_slice(order, (index * self.config.prompts,), (self.config.prompts,))
 
     def _samples(self, batch: Prompts, generation: Any, rewards: Float[Array, "P n"]) -> Samples:
         """Prompts and their continuations as rows of tokens; `reference` is filled with zeros."""
@@ -401,16 +401,16 @@ class GRPO:
         repeated = jax.tree.map(lambda x: jnp.repeat(x, config.group, axis=0), batch)
         steps = jnp.arange(config.max_new_tokens)
         tokens = jnp.pad(repeated.tokens, ((0, 0), (0, config.max_new_tokens)))
-        where = repeated.lengths[:, None] + steps
+        positions = repeated.lengths[:, None] + steps
         lengths = flat(generation.lengths)
-        kept = jnp.where(steps < lengths[:, None], flat(generation.tokens), 0)
+        continuation = jnp.where(steps < lengths[:, None], flat(generation.tokens), 0)
         return Samples(
-            tokens=tokens.at[jnp.arange(rows)[:, None], where].set(kept),
+            tokens=tokens.at[jnp.arange(rows)[:, None], positions].set(continuation),
             prompt_lengths=repeated.lengths,
             lengths=lengths,
-            continuation=kept,
+            continuation=continuation,
             log_prob=flat(generation.sampled_log_probs),
-            reference=jnp.zeros(kept.shape, jnp.float32),
+            reference=jnp.zeros(continuation.shape, jnp.float32),
             advantage=flat(advantages(rewards, config.advantage)),
         )
 
@@ -474,18 +474,18 @@ def make_reward_evaluation(
     trained = "params" if model.lora is None else "lora"
     count, batch = prompts.tokens.shape[0], min(config.prompts, prompts.tokens.shape[0])
     # the last batch is filled up with repeated prompts, which are not counted
-    places = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
-    counts = np.arange(places.size).reshape(places.shape) < count
+    indices = np.resize(np.arange(count), (-(-count // batch), batch)).astype(np.int32)
+    counts = np.arange(indices.size).reshape(indices.shape) < count
     sampling = SamplingConfig(config.max_new_tokens, config.temperature, stop_tokens=config.stop_tokens)
 
     @jax.jit
     def answer(params: Any, base: Any, key: jax.Array) -> dict[str, jax.Array]:
-        def one(part):
+        def sample_part(part):
             chosen, counted = part
             keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(chosen)
-            asked = jax.tree.map(lambda x: jnp.asarray(x)[chosen], prompts)
+            selected = jax.tree.map(lambda x: jnp.asarray(x)[chosen], prompts)
             generation = generate(
-                model, {**base, trained: params}, asked.tokens, asked.lengths, keys, sampling, stops=stops
+                model, {**base, trained: params}, selected.tokens, selected.lengths, keys, sampling, stops=stops
             )
             rewards, terms = total_and_parts(reward(generation, chosen))
             values = {
@@ -496,7 +496,7 @@ def make_reward_evaluation(
             }
             return {name: jnp.sum(jnp.where(counted, x, 0)) for name, x in values.items()}
 
-        return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(one, (places, counts)))
+        return jax.tree.map(lambda x: jnp.sum(x) / count, jax.lax.map(sample_part, (indices, counts)))
 
     def evaluate(state: GRPOState, key: jax.Array) -> dict[str, float]:
         means = answer(state.params, state.frozen["base"], key)

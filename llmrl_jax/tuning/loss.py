@@ -28,7 +28,7 @@ def token_log_probs(
     **Raises:** `ValueError` for a chunk that does not divide `S`.
     """
 
-    def at(hidden, targets):
+    def log_probs_and_entropy(hidden, targets):
         logits: Any = model.apply(variables, hidden, method=Llama.head)
         logits = logits / temperature
         # without an array of all log-probabilities, which a log-softmax writes and reads once more
@@ -38,13 +38,13 @@ def token_log_probs(
 
     length = targets.shape[1]
     if not chunk or chunk >= length:
-        return at(hidden, targets)
+        return log_probs_and_entropy(hidden, targets)
     if length % chunk:
         raise ValueError(f"a chunk of {chunk} positions does not divide {length}")
 
     def split(x):
         return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
-    one = jax.checkpoint(lambda parts: at(*parts))
-    parts = jax.lax.map(one, (split(hidden), split(targets)))
+    compute_chunk = jax.checkpoint(lambda parts: log_probs_and_entropy(*parts))
+    parts = jax.lax.map(compute_chunk, (split(hidden), split(targets)))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(targets.shape), parts)

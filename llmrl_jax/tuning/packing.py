@@ -43,7 +43,7 @@ def pack(
     """
     if length < 2:
         raise ValueError(f"rows of {length} tokens hold nothing to predict; at least 2 are needed")
-    kept: list[Example] = []
+    fitted: list[Example] = []
     for i, example in enumerate(examples):
         name = names[i] if i < len(names) else f"example {i}"
         if len(example.tokens) > length:
@@ -55,10 +55,10 @@ def pack(
             example = Example(example.tokens[:length], example.learn[:length])
         if not any(example.learn[1:]):
             raise DataError(f"{name}: within {length} tokens there is nothing to learn; make rows longer (length)")
-        kept.append(example)
-    if not kept:
+        fitted.append(example)
+    if not fitted:
         raise DataError("there is no example in the data")
-    rows = best_fit([len(e.tokens) for e in kept], length) if several else [[i] for i in range(len(kept))]
+    rows = best_fit([len(e.tokens) for e in fitted], length) if several else [[i] for i in range(len(fitted))]
     shape = (len(rows), length)
     packed = Packed(
         np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.zeros(shape, np.int32), np.zeros(shape, bool)
@@ -66,12 +66,12 @@ def pack(
     for r, row in enumerate(rows):
         start = 0
         for segment, i in enumerate(row, 1):
-            example, n = kept[i], len(kept[i].tokens)
-            here = slice(start, start + n)
-            packed.tokens[r, here] = example.tokens
-            packed.positions[r, here] = np.arange(n)
-            packed.segments[r, here] = segment
-            packed.learn[r, here] = example.learn
+            example, n = fitted[i], len(fitted[i].tokens)
+            span = slice(start, start + n)
+            packed.tokens[r, span] = example.tokens
+            packed.positions[r, span] = np.arange(n)
+            packed.segments[r, span] = segment
+            packed.learn[r, span] = example.learn
             packed.learn[r, start] = False
             start += n
     return packed
@@ -82,12 +82,12 @@ def best_fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     rows: list[list[int]] = []
     open_: list[tuple[int, int]] = []  # (room left, row), ascending
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        at = bisect.bisect_left(open_, (sizes[i], -1))
-        if at == len(open_):
+        index = bisect.bisect_left(open_, (sizes[i], -1))
+        if index == len(open_):
             rows.append([i])
             room, row = length - sizes[i], len(rows) - 1
         else:
-            room, row = open_.pop(at)
+            room, row = open_.pop(index)
             rows[row].append(i)
             room -= sizes[i]
         if room > 1:  # an example has at least two tokens

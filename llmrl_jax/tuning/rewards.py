@@ -38,11 +38,11 @@ TextFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], Any]
 TextReward = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
 """`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the complete data rows."""
 
-_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-_DECIMAL = rf"(?:{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d{{1,3}}(?!\w))?"
+_INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d{{1,3}}(?!\w))?"
 NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}.])[-\u2212])?(?:\\?[$\u20ac\u00a3](?P<inner>[-\u2212])?)?"
-    rf"(?:(?<![\d/.])(?P<over>(?:\d+\ )?\d+/\d+)(?![/\d]|\.\d)|(?P<plain>{_DECIMAL}))"
+    rf"(?:(?<![\d/.])(?P<fraction>(?:\d+\ )?\d+/\d+)(?![/\d]|\.\d)|(?P<plain>{_DECIMAL}))"
 )
 """A number as people write it: -1,234.5, .50, 1e-3, 3/4, 1 3/4, $5. Not a minus: the one in 5-3 or a-1."""
 
@@ -52,16 +52,16 @@ def read_number(text: str) -> Fraction | None:
 
     It may have a sign, thousands in groups of three (1,234), decimals (.50), an exponent (1e-3), or be a fraction, also
     a mixed one (1 3/4). Units are not read: 50% and $50 are 50."""
-    found = deque(NUMBER.finditer(text), maxlen=1)
-    if not found:
+    matches = deque(NUMBER.finditer(text), maxlen=1)
+    if not matches:
         return None
-    last = found[0]
-    if last["over"]:
-        *whole, over = last["over"].split()
-        above, below = (Fraction(Decimal(n)) for n in over.split("/"))
-        if not below:
-            return below  # the last number of "1/0" is its 0
-        value = above / below + (Fraction(Decimal(whole[0])) if whole and above < below else 0)
+    last = matches[0]
+    if last["fraction"]:
+        *integer, fraction = last["fraction"].split()
+        numerator, denominator = (Fraction(Decimal(n)) for n in fraction.split("/"))
+        if not denominator:
+            return denominator  # the last number of "1/0" is its 0
+        value = numerator / denominator + (Fraction(Decimal(integer[0])) if integer and numerator < denominator else 0)
     else:
         value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
     return -value if last["sign"] or last["inner"] else value
@@ -74,16 +74,17 @@ def exact(prompts: list[str], completions: list[str], rows: list[Mapping[str, An
 
 def contains(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
     """1 if the row's `response` occurs in the completion; else 0, also for a blank `response`."""
-    wanted = [row["response"].strip() for row in rows]
-    return [float(bool(want) and want in text) for text, want in zip(completions, wanted, strict=True)]
+    targets = [row["response"].strip() for row in rows]
+    return [float(bool(target) and target in text) for text, target in zip(completions, targets, strict=True)]
 
 
 def last_number(prompts: list[str], completions: list[str], rows: list[Mapping[str, Any]]) -> list[float]:
     """1 if the last number of the completion equals the last one of the row's `response`, as in GSM8K; else 0. See
     `read_number`."""
-    wanted = [read_number(row["response"]) for row in rows]
+    targets = [read_number(row["response"]) for row in rows]
     return [
-        float(want is not None and read_number(text) == want) for text, want in zip(completions, wanted, strict=True)
+        float(target is not None and read_number(text) == target)
+        for text, target in zip(completions, targets, strict=True)
     ]
 
 
@@ -110,7 +111,7 @@ def load_reward(name: str) -> TextReward:
     **Raises:** `ValueError` for an unknown name, a missing function, or an error in the user's file or module, also of
     its imports; `FileNotFoundError`; `ModuleNotFoundError` without such a module.
     """
-    where, colon, function = name.rpartition(":")
+    location, colon, function = name.rpartition(":")
     if not colon:
         if name not in REWARDS:
             raise ValueError(
@@ -118,46 +119,46 @@ def load_reward(name: str) -> TextReward:
                 "FILE.py:FUNCTION"
             )
         return REWARDS[name]
-    if not where or not function:
+    if not location or not function:
         raise ValueError(f"the reward is {name!r}; FILE.py:FUNCTION is needed, or one of {', '.join(REWARDS)}")
-    if where.endswith(".py"):
-        path = expanded(where)
+    if location.endswith(".py"):
+        path = expanded(location)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path} to take the reward {function!r} from")
-        own = f"_llmrl_reward_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(own, path)
+        module_name = f"_llmrl_reward_{path.stem}"
+        spec: Any = importlib.util.spec_from_file_location(module_name, path)
         module = importlib.util.module_from_spec(spec)
-        sys.modules[own] = module  # where dataclasses and pickle look for it
+        sys.modules[module_name] = module  # where dataclasses and pickle look for it
         try:
             spec.loader.exec_module(module)
         except BaseException as error:
-            del sys.modules[own]
+            del sys.modules[module_name]
             if isinstance(error, Exception | SystemExit):
                 raise _failed(path, function, error) from error
             raise
     else:
         try:
-            module = importlib.import_module(where)
+            module = importlib.import_module(location)
         except (Exception, SystemExit) as error:
-            missing = isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}.")
-            if not (missing or where.startswith(".")):  # an import in the module, or any other error of its own
-                raise _failed(where, function, error) from error
+            missing = isinstance(error, ModuleNotFoundError) and f"{location}.".startswith(f"{error.name}.")
+            if not (missing or location.startswith(".")):  # an import in the module, or any other error of its own
+                raise _failed(location, function, error) from error
             raise ModuleNotFoundError(
-                f"there is no module {where!r} to take the reward {function!r} from; give FILE.py:FUNCTION, or a "
+                f"there is no module {location!r} to take the reward {function!r} from; give FILE.py:FUNCTION, or a "
                 "module that Python finds"
             ) from error
     reward = getattr(module, function, None)
     if not callable(reward):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ValueError(f"{where} has no function {function!r}{nearest(function, names)}")
+        raise ValueError(f"{location} has no function {function!r}{nearest(function, names)}")
     return reward
 
 
-def _failed(where: str | Path, function: str, error: BaseException) -> ValueError:
+def _failed(location: str | Path, function: str, error: BaseException) -> ValueError:
     """The error of a file or module that failed when it was imported."""
     line = str(error).split("\n")[0]
     return ValueError(
-        f"{where} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
+        f"{location} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
         f"{line}; correct the file"
     )
 
@@ -174,40 +175,40 @@ def rate(
     shape: tuple[int, ...] = (),
     finite: bool = True,
 ) -> np.ndarray:
-    """What a function on text gives for texts, float32 `[N, *shape]`, and `finite` if it has to be. **Raises**
+    """The values of a function on text for texts, float32 `[N, *shape]`; finite ones only, if `finite`. **Raises**
     `RewardError` for a function that fails."""
     try:
-        given = function(prompts, completions, rows)
+        result = function(prompts, completions, rows)
     except Exception as error:
         line = str(error).split("\n")[0]
         raise RewardError(f"the reward's function raised {type(error).__name__}: {line}") from error
     try:
-        values = np.asarray(given, np.float32)
+        values = np.asarray(result, np.float32)
     except (TypeError, ValueError, OverflowError) as error:  # OverflowError: an integer beyond all floats
         raise RewardError(
-            f"the reward's function gave {_shown(given)!r}, which is no array of numbers: {error}"
+            f"the reward's function gave {_shortened(result)!r}, which is no array of numbers: {error}"
         ) from error
     if values.shape != (len(completions), *shape):
-        each = f"an array of {list(shape)}" if shape else "one number"
+        expected = f"an array of {list(shape)}" if shape else "one number"
         raise RewardError(
-            f"the reward's function gave an array of {list(values.shape)}, not {each} for each of "
+            f"the reward's function gave an array of {list(values.shape)}, not {expected} for each of "
             f"{len(completions)} texts"
         )
     if finite and not (sound := np.isfinite(values)).all():
         first = int(np.argmin(sound.reshape(len(values), -1).all(-1)))
         raise RewardError(
-            f"the reward's function gave {given[first]!r} for the text {completions[first][:60]!r}; a finite number is "
-            "needed (0 for what earns nothing)"
+            f"the reward's function gave {result[first]!r} for the text {completions[first][:60]!r}; a finite number "
+            "is needed (0 for what earns nothing)"
         )
     return values
 
 
-def _shown(given: Any) -> str:
-    """The beginning of what a function gave."""
+def _shortened(result: Any) -> str:
+    """The beginning of a function's result, as text."""
     try:
-        return str(given)[:60]
+        return str(result)[:60]
     except ValueError:  # an integer of over 4,300 digits
-        return f"a {type(given).__name__}"
+        return f"a {type(result).__name__}"
 
 
 def try_reward(function: TextReward, row: Mapping[str, Any]) -> None:
@@ -220,11 +221,11 @@ def try_reward(function: TextReward, row: Mapping[str, Any]) -> None:
         raise RewardError(f"{error} (tried on the first row, with the completions {completions})") from error
 
 
-def total_and_parts(found: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[str, Rewards]]:
+def total_and_parts(rewards: Rewards | dict[str, Rewards]) -> tuple[Rewards, dict[str, Rewards]]:
     """The result of a `Reward` as the total rewards and, under `reward/<name>`, the parts."""
-    if not isinstance(found, dict):
-        return found.astype(jnp.float32), {}
-    parts = {f"reward/{name}": part.astype(jnp.float32) for name, part in found.items()}
+    if not isinstance(rewards, dict):
+        return rewards.astype(jnp.float32), {}
+    parts = {f"reward/{name}": part.astype(jnp.float32) for name, part in rewards.items()}
     return sum(parts.values(), start=jnp.float32(0)), parts
 
 
@@ -263,14 +264,16 @@ class FromText:
         self.failure: RewardError | None = None
         """The last error on the host, which JAX reports as one of its own, see `rewards_named`."""
 
-    def __call__(self, generation: Generation, places: Int[Array, " P"]) -> Float[Array, "P n ..."]:
-        out = jax.ShapeDtypeStruct((*generation.tokens.shape[:2], *self._shape), jnp.float32)
-        return jax.pure_callback(self._on_host, out, generation.tokens, generation.lengths, generation.finish, places)
+    def __call__(self, generation: Generation, indices: Int[Array, " P"]) -> Float[Array, "P n ..."]:
+        output = jax.ShapeDtypeStruct((*generation.tokens.shape[:2], *self._shape), jnp.float32)
+        return jax.pure_callback(
+            self._on_host, output, generation.tokens, generation.lengths, generation.finish, indices
+        )
 
-    def _on_host(self, tokens: Any, lengths: Any, finish: Any, places: Any) -> np.ndarray:
+    def _on_host(self, tokens: Any, lengths: Any, finish: Any, indices: Any) -> np.ndarray:
         generation = Generation(tokens, lengths, tokens, tokens, finish)
         texts = [text for row in generation.texts(self._tokenizer, self._stops) for text in row]
-        chosen = [self._rows[int(i)] for i in places for _ in range(tokens.shape[1])]
+        chosen = [self._rows[int(i)] for i in indices for _ in range(tokens.shape[1])]
         prompts = [str(row.get("prompt", "")) for row in chosen]
         try:
             values = rate(self._function, prompts, texts, chosen, self._shape, self._finite)
@@ -292,11 +295,11 @@ def rewards_named(*rewards: Reward | None) -> Iterator[None]:
     """Replace JAX's error for a failed callback, and the traceback that it logs, by the `RewardError` that was raised
     in it."""
 
-    def other(record: logging.LogRecord) -> bool:
+    def keep_record(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], RewardError))
 
     log = logging.getLogger("jax._src.callback")
-    log.addFilter(other)
+    log.addFilter(keep_record)
     try:
         yield
     except Exception as error:
@@ -306,4 +309,4 @@ def rewards_named(*rewards: Reward | None) -> Iterator[None]:
                 raise RewardError(str(failure)) from error
         raise
     finally:
-        log.removeFilter(other)
+        log.removeFilter(keep_record)

@@ -34,7 +34,7 @@ class Example:
 
     tokens: list[int]
     learn: list[bool]
-    """Which of the tokens are targets; the others are context only."""
+    """Whether each token is a target; the others are context only."""
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -45,8 +45,8 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = Path(path)
     if not _is_file(path):
-        here = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there is no data file {path}{nearest(path.name, here)}")
+        siblings = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
+        raise FileNotFoundError(f"there is no data file {path}{nearest(path.name, siblings)}")
     if path.suffix in (".jsonl", ".ndjson"):
         yield from _read_jsonl(path)
     elif path.suffix == ".parquet":
@@ -114,10 +114,10 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     chat = {name: _without_nulls(row[name]) for name in ("messages", *LISTS, OPTIONS) if name in row}
                     yield f"{path.name}:{number}", {**row, **chat}
     except (pyarrow.ArrowException, OSError) as error:
-        where = f" after row {number}" if number else ""
+        location = f" after row {number}" if number else ""
         reason = str(error).strip().split("\n")[0]
         raise DataError(
-            f"{path} cannot be read as parquet{where} ({reason}): write it again, or give the rows as .jsonl"
+            f"{path} cannot be read as parquet{location} ({reason}): write it again, or give the rows as .jsonl"
         ) from error
 
 
@@ -249,17 +249,17 @@ def _conversation(
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without keys that are null, also in its calls of tools; the arguments of a call are as they are."""
-    kept = {key: value for key, value in message.items() if value is not None}
-    if isinstance(calls := kept.get("tool_calls"), list):
-        kept["tool_calls"] = [_call(call) for call in calls]
-    return kept
+    fields = {key: value for key, value in message.items() if value is not None}
+    if isinstance(calls := fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_call(call) for call in calls]
+    return fields
 
 
 def _call(call: Any) -> Any:
     if not isinstance(call, Mapping):
         return call
-    kept = {key: value for key, value in call.items() if value is not None}
-    return {**kept, "function": _call(kept["function"])} if "function" in kept else kept
+    fields = {key: value for key, value in call.items() if value is not None}
+    return {**fields, "function": _call(fields["function"])} if "function" in fields else fields
 
 
 def _parsed(value: Any, column: str, kind: type, name: str) -> Any:
@@ -287,7 +287,7 @@ def _encode_messages(row: Mapping[str, Any], name: str, tokenizer: FastTokenizer
     with _row(name):
         text, spans = template.render_marked(messages, **variables)
         parts = template.parts(text, messages, **variables)
-        encoded = tokenizer.encode_parts(parts, start=not template.whole)
+        encoded = tokenizer.encode_parts(parts, start=not template.writes_specials)
         if spans is None or not template.marks:
             learned = [i for i, weight in zip(answers, weights, strict=True) if weight]
             spans = _answers(template, text, messages, learned, variables, name)
@@ -298,27 +298,27 @@ def _encode_messages(row: Mapping[str, Any], name: str, tokenizer: FastTokenizer
                     "so those of weight 0 cannot be located: give every message weight 1"
                 )
             spans = [span for span, weight in zip(spans, weights, strict=True) if weight]
-    example, at = Example([], []), 0
+    example, offset = Example([], []), 0
     for part, (ids, offsets) in zip(parts, encoded, strict=True):
         example.tokens.extend(ids)
         # A token without characters of its own, as one of several bytes of one, counts where it begins.
         example.learn.extend(
-            any(a < at + max(end, start + 1) and at + start < b for a, b in spans) for start, end in offsets
+            any(a < offset + max(end, start + 1) and offset + start < b for a, b in spans) for start, end in offsets
         )
-        at += len(part)
+        offset += len(part)
     if not any(example.learn):
         raise DataError(f"{name}: no token lies within what the assistant says")
-    if not template.whole and weights[-1]:  # such a template writes no end token
+    if not template.writes_specials and weights[-1]:  # such a template writes no end token
         with _row(name):
             example.tokens.append(tokenizer.end_id)
         example.learn.append(True)
     return example
 
 
-def _weight(message: Mapping[str, Any], place: int, name: str) -> bool:
+def _weight(message: Mapping[str, Any], index: int, name: str) -> bool:
     weight = message.get("weight", 1)
     if weight not in (0, 1):
-        raise DataError(f"{name}: message {place} has the weight {weight!r}; 0 (context) or 1 (learned) is needed")
+        raise DataError(f"{name}: message {index} has the weight {weight!r}; 0 (context) or 1 (learned) is needed")
     return bool(weight)
 
 
@@ -330,13 +330,13 @@ def _answers(
     variables: Mapping[str, Any],
     name: str,
 ) -> list[tuple[int, int]]:
-    """Where messages of the assistant begin and end in the rendered text: after what the template writes before an
-    answer, and where the text of the messages up to it ends."""
+    """The spans of messages of the assistant in the rendered text: from after what the template writes before an
+    answer, to where the text of the messages up to it ends."""
     spans = []
     for i in reversed(learned):
-        asked = template.render(messages[:i], add_generation_prompt=True, **variables)
+        prompt = template.render(messages[:i], add_generation_prompt=True, **variables)
         answered = template.render(messages[: i + 1], **variables)
-        if not answered.startswith(asked):
+        if not answered.startswith(prompt):
             raise DataError(
                 f"{name}: the chat template does not begin message {i} with its generation prompt, so the assistant's "
                 "words cannot be located: mark them in the template by {% generation %}, or give the row as prompt and "
@@ -348,5 +348,5 @@ def _answers(
                 "located: split the row into one for each answer, in which the earlier ones have the weight 0, or mark "
                 "the words in the template by {% generation %}"
             )
-        spans.append((len(asked), len(answered)))
+        spans.append((len(prompt), len(answered)))
     return spans

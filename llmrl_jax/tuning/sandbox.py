@@ -20,9 +20,9 @@ from jinja2.visitor import NodeTransformer
 STEPS = 5_000_000
 """Iterations of a rendering, where a call counts as `CALL` of them, and other work as given below."""
 CALL = 10
-MADE = 32
+OUTPUT_PER_STEP = 32
 """Characters that a template makes or writes, per step: at most 160 million in a rendering, also those it drops."""
-SEEN = 1024
+INPUT_PER_STEP = 1024
 """Characters that an operator, filter or test is given, per step."""
 LENGTH = 1 << 24
 """Characters of a rendering, of any text that a template makes, and of all texts in a container (`ELEMENT`)."""
@@ -47,8 +47,8 @@ class _Namespace(Namespace):
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment of chat templates in transformers, in which a template can only read its arguments, with bounds:
     `STEPS` iterations, and texts and containers of `LENGTH` characters. They end every loop and recursion. Containers
-    are counted as they are written out, with what they hold twice counted twice, so that none is small in memory and
-    endless to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
+    are counted as they are written out, with multiplicity, so that shared references cannot hide a size that is endless
+    to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
     that makes much of little, beyond its numbers, which are at most `LENGTH`.
 
     **Arguments:** `date`, which `strftime_now` writes; None: the time of the rendering.
@@ -63,9 +63,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "counted": self._counted,
             "joined": self._joined,
             "written": self._written,
-            "made": self._made,
-            "seen": self._seen,
-            "given": self._given,
+            "output": self._check_output,
+            "input": self._check_input,
+            "argument": self._check_argument,
         }
         for name, function in counting.items():  # with a context: not folded
             self.filters[name] = pass_context(lambda context, value, function=function: function(value))
@@ -75,7 +75,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: (date or datetime.now()).strftime(form)
         self.globals["namespace"] = _Namespace
         # The class has methods that change a dictionary; Jinja finds those only on dictionaries themselves.
-        self.globals["dict"] = lambda *given, **named: dict(*given, **named)
+        self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
         del self.globals["lipsum"]  # random text of any length
 
     def render(self, template: Any, values: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]] | None]:
@@ -125,9 +125,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return len(value)
         if not isinstance(value, _CONTAINERS):
             return 0
-        known = self._spent.sizes.get(id(value))
-        if known is not None:
-            return known[1]
+        cached = self._spent.sizes.get(id(value))
+        if cached is not None:
+            return cached[1]
         self._spend(CALL + len(value))
         parts = [*value, *value.values()] if isinstance(value, Mapping) else value
         size = ELEMENT * (1 + len(value))
@@ -136,33 +136,33 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._spent.sizes[id(value)] = value, size  # the value is kept, so that no other gets its id
         return size
 
-    def _made(self, value: Any) -> Any:
+    def _check_output(self, value: Any) -> Any:
         if isinstance(value, str):
             _check_length(len(value))
-            self._spend(len(value) // MADE)
+            self._spend(len(value) // OUTPUT_PER_STEP)
         elif isinstance(value, _CONTAINERS):
             self._size(value)
         return value
 
-    def _seen(self, value: Any) -> Any:
-        self._spend(self._size(value) // SEEN)
+    def _check_input(self, value: Any) -> Any:
+        self._spend(self._size(value) // INPUT_PER_STEP)
         return value
 
-    def _given(self, value: Any) -> Any:
+    def _check_argument(self, value: Any) -> Any:
         """The argument of a filter or method."""
         _check_number(value)
-        return self._seen(value)
+        return self._check_input(value)
 
     def _written(self, value: Any) -> str:
         self._size(value)
         text = str(value)
-        self._spend(len(text) // MADE)
+        self._spend(len(text) // OUTPUT_PER_STEP)
         return text
 
     def _joined(self, parts: Iterable[Any]) -> str:
         texts = [self._written(part) for part in parts]
         _check_length(sum(map(len, texts)))
-        return self._made("".join(texts))
+        return self._check_output("".join(texts))
 
     def call(self, context: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._spend(CALL)
@@ -171,10 +171,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._spend(4 * CALL)
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str | bytes | int | float):
-            self._seen(owner)
+            self._check_input(owner)
             for value in (*args, *kwargs.values()):
-                self._given(value)
-        return self._made(super().call(context, function, *args, **kwargs))
+                self._check_argument(value)
+        return self._check_output(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped = super().wrap_str_format(value)
@@ -182,7 +182,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return None
         text = value.__self__
         if value.__name__ == "format_map":
-            return lambda given: _Formatter(self).vformat(text, (), given)
+            return lambda mapping: _Formatter(self).vformat(text, (), mapping)
         return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -198,11 +198,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator != "+" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             _check_length(bits)
-        return self._made(super().call_binop(context, operator, left, right))
+        return self._check_output(super().call_binop(context, operator, left, right))
 
 
 class _Formatter(SandboxedFormatter):
-    """That of `str.format`, with bounded widths."""
+    """The formatter of `str.format`, with bounded widths."""
 
     def __init__(self, environment: BoundedEnvironment):
         super().__init__(environment)
@@ -235,24 +235,24 @@ def _number(digits: str) -> int:
     return int(digits or 0) if len(digits) < 10 else 10**9
 
 
-def _check_conversions(text: str | bytes, given: Any) -> None:
-    """Bound what `text % given` makes: the widths that it names, and its values as often as it may use one."""
+def _check_conversions(text: str | bytes, args: Any) -> None:
+    """Bound what `text % args` makes: the widths that it names, and its values as often as it may use one."""
     form = text if isinstance(text, str) else text.decode("latin-1")
-    found = _CONVERSION.findall(form)
-    values = list(given.values()) if isinstance(given, Mapping) else given if isinstance(given, tuple) else (given,)
-    length = len(form) + sum(_number(width) for pair in found for width in pair if width not in ("", "*"))
-    length += sum(abs(v) for v in values if isinstance(v, int)) if any("*" in pair for pair in found) else 0
+    conversions = _CONVERSION.findall(form)
+    values = list(args.values()) if isinstance(args, Mapping) else args if isinstance(args, tuple) else (args,)
+    length = len(form) + sum(_number(width) for pair in conversions for width in pair if width not in ("", "*"))
+    length += sum(abs(v) for v in values if isinstance(v, int)) if any("*" in pair for pair in conversions) else 0
     longest = max((len(v) for v in values if isinstance(v, str | bytes)), default=0)
-    _check_length(length + len(found) * longest)
+    _check_length(length + len(conversions) * longest)
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
     """Jinja's filter `format`."""
     if args and kwargs:
         raise TypeError("the filter format takes values by position or by name, and not both")
-    given: Any = kwargs or args
-    _check_conversions(str(value), given)
-    return str(value) % given
+    values: Any = kwargs or args
+    _check_conversions(str(value), values)
+    return str(value) % values
 
 
 def _to_json(
@@ -265,9 +265,9 @@ def _to_json(
     """The filter `tojson` of transformers, with its arguments. (Jinja's own escapes HTML.)"""
     if indent is not None and (indent if isinstance(indent, int) else len(indent)) > 1000:
         raise Unbounded("it indents JSON by more than 1,000 characters")
-    how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+    options: dict[str, Any] = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
     length, parts = 0, []
-    for part in json.JSONEncoder(**how, sort_keys=sort_keys).iterencode(value):
+    for part in json.JSONEncoder(**options, sort_keys=sort_keys).iterencode(value):
         length += len(part)
         _check_length(length)
         parts.append(part)
@@ -327,22 +327,22 @@ class Bounds(NodeTransformer):
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
         self.generic_visit(node)
-        node.filter = _passed(node.filter, "made")
+        node.filter = _passed(node.filter, "output")
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        node.expr = _passed(node.expr, "seen")
+        node.expr = _passed(node.expr, "input")
         for operand in node.ops:
-            operand.expr = _passed(operand.expr, "seen")
+            operand.expr = _passed(operand.expr, "input")
         return node
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
-        self._see(node)
-        return _passed(node, "made")
+        self._check_inputs(node)
+        return _passed(node, "output")
 
     def visit_Test(self, node: nodes.Test) -> nodes.Test:
-        self._see(node)
+        self._check_inputs(node)
         return node
 
     def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.FilterBlock:
@@ -350,26 +350,26 @@ class Bounds(NodeTransformer):
         node.filter = self.visit(node.filter)
         return node
 
-    def _see(self, node: Any) -> None:
+    def _check_inputs(self, node: Any) -> None:
         self.generic_visit(node)
         if node.node is not None and node.name not in _CHEAP:
-            node.node = _passed(node.node, "seen")
-        node.args = [_passed(each, "given") for each in node.args]
-        for each in node.kwargs:
-            each.value = _passed(each.value, "given")
+            node.node = _passed(node.node, "input")
+        node.args = [_passed(argument, "argument") for argument in node.args]
+        for argument in node.kwargs:
+            argument.value = _passed(argument.value, "argument")
 
     def visit_List(self, node: nodes.List | nodes.Tuple) -> Any:
         constant = all(isinstance(item, nodes.Const) for item in node.items)
         self.generic_visit(node)
-        return node if constant else _passed(node, "made")
+        return node if constant else _passed(node, "output")
 
     def visit_Tuple(self, node: nodes.Tuple) -> Any:
         return self.visit_List(node) if node.ctx == "load" else node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:
         self.generic_visit(node)
-        return _passed(node, "made")
+        return _passed(node, "output")
 
     def visit_Getitem(self, node: nodes.Getitem) -> Any:
         self.generic_visit(node)
-        return _passed(node, "made") if isinstance(node.arg, nodes.Slice) else node
+        return _passed(node, "output") if isinstance(node.arg, nodes.Slice) else node

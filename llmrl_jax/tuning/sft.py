@@ -112,9 +112,11 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
     trained = "params" if model.lora is None else "lora"
     params = variables.get(trained)
     if params is None:
-        out = None if mesh is None else shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
+        out_shardings = (
+            None if mesh is None else shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
+        )
         token = jnp.zeros((1, 1), jnp.int32)
-        return jax.jit(lambda k: model.init(k, token)["lora"], out_shardings=out)(key)
+        return jax.jit(lambda k: model.init(k, token)["lora"], out_shardings=out_shardings)(key)
     return jax.tree.map(jnp.copy, params)
 
 
@@ -137,8 +139,8 @@ def adamw(config: SFTConfig, params: Any) -> optax.GradientTransformation:
 def targets(batch: Packed) -> tuple[jax.Array, jax.Array]:
     """The target of each position, int32 `[N, S]`, and whether it counts, bool `[N, S]`."""
     following = jnp.roll(batch.tokens, -1, axis=1)
-    same = jnp.roll(batch.segments, -1, axis=1) == batch.segments
-    return following, jnp.roll(batch.learn, -1, axis=1) & same & (batch.segments > 0)
+    same_segment = jnp.roll(batch.segments, -1, axis=1) == batch.segments
+    return following, jnp.roll(batch.learn, -1, axis=1) & same_segment & (batch.segments > 0)
 
 
 def sft_loss(
@@ -150,8 +152,8 @@ def sft_loss(
     their lengths (a mean of means would give more weight to the tokens of short rows).
     """
     following, counts = targets(batch)
-    out: Any = model.apply(variables, batch.tokens, positions=batch.positions, segments=batch.segments, logits=False)
-    log_prob, entropy = token_log_probs(model, variables, out.hidden, following, head_chunk)
+    output: Any = model.apply(variables, batch.tokens, positions=batch.positions, segments=batch.segments, logits=False)
+    log_prob, entropy = token_log_probs(model, variables, output.hidden, following, head_chunk)
     loss = -jnp.sum(jnp.where(counts, log_prob, 0.0)) / count
     return loss, {"entropy": jnp.sum(jnp.where(counts, entropy, 0.0)) / count}
 
@@ -237,9 +239,9 @@ class SFT:
 
     def _batch(self, state: SFTState) -> Packed:
         """The rows of this update: every epoch takes all of them, in a new order."""
-        epoch, place = state.update // self.per_epoch, state.update % self.per_epoch
+        epoch, index = state.update // self.per_epoch, state.update % self.per_epoch
         order = permutations(jax.random.fold_in(state.key, epoch), 1, self.rows)[0]
-        chosen = jax.lax.dynamic_slice(order, (place * self.config.batch_size,), (self.config.batch_size,))
+        chosen = jax.lax.dynamic_slice(order, (index * self.config.batch_size,), (self.config.batch_size,))
         return jax.tree.map(lambda x: x[chosen], state.frozen["data"])
 
     def _gradient(self, params: Any, base: Any, batch: Packed) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
@@ -268,20 +270,20 @@ def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int
     trained = "params" if model.lora is None else "lora"
     short = -data.tokens.shape[0] % batch_size
     fill = {"tokens": 0, "positions": -1, "segments": 0, "learn": False}
-    held = Packed(
+    padded = Packed(
         **{
             name: np.pad(getattr(data, name), ((0, short), (0, 0)), constant_values=fill[name])
             for name in (f.name for f in dataclasses.fields(data))
         }
     )
-    parts = jax.tree.map(lambda x: x.reshape(-1, batch_size, x.shape[1]), held)
+    parts = jax.tree.map(lambda x: x.reshape(-1, batch_size, x.shape[1]), padded)
 
     @jax.jit
     def total(params, base, parts):
-        def one(part):
+        def part_loss(part):
             return sft_loss(model, {**base, trained: params}, part, 1.0, head_chunk)[0]
 
-        return jnp.sum(jax.lax.map(one, parts)), jnp.sum(jax.vmap(lambda part: jnp.sum(targets(part)[1]))(parts))
+        return jnp.sum(jax.lax.map(part_loss, parts)), jnp.sum(jax.vmap(lambda part: jnp.sum(targets(part)[1]))(parts))
 
     def evaluate(state: SFTState, key: Any) -> dict[str, float]:
         loss, count = total(state.params, state.frozen["base"], parts)
@@ -303,9 +305,9 @@ def _check(config: SFTConfig, data: Packed, updates: int, mesh: Mesh | None) -> 
         )
     part = config.batch_size // config.microbatches
     if mesh is not None:
-        ways = Placement(mesh).row_devices
-        if part % ways:
+        devices = Placement(mesh).row_devices
+        if part % devices:
             raise ValueError(
                 f"batch_size {config.batch_size} / microbatches {config.microbatches} = {part} rows are not divided by "
-                f"{' x '.join(f'{a} {mesh.shape[a]}' for a in RULES['batch'])} = {ways} devices"
+                f"{' x '.join(f'{a} {mesh.shape[a]}' for a in RULES['batch'])} = {devices} devices"
             )

@@ -15,7 +15,7 @@ from llmrl_jax.lm.tokens import CONFIG_FILE, TEMPLATE_SPECIALS, FastTokenizer
 
 PLAIN = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """The contents of the messages joined by blank lines, for models that were not trained on chat."""
-NEAR = 64
+MERGE_WINDOW = 64
 """Characters within which a tokenizer's merges are looked for."""
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -38,19 +38,20 @@ class ChatTemplate:
         source: str,
         specials: Mapping[str, str | None],
         *,
-        whole: bool = True,
+        writes_specials: bool = True,
         date: datetime | None = None,
     ):
-        """**Arguments:** `source`, the template; `specials`, the special tokens by name (`bos_token`, ...); `whole`,
-        whether it writes what the model reads before a text, as a model's own template does; if not, `encode` adds
-        what the tokenizer puts there; `date`, which `strftime_now` writes; None: the present.
+        """**Arguments:** `source`, the template; `specials`, the special tokens by name (`bos_token`, ...);
+        `writes_specials`, whether it writes the special tokens before a text, as a model's own template does; if not,
+        `encode` adds those of the tokenizer; `date`, which `strftime_now` writes; None: the present.
 
         **Raises:** `TemplateError` if the source is not valid Jinja."""
         from jinja2 import TemplateSyntaxError
 
         from llmrl_jax.tuning.sandbox import BoundedEnvironment
 
-        self.source, self.specials, self.whole = source, {n: token or "" for n, token in specials.items()}, whole
+        self.source, self.writes_specials = source, writes_specials
+        self.specials = {n: token or "" for n, token in specials.items()}
         self._environment = BoundedEnvironment(date)
         try:
             self._template = self._environment.from_string(source)
@@ -88,7 +89,7 @@ class ChatTemplate:
                 raise TemplateError(f"the chat_template of {file} is {type(source).__name__}; a text is needed")
         if not source:
             return None
-        return cls(source, {n: config.get(n) for n in TEMPLATE_SPECIALS}, whole=choice != "plain", date=date)
+        return cls(source, {n: config.get(n) for n in TEMPLATE_SPECIALS}, writes_specials=choice != "plain", date=date)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
@@ -124,7 +125,7 @@ class ChatTemplate:
 
         from llmrl_jax.tuning.sandbox import Unbounded
 
-        given = {
+        context = {
             "messages": [{key: value for key, value in m.items() if value is not None} for m in messages],
             "tools": None,
             "documents": None,
@@ -133,7 +134,7 @@ class ChatTemplate:
             **variables,
         }
         try:
-            return self._environment.render(self._template, given)
+            return self._environment.render(self._template, context)
         except Unbounded as error:
             raise TemplateError(f"the chat template does not end: {error}") from error
         except JinjaError as error:
@@ -151,7 +152,7 @@ class ChatTemplate:
         prompt = text[len(before) :] if text.startswith(before) else ""
         # Parts take a rendering for each earlier answer: only where the tokenizer merges across their beginnings.
         parts = self.parts(text, messages, **variables) if _merges(tokenizer, text, prompt) else [text]
-        encoded = tokenizer.encode_parts(parts, start=not self.whole)
+        encoded = tokenizer.encode_parts(parts, start=not self.writes_specials)
         return text, [token for ids, _ in encoded for token in ids]
 
     def parts(self, text: str, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[str]:
@@ -160,8 +161,8 @@ class ChatTemplate:
         borders = [0]
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                at = len(self._question(text, messages[:i], variables))
-                borders += [at] if at > borders[-1] else []
+                border = len(self._question(text, messages[:i], variables))
+                borders += [border] if border > borders[-1] else []
         return [text[a:b] for a, b in zip(borders, [*borders[1:], len(text)], strict=True)]
 
     def _question(self, text: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -178,7 +179,7 @@ def _merges(tokenizer: FastTokenizer, text: str, prompt: str) -> bool:
     if not prompt:
         return True
     ends = [match.end() for match in re.finditer(re.escape(prompt), text)]
-    around = {(text[max(0, at - NEAR) : at], text[at : at + NEAR]) for at in ends}
+    around = {(text[max(0, end - MERGE_WINDOW) : end], text[end : end + MERGE_WINDOW]) for end in ends}
     return any(tokenizer.encode(a + b)[: len(head := tokenizer.encode(a))] != head for a, b in around)
 
 

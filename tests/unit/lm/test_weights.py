@@ -149,7 +149,7 @@ TENSOR = "model.norm.weight"
 def test_a_fault_is_named_before_anything_is_allocated(fault, message, params, tmp_path, monkeypatch):
     folder = lm.save_hf(tmp_path / "m", CONFIG, params, max_shard_bytes=5000)
     assert len(list(folder.glob("*.safetensors"))) == 5
-    monkeypatch.setattr(weights, "_place", lambda *args: pytest.fail("something was allocated"))
+    monkeypatch.setattr(weights, "_load_leaf", lambda *args: pytest.fail("something was allocated"))
     fault(folder)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         lm.load(folder)
