@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from envs_jax import tracing
 from envs_jax.rejection import first_accepted
 
 
@@ -81,7 +82,7 @@ def _floor(key: jax.Array, height: int, width: int) -> jax.Array:
         position = jnp.clip(position + moves[direction], 1, high - 2)
         return (position, direction), position
 
-    _, positions = jax.lax.scan(walk, (position, direction), (turn, new_direction))
+    _, positions = tracing.scan(walk, (position, direction), (turn, new_direction))
     dug = jnp.array(DUG)[jax.random.randint(shapes, (steps,), 0, len(DUG), jnp.int32)]
     row, column = (jnp.array(x.reshape(-1), jnp.int32) for x in np.mgrid[:height, :width])
     r, c = row - positions[:, :1] + 1, column - positions[:, 1:] + 1
@@ -126,7 +127,7 @@ def _pulled(key: jax.Array, floor: jax.Array, player: jax.Array, targets: jax.Ar
 
     actions = jax.random.randint(key, (REVERSE_STEPS,), 0, 8, jnp.int32)
     start = (player, targets, jnp.int32(0), (jnp.int32(0), player, targets))
-    return jax.lax.scan(step, start, actions)[0][3]
+    return tracing.scan(step, start, actions)[0][3]
 
 
 def draw_room(key: jax.Array, height: int, width: int, boxes: int) -> Room:

@@ -35,7 +35,7 @@ def test_random_actions_succeed_where_they_push_the_ball_that_is_named(runs, mon
         truncated=~none,
         length=np.ones(50, np.int32),
     )
-    monkeypatch.setattr(runs, "read", lambda folder: (world_of("clevr"), "real", recorded))
+    monkeypatch.setattr(runs, "read_episodes", lambda folder: (world_of("clevr"), "real", recorded))
     runs.random_actions(tmp_path / "control", "", "easy", 400)
     summary = json.loads((tmp_path / "control" / "summary.json").read_text())
     data = read_parquet(tmp_path / "control" / "episodes.parquet").data
