@@ -30,10 +30,10 @@ WHITE, BLACK, GRAY = (255, 255, 255), (0, 0, 0), (150, 150, 150)
 RED, GREEN, BLUE, YELLOW = (214, 60, 48), (60, 160, 72), (52, 94, 190), (240, 196, 48)
 
 
-def draw(cells: Sequence[Sequence[Color]]) -> np.ndarray:
-    """A board of coloured cells, with lines between: uint8 `[32 R, 32 C, 3]`."""
-    picture = np.kron(np.array(cells, np.uint8), np.ones((TILE, TILE, 1), np.uint8))
-    picture[::TILE] = picture[:, ::TILE] = GRAY
+def draw(cells: Sequence[Sequence[Color]], side: int = TILE) -> np.ndarray:
+    """A board of coloured cells of `side` pixels, with lines between: uint8 `[side R, side C, 3]`."""
+    picture = np.kron(np.array(cells, np.uint8), np.ones((side, side, 1), np.uint8))
+    picture[::side] = picture[:, ::side] = GRAY
     return picture
 
 

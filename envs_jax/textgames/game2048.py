@@ -246,7 +246,7 @@ class Game2048(Environment[Game2048State, Game2048Params]):
         """The board, darker for larger tiles: uint8 `[64 N, 64 N, 3]`."""
         board = np.asarray(state.board).astype(int)
         shade = [(205 - 4 * i, max(193 - 14 * i, 40), max(180 - 16 * i, 20)) for i in range(largest(self.size) + 1)]
-        picture = draw([[shade[i] for i in row for _ in range(2)] for row in board for _ in range(2)])
+        picture = draw([[shade[i] for i in row] for row in board], 2 * TILE)
         for (row, column), exponent in np.ndenumerate(board):
             if exponent:
                 text = str(2**exponent)
