@@ -41,6 +41,8 @@ FULL = [
     # what the memory that this frees is for
     ("1B", Step(8, 1024, head_chunk=256)),
     ("135M", Step(32, 1024, head_chunk=256)),
+    ("1B", Step(8, 1024)),
+    ("135M", Step(32, 1024)),
     # each of the two alone
     ("1B", Step(8, 1024, microbatches=4)),
     ("1B", Step(8, 1024, microbatches=4, head_chunk=256, attention="recomputed")),
