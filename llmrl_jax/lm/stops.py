@@ -221,22 +221,20 @@ def token_classes(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> tuple[np.
     **Arguments:** `over_bytes`, the automaton over bytes, `[M, 256]`; `spelled`, the bytes of each token.
     **Returns:** the state after a token of each class, int32 `[M, C]`; the class of each token, int32 `[V]`.
     """
-    letters, kind = np.unique(over_bytes, axis=1, return_inverse=True)
-    translation = bytes(kind.reshape(-1).astype(np.uint8))
     columns = [np.arange(len(over_bytes), dtype=np.int32)]
     numbers = {columns[0].tobytes(): 0}
     after: dict[tuple[int, int], int] = {}
+    by_byte = np.ascontiguousarray(over_bytes.T, np.int32)
     classes = np.empty(len(spelled), np.int32)
     for i, token in enumerate(spelled):
         number = 0
-        for letter in token.translate(translation):
-            if (number, letter) not in after:
-                column = letters[columns[number], letter].astype(np.int32)
-                if column.tobytes() not in numbers:
-                    numbers[column.tobytes()] = len(columns)
+        for byte in token:
+            if (number, byte) not in after:
+                column = by_byte[byte][columns[number]]
+                after[number, byte] = numbers.setdefault(column.tobytes(), len(columns))
+                if len(numbers) > len(columns):
                     columns.append(column)
-                after[number, letter] = numbers[column.tobytes()]
-            number = after[number, letter]
+            number = after[number, byte]
         classes[i] = number
     used, classes = np.unique(classes, return_inverse=True)
     return np.stack([columns[i] for i in used], axis=1), classes.reshape(-1).astype(np.int32)
