@@ -17,6 +17,7 @@ from envs_jax.tracing import standard_promotion
 
 if TYPE_CHECKING:
     from envs_jax.text.phrases import Phrasebook
+    from envs_jax.text.template import Limit
 
 
 State = TypeVar("State")
@@ -183,6 +184,12 @@ class Environment(Generic[State, Params]):
         return ()
 
     @property
+    def caption_limits(self) -> Mapping[str, tuple[int, tuple[Limit, ...]]]:
+        """By caption, the most phrases that it can have, and limits on how often some of them occur, for the tightest
+        prompt that holds every caption; a caption that is not here may have any phrases in all of its places."""
+        return {}
+
+    @property
     def stacked(self) -> Mapping[str, Stack]:
         """The parts of the observation, a dict, that are stacks of frames; a replay memory holds each frame of these
         once."""
@@ -262,6 +269,10 @@ class Wrapper(Environment[State, Params]):
     @property
     def episode_captions(self):
         return self.env.episode_captions
+
+    @property
+    def caption_limits(self):
+        return self.env.caption_limits
 
     @property
     def stacked(self):

@@ -167,17 +167,31 @@ class VectorEnv(Wrapper):
         done = terminated | truncated
         if self.policy == "none":
             return obs, state.replace(env=env), reward, terminated, truncated, info
-        if self.policy == "always":
-            fresh = self._resets(jax.random.fold_in(key, FRESH), params, n)
-        elif self.policy == "optimistic":
-            num_fresh = n // self.reset_ratio
-            rank = jnp.where(done, jnp.cumsum(done) - 1, 0) % num_fresh
-            fresh = jax.tree.map(lambda x: x[rank], self._resets(jax.random.fold_in(key, FRESH), params, num_fresh))
-        else:
-            index = hashed(key, n) % self.pool_size
-            fresh = jax.tree.map(lambda x: x[index], state.pool)
-        obs, env = select(done, fresh, (obs, env))
+        obs, env = select(done, self._fresh(key, state, done, params), (obs, env))
         return obs, state.replace(env=env), reward, terminated, truncated, info
+
+    def restart(self, key: jax.Array, state: VectorState, rows: jax.Array, params: Any) -> tuple[Any, VectorState]:
+        """Fresh episodes in some rows, as `step` begins them, for a caller that ends episodes itself.
+
+        **Arguments:** `rows`, bool `[N]`.
+        **Returns:** fresh observations, of use in these rows only, and the state with fresh episodes there.
+        **Raises:** `ValueError` under `next_step` and `none`, which begin no episode within a step."""
+        if self.policy in ("next_step", "none"):
+            raise ValueError(f"the reset policy {self.policy} begins no episodes within a step: take pool or always")
+        obs, env = self._fresh(key, state, rows, params)
+        return obs, state.replace(env=select(rows, env, state.env))
+
+    def _fresh(self, key: jax.Array, state: VectorState, rows: jax.Array, params: Any) -> tuple[Any, Any]:
+        """Observations and states of fresh episodes, leaves `[N, ...]`, for use in `rows`."""
+        n = self.num_envs
+        if self.policy == "always":
+            return self._resets(jax.random.fold_in(key, FRESH), params, n)
+        if self.policy == "optimistic":
+            num_fresh = n // self.reset_ratio
+            rank = jnp.where(rows, jnp.cumsum(rows) - 1, 0) % num_fresh
+            return jax.tree.map(lambda x: x[rank], self._resets(jax.random.fold_in(key, FRESH), params, num_fresh))
+        index = hashed(key, n) % self.pool_size
+        return jax.tree.map(lambda x: x[index], state.pool)
 
     def _stacked(self, space: Callable[[Any], spaces.Space], params: Any) -> spaces.Space:
         """The space of the batch; `space` makes that of one environment from its parameters."""

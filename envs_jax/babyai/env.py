@@ -25,8 +25,10 @@ from envs_jax.babyai.text.english import (
     MISSIONS,
     faithful_caption,
     mission_caption,
+    mission_limits,
     sentence_bound,
     view_caption,
+    view_limits,
 )
 from envs_jax.babyai.verify import members, verify
 from envs_jax.babyai.view import view
@@ -195,6 +197,15 @@ class BabyAI(Environment[State, Params]):
     @property
     def episode_captions(self):
         return ("mission",)
+
+    @property
+    def caption_limits(self):
+        rooms = self.level.rooms
+        limits = {"mission": mission_limits(self.level.kinds, len(self.level.clauses), self.level.located)}
+        if self.text:
+            doors = rooms.rows * (rooms.columns - 1) + rooms.columns * (rooms.rows - 1)
+            limits["text"] = self.max_sentences, view_limits(self.max_sentences, doors=doors, faithful=self.faithful)
+        return limits
 
     @property
     def keys(self):

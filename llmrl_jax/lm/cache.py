@@ -147,6 +147,10 @@ class DecodeState:
     """Tokens of each continuation so far, the same for all."""
     prefix: Prefix | None = None
     """The tokens before all prompts."""
+    first: Int[Array, "B"] | None = None
+    """With one continuation a prompt: the token at which each row's current text begins, of the prompt's tokens and
+    those after them. Earlier ones are not seen, and positions count from there: a row may hold one text after another.
+    None: the prompt's first token."""
 
     @staticmethod
     def create(

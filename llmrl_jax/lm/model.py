@@ -287,14 +287,21 @@ class Llama(nn.Module):
         prompt, generated = map(jnp.arange, state.capacities)
         prefix_size = 0 if prefix is None else prefix.size
         start = prefix_size + state.lengths[:, None]
+        in_prompt, in_continuation = prefix_size + prompt < start, generated <= index
+        offset: Any = 0
+        if state.first is not None:
+            first = state.first[:, None]
+            in_prompt &= prompt >= first
+            in_continuation = in_continuation & (state.lengths[:, None] + generated >= first)
+            start, offset = start - first, first
         angles = rotations(self.config, jnp.broadcast_to(start + index, tokens.shape))
         # All continuations are at the same position: the masks have one query for all of them.
         longest = prefix_size + prompt.size + generated.size
         masks = [
             self._mask(visible, start + index, key_positions, longest)
             for visible, key_positions in (
-                ((prefix_size + prompt < start)[:, None], prefix_size + prompt[None]),
-                ((generated <= index)[None], start + generated),
+                (in_prompt[:, None], prefix_size + prompt[None] - offset),
+                (jnp.atleast_2d(in_continuation)[:, None], start + generated),
                 (None, jnp.arange(prefix_size)[None]),
             )
         ]

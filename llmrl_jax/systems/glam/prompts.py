@@ -26,7 +26,6 @@ from jaxtyping import Array, Int
 from envs_jax.actions import MASK
 from envs_jax.babyai.text import french
 from envs_jax.babyai.text.books import books
-from envs_jax.babyai.text.english import mission_limits, view_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import (
     Block,
@@ -166,12 +165,8 @@ def glam_prompt(
         raise ValueError(f"the actions {list(names)} are none, or two of them are the same words")
     if language == "french":
         names = tuple(french.ACTIONS.get(name, name) for name in names)
-    size = parts["text"].shape[-1]
-    level, faithful = inner.level, inner.faithful  # type: ignore[attr-defined]
-    rows, columns = level.rooms.rows, level.rooms.columns
-    sentences = view_limits(size, doors=rows * (columns - 1) + columns * (rows - 1), faithful=faithful)
-    longest, limits = mission_limits(level.kinds, len(level.clauses), level.located)
-    phrases = books("faithful" if faithful else "glam", language)
+    (longest, limits), (size, sentences) = (env.caption_limits[name] for name in ("mission", "text"))
+    phrases = books("faithful" if inner.faithful else "glam", language)  # type: ignore[attr-defined]
     mission = Slot("mission", phrases.missions, longest, prefix=" ", suffix="", limits=limits)
     words = replace(WORDINGS[language], **(wording or {}))
     if not list_actions:

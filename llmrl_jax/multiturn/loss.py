@@ -1,0 +1,209 @@
+"""The losses of written replies: clipped ratios of tokens, turns or CISPO's, entropy, KL to the base, and the world's
+own tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from llmrl_jax.lm import Llama
+from llmrl_jax.multiturn.credit import Credit, of_turn
+from llmrl_jax.multiturn.policy import TurnPolicy
+from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record, text_of
+from llmrl_jax.rl.precision import ratio_error, sampling_metrics
+
+
+Ratio = Literal["token", "turn", "cispo"]
+"""How the probability ratio enters the loss. `token`: clipped for each token, as PPO does. `turn`: the geometric mean
+of a reply's ratios, for all of its tokens, as GSPO does for sequences (2507.18071). `cispo`: the clipped ratio as the
+fixed weight of the log-probability (2506.13585), so that no token loses its gradient."""
+
+Aggregate = Literal["token", "turn"]
+"""`token`: the mean over all tokens of a minibatch (DAPO, 2503.14476); `turn`: the mean over replies of the mean of
+each one's tokens."""
+
+
+@struct.dataclass
+class Batch:
+    """Rows of a minibatch; leaves `[N, L]`."""
+
+    record: Record
+    credit: Credit
+    fresh: Bool[Array, "N L"]
+    """Tokens that the present parameters wrote, before the first gradient step."""
+    new: Bool[Array, "N L"]
+    """Tokens of the last rollout: earlier ones are there to be attended to."""
+
+
+class Scores(NamedTuple):
+    """What one pass over rows says about their tokens, `[N, L]`."""
+
+    log_prob: Float[Array, "N L"]
+    """Of each token, given those before it in its text: of a reply's under the policy, with its temperature and with
+    tokens removed that were not offered; of the world's under the model."""
+    entropy: Float[Array, "N L"]
+    """Of the distribution that each token of a reply was drawn from."""
+    hidden: Float[Array, "N L D"]
+
+
+def score_tokens(
+    policy: TurnPolicy, variables: Any, replies: Any, record: Record, chunk: int = 0, world: bool = False
+) -> Scores:
+    """One pass over rows of conversations.
+
+    **Arguments:** `variables`, of the model; `replies`, the automaton's tables; `chunk`, tokens whose logits are in
+    memory at once, which divides `L`; 0: all; `world`, whether the world's tokens are scored too, without temperature.
+    """
+    number, position = text_of(record)
+    output: Any = policy.model.apply(variables, record.token, positions=position, segments=number, logits=False)
+    hidden = output.hidden
+    # a token is predicted from the one before it
+    before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    reply = record.role == REPLY
+
+    def score(parts):
+        before, token, reply, state, left = parts
+        plain: Any = policy.model.apply(variables, before, method=Llama.head)
+        logits = policy.masked(replies, plain, state, left)
+        if world:
+            logits = jnp.where(reply[..., None], logits, plain)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - total
+        offered = jnp.isfinite(logits)
+        prob = jnp.exp(logits - total[..., None])
+        entropy = total - jnp.sum(prob * jnp.where(offered, logits, 0.0), axis=-1)
+        return chosen, entropy
+
+    parts = (before, record.token, reply, record.state, record.left)
+    length = record.token.shape[1]
+    if not chunk or chunk >= length:
+        log_prob, entropy = score(parts)
+    else:
+        padding = -length % chunk
+
+        def split(x):
+            x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0)
+
+        out = jax.lax.map(jax.checkpoint(score), jax.tree.map(split, parts))
+        log_prob, entropy = (jnp.moveaxis(x, 0, 1).reshape(len(reply), -1)[:, :length] for x in out)
+    return Scores(log_prob, entropy, hidden)
+
+
+def turn_means(batch: Batch, x: Float[Array, "N L"], weight: Float[Array, "N L"]) -> Float[Array, "N L"]:
+    """The mean of `x` over the tokens of each reply, at these tokens; `weight`, 1 for tokens that count."""
+    places = jnp.arange(x.shape[1])
+    begins = jax.lax.cummax(jnp.where(batch.record.decides, places, 0), axis=1)
+    # a reply's tokens stand behind the place where it was decided
+    number = jnp.pad(begins[:, :-1], ((0, 0), (1, 0)))
+
+    def mean(values, weights, number):
+        total = jax.ops.segment_sum(values * weights, number, x.shape[1])
+        count = jax.ops.segment_sum(weights, number, x.shape[1])
+        return (total / jnp.maximum(count, 1.0))[number]
+
+    return jax.vmap(mean)(x, weight, number)
+
+
+class Totals(NamedTuple):
+    """The numbers by which the sums of a minibatch are divided, of whose rows a part may have only some."""
+
+    tokens: Any
+    turns: Any
+    fitted: Any
+    """Values that the critic is fitted to."""
+    fresh: Any
+    world: Any
+
+
+def totals(batch: Batch) -> Totals:
+    """The totals of a minibatch, each at least 1."""
+
+    def count(x):
+        return jnp.maximum(jnp.sum(x.astype(jnp.float32)), 1.0)
+
+    said = batch.new & (batch.record.role == WORLD) & ~batch.record.begins
+    parts = (batch.credit.learn, batch.credit.turn, batch.credit.fits, batch.credit.learn & batch.fresh, said)
+    return Totals(*map(count, parts))
+
+
+def turn_loss(
+    policy: TurnPolicy,
+    params: Any,
+    frozen: Any,
+    batch: Batch,
+    total: Totals,
+    config: Any,
+    hparams: dict[str, Any],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of a part of a minibatch: the losses of the parts add up, and so do the metrics but `ratio_error`.
+
+    Tokens of the world, padding, and tokens of replies without an alternative have no gradient through the policy's
+    loss. **Arguments:** `config`, a `TurnLearnerConfig`; `hparams`, its floats.
+    """
+    record, credit = batch.record, batch.credit
+    echo = config.echo_coef > 0
+    scores = score_tokens(
+        policy, policy.variables(params, frozen), frozen["replies"], record, config.head_chunk, world=echo
+    )
+    learn = credit.learn
+    log_ratio = jnp.where(learn, scores.log_prob - record.log_prob, 0.0)
+    weight = jnp.where(learn, 1 / total.tokens, 0.0)
+    if config.aggregate == "turn":
+        per_turn = of_turn(record, _reply_lengths(batch, learn))
+        weight = jnp.where(learn, 1 / (total.turns * jnp.maximum(per_turn, 1.0)), 0.0)
+    ratio_of = log_ratio
+    if config.ratio == "turn":
+        mean = turn_means(batch, log_ratio, learn.astype(jnp.float32))
+        # GSPO's token form: the value of the reply's ratio, the gradient of the token's own
+        ratio_of = jax.lax.stop_gradient(mean) + log_ratio - jax.lax.stop_gradient(log_ratio)
+    ratio = jnp.exp(ratio_of)
+    low, high = 1 - hparams["clip_low"], 1 + hparams["clip_high"]
+    clipped = jnp.clip(ratio, low, high)
+    if config.ratio == "cispo":
+        gain = jax.lax.stop_gradient(clipped) * credit.advantage * scores.log_prob
+    else:
+        gain = jnp.minimum(ratio * credit.advantage, clipped * credit.advantage)
+    entropy = jnp.where(learn, scores.entropy, 0.0)
+    loss = -jnp.sum(jnp.where(learn, weight * gain, 0.0)) - hparams["entropy_coef"] * jnp.sum(weight * entropy)
+    metrics = {
+        "policy_loss": loss,
+        "entropy": jnp.sum(entropy) / total.tokens,
+        "approx_kl": jnp.sum(jnp.where(learn, jnp.exp(log_ratio) - 1 - log_ratio, 0.0)) / total.tokens,
+        "clip_fraction": jnp.sum(jnp.where(learn, ratio != clipped, False)) / total.tokens,
+        "ratio_error": ratio_error(jnp.where(batch.fresh, log_ratio, 0.0)),
+        **sampling_metrics(log_ratio, jnp.where(learn & batch.fresh, 1 / total.fresh, 0.0)),
+    }
+    if config.critic:
+        value = policy.value(params, scores.hidden)
+        old, target = record.value, credit.returns
+        clipped_value = old + jnp.clip(value - old, -hparams["value_clip"], hparams["value_clip"])
+        error = jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2)
+        value_loss = jnp.sum(jnp.where(credit.fits, error, 0.0)) / total.fitted
+        loss += hparams["value_loss_coef"] * value_loss
+        metrics["value_loss"] = value_loss
+    if config.kl_coef:
+        base = score_tokens(policy, policy.variables(params, frozen, adapted=False), frozen["replies"], record,
+                            config.head_chunk)  # fmt: skip
+        towards = jnp.where(learn, jax.lax.stop_gradient(base.log_prob) - scores.log_prob, 0.0)
+        kl = jnp.exp(towards) - towards - 1
+        loss += hparams["kl_coef"] * jnp.sum(weight * kl)
+        metrics["kl_to_base"] = jnp.sum(kl) / total.tokens
+    if echo:
+        said = batch.new & (record.role == WORLD) & ~record.begins
+        world_loss = -jnp.sum(jnp.where(said, scores.log_prob, 0.0)) / total.world
+        loss += hparams["echo_coef"] * world_loss
+        metrics["world_loss"] = world_loss
+    return loss, {"loss": loss, **metrics}
+
+
+def _reply_lengths(batch: Batch, learn: Bool[Array, "N L"]) -> Float[Array, "N L"]:
+    """The number of learned tokens of each reply, where it begins (`decides`)."""
+    places = jnp.arange(learn.shape[1])
+    begins = jax.lax.cummax(jnp.where(batch.record.decides, places, 0), axis=1)
+    number = jnp.pad(begins[:, :-1], ((0, 0), (1, 0)))
+    return jax.vmap(lambda x, n: jax.ops.segment_sum(x, n, learn.shape[1]))(learn.astype(jnp.float32), number)

@@ -1,0 +1,528 @@
+"""Play of a policy that writes: in one loop over tokens every row is in its own phase.
+
+At each step every row reads or writes one token: the next one of what the world says, or one that is sampled. The token
+that ends a reply takes a step in the world, whose observation is what the row reads next. So no row waits for another
+one's longer text, and a rollout of `T` steps is exactly `T` tokens of every row. Rows go on where they are at the next
+update, in the middle of a turn; keys and values are computed anew for the parameters that have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from envs_jax import tracing
+from envs_jax.resets import VectorEnv, VectorState, select
+from llmrl_jax.lm import Llama
+from llmrl_jax.lm.cache import Cache, DecodeState
+from llmrl_jax.multiturn.policy import TurnPolicy
+from llmrl_jax.multiturn.text import Pieces, join
+from llmrl_jax.rl.rollout import episode_info
+
+
+NOTHING, WORLD, REPLY = 0, 1, 2
+"""Who wrote a token: nobody (padding), the world, or the policy."""
+
+
+@struct.dataclass
+class Record:
+    """The tokens of each row and what happened at them; leaves `[N, L]`, padded on the right."""
+
+    token: Int[Array, "N L"]
+    role: Int[Array, "N L"]
+    """int8: `NOTHING`, `WORLD` or `REPLY`."""
+    begins: Bool[Array, "N L"]
+    """Whether a text begins here: earlier tokens are not seen, and positions count from here."""
+    log_prob: Float[Array, "N L"]
+    """Of a reply's token, under the policy that wrote it; 0 elsewhere."""
+    free: Bool[Array, "N L"]
+    """Whether a reply's token was one of several that were offered."""
+    state: Int[Array, "N L"]
+    """int32, the reply automaton's state before a reply's token."""
+    left: Int[Array, "N L"]
+    """int32, tokens that the reply might still have, this one included."""
+    value: Float[Array, "N L"]
+    """The critic's after this token."""
+    decides: Bool[Array, "N L"]
+    """Whether a reply begins behind this token, the last one of an observation."""
+    bootstraps: Bool[Array, "N L"]
+    """Whether this is the last token of the observation that a time-out ended with: its value continues the return."""
+    acts: Bool[Array, "N L"]
+    """Whether a reply ends with this token."""
+    reward: Float[Array, "N L"]
+    """Where a reply ends: the reward of its action."""
+    valid: Bool[Array, "N L"]
+    """Where a reply ends: whether it named an action."""
+    terminated: Bool[Array, "N L"]
+    """Where a reply ends: whether its action ended the episode, but for time-outs."""
+    learned: Bool[Array, "N L"]
+    """Where a reply begins: whether a learner has used it."""
+
+    @staticmethod
+    def empty(rows: int, length: int) -> Record:
+        """`length` places without tokens."""
+        kinds = {"token": jnp.int32, "role": jnp.int8, "state": jnp.int32, "left": jnp.int32}
+        kinds |= dict.fromkeys(("log_prob", "value", "reward"), jnp.float32)
+        names = Record.__dataclass_fields__
+        return Record(**{name: jnp.zeros((rows, length), kinds.get(name, bool)) for name in names})
+
+    def take(self, index: Int[Array, "N M"]) -> Record:
+        """The tokens at indices of each row; none where an index is negative or beyond the end."""
+        length = self.token.shape[1]
+        if not length:
+            return Record.empty(*index.shape)
+        inside = (index >= 0) & (index < length)
+
+        def pick(x):
+            picked = jnp.take_along_axis(x, jnp.clip(index, 0, length - 1), axis=1)
+            return jnp.where(inside, picked, jnp.zeros((), x.dtype))
+
+        return jax.tree.map(pick, self)
+
+    def after(self, other: Record, length: Int[Array, " N"]) -> Record:
+        """Rows of `length` tokens of `other`, and these behind them without a gap; `[N, L + L']`."""
+        size = other.token.shape[1]
+        places = jnp.arange(size + self.token.shape[1])[None]
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), other, self)
+        behind = places >= length[:, None]
+        return both.take(jnp.where(behind, places - length[:, None] + size, places))
+
+
+@struct.dataclass
+class Rows:
+    """The conversations between two updates, in the middle of their turns: all that an exact continuation needs."""
+
+    env_params: Any
+    env_state: Any
+    obs: Any
+    """The worlds' current observations, leaves `[N, ...]`; of the next episode, where a time-out's is still read."""
+    record: Record
+    """What is seen and may be needed of earlier tokens, `[N, S]`."""
+    length: Int[Array, " N"]
+    """Tokens in `record`."""
+    token: Int[Array, " N"]
+    """The token that is read next."""
+    role: Int[Array, " N"]
+    log_prob: Float[Array, " N"]
+    free: Bool[Array, " N"]
+    begins: Bool[Array, " N"]
+    queue: Int[Array, "N R"]
+    """What the world says."""
+    queued: Int[Array, " N"]
+    """Tokens in `queue`."""
+    read: Int[Array, " N"]
+    """The index of `token` in it."""
+    state: Int[Array, " N"]
+    """The automaton's, before `token` if that is a reply's."""
+    left: Int[Array, " N"]
+    spoken: Int[Array, " N"]
+    """Tokens of the current text before `token`: its position."""
+    final: Bool[Array, " N"]
+    """Whether the queue is the last observation of an episode that timed out."""
+    live: Bool[Array, " N"]
+    """False for a row that has ended, where each plays one episode."""
+    turn: Int[Array, " N"]
+    """Turns of the episode so far."""
+    past: Any = ()
+    """With `reprompt`: `(tokens [N, w + 1, W], lengths [N, w + 1])` of the last turns with their replies, the current
+    one last."""
+
+
+@struct.dataclass
+class World:
+    """The worlds after the actions of some rows."""
+
+    obs: Any
+    env_state: Any
+    reward: Float[Array, " N"]
+    terminated: Bool[Array, " N"]
+    done: Bool[Array, " N"]
+    """Whether the world ended the episode, time-outs included."""
+    cut: Bool[Array, " N"]
+    """Whether it ended because no further turn fits."""
+    info: dict[str, jax.Array]
+
+
+@struct.dataclass
+class Steps:
+    """What a rollout reports besides its record, leaves `[T, N]`."""
+
+    info: dict[str, jax.Array]
+    """`episode_info` of the environment's `info`."""
+    done: Bool[Array, "T N"]
+    """Whether the world ended an episode here."""
+    cut: Bool[Array, "T N"]
+    """Whether an episode ended here because its text is as long as it may be."""
+    anchor: Any = ()
+    """int32, `number_of` the observation that is being read; `()` unless asked for."""
+
+
+def capacity(policy: TurnPolicy, episode_tokens: int = 0) -> int:
+    """The places of a row's record of earlier tokens, `S`.
+
+    **Arguments:** `episode_tokens`, the most tokens of an episode with `append`.
+    **Raises:** `ValueError` if no episode of two turns fits, or more than the model has positions are asked for."""
+    longest = policy.prompt_tokens + policy.reply_tokens
+    if policy.memory == "reprompt":
+        return 2 * longest  # a turn is learned from once the next one's observation has been read
+    needed = longest + policy.text.sizes[1]
+    positions = policy.model.config.max_position_embeddings
+    if not needed <= episode_tokens <= positions:
+        raise ValueError(
+            f"episode_tokens is {episode_tokens}; a head of {policy.text.sizes[0]}, two turns of up to "
+            f"{policy.text.sizes[1]} and a reply of {policy.reply_tokens} tokens need at least {needed}, and the model "
+            f"has {positions} positions"
+        )
+    return episode_tokens
+
+
+def select_rows(mask: Bool[Array, " N"], new: VectorState, old: VectorState) -> VectorState:
+    """The states of worlds, of some rows new; the pool of episodes is that of `old`."""
+    return old.replace(env=select(mask, new.env, old.env))
+
+
+def last_begin(record: Record) -> Int[Array, " N"]:
+    """The index at which each row's last text begins; 0 if none does."""
+    return jnp.max(jnp.where(record.begins, jnp.arange(record.token.shape[1]), 0), axis=1, initial=0)
+
+
+def text_of(record: Record) -> tuple[Int[Array, "N L"], Int[Array, "N L"]]:
+    """For each token, the number of its text in the row, from 1, and its position there; 0 and -1 for padding."""
+    places = jnp.arange(record.token.shape[1])
+    real = record.role != NOTHING
+    # a row whose first text began before the record has no mark there
+    begins = record.begins.at[:, 0].set(True)
+    number = jnp.cumsum(begins, axis=1)
+    start = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+    return jnp.where(real, number, 0), jnp.where(real, places - start, -1)
+
+
+def kept(record: Record, length: Int[Array, " N"], size: int, open_turns: Bool[Array, "N L"] | None = None) -> Any:
+    """The part of a record from which rows go on: the current text, and from the earliest text on that has a turn which
+    is still to be learned from.
+
+    **Arguments:** `length`, tokens of each row; `size`, places of the result; `open_turns`, where such turns begin
+    (`decides`); None: there are none.
+    **Returns:** the record `[N, size]`, and the number of its tokens."""
+    places = jnp.arange(record.token.shape[1])
+    begin = jax.lax.cummax(jnp.where(record.begins, places, 0), axis=1)
+    start = last_begin(record)
+    if open_turns is not None:
+        needed = jnp.min(jnp.where(open_turns, begin, record.token.shape[1]), axis=1)
+        start = jnp.minimum(start, needed)
+    index = start[:, None] + jnp.arange(size)
+    count = length - start
+    return record.take(jnp.where(index < length[:, None], index, -1)), count
+
+
+BLOCK = 32
+"""Steps that are taken before it is asked again whether a row is still live, where rows end."""
+
+
+def _while_live(body: Any, carry: Any, steps: int) -> Any:
+    """`scan` of `body` over `steps` steps, in blocks; those in which no row is live are not computed, and are zero."""
+
+    def block(carry, start):
+        def run(carry):
+            return tracing.scan(body, carry, start + jnp.arange(BLOCK))
+
+        _, shapes = jax.eval_shape(run, carry)
+
+        def skip(carry):
+            return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        return tracing.cond(jnp.any(carry[0].live), run, skip, carry)
+
+    carry, out = tracing.scan(block, carry, jnp.arange(0, steps, BLOCK))
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
+
+
+def number_of(obs: Any) -> Int[Array, " N"]:
+    """A number of each row's observation, equal for equal ones: its parts hashed as MurmurHash3 ends. int32."""
+    leaves = jax.tree.leaves(obs)
+    value = jnp.zeros(len(leaves[0]), jnp.uint32)
+    for leaf in leaves:
+        flat = jnp.asarray(leaf).reshape(len(leaf), -1)
+        if jnp.issubdtype(flat.dtype, jnp.floating):
+            flat = jax.lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.int32)
+        flat = flat.astype(jnp.uint32)
+        places = np.arange(flat.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(0x7F4A7C15)
+        mixed = _mixed(flat ^ places)
+        value = _mixed(value ^ jnp.sum(mixed, axis=1, dtype=jnp.uint32))
+    return jax.lax.bitcast_convert_type(value, jnp.int32)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+class Conversation:
+    """The loop over tokens of a policy in a batch of worlds.
+
+    **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `capacity`; `constrain`,
+    applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode
+    and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
+    `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held.
+    """
+
+    def __init__(
+        self,
+        policy: TurnPolicy,
+        env: VectorEnv,
+        episode_tokens: int = 0,
+        *,
+        constrain: Callable[[Any], Any] = lambda rows: rows,
+        once: bool = False,
+        anchors: bool = False,
+        whole: bool = False,
+    ):
+        self.policy, self.env, self.constrain, self.once, self.anchors = policy, env, constrain, once, anchors
+        self.count = env.num_envs
+        self.size = capacity(policy, episode_tokens)
+        self.held = 0 if whole else self.size
+        """Places for earlier tokens."""
+        self.appends = policy.memory == "append"
+
+    # --- texts --------------------------------------------------------------------------------------------------------
+
+    def _opening(self, obs: Any) -> tuple[Pieces, Any]:
+        """The head and the first turn of episodes, and the turns kept, of which there is this one."""
+        text, window = self.policy.text, self.policy.window
+        turn = text.turns(obs, opening=True)
+        queue = join([text.heads(obs), turn], self.policy.prompt_tokens)
+        if self.appends:
+            return queue, ()
+        tokens, lengths = self._as_kept(turn)
+        return queue, (jnp.pad(tokens, ((0, 0), (window, 0), (0, 0))), jnp.pad(lengths, ((0, 0), (window, 0))))
+
+    def _following(self, obs: Any, past: Any) -> tuple[Pieces, Any]:
+        """What is read after a reply: the observation, and before it with `reprompt` the head and the last turns; and
+        the turns kept."""
+        text, size, window = self.policy.text, self.policy.prompt_tokens, self.policy.window
+        if self.appends:
+            return join([text.turns(obs)], size), ()
+        turn = text.turns(obs, opening=not window)
+        tokens, lengths = (jnp.concatenate([a[:, 1:], b], axis=1) for a, b in zip(past, self._as_kept(turn)))
+        kept = [(tokens[:, i], lengths[:, i]) for i in range(window)]
+        return join([text.heads(obs), *kept, turn], size), (tokens, lengths)
+
+    def _as_kept(self, turn: Pieces) -> tuple[Int[Array, "N 1 W"], Int[Array, "N 1"]]:
+        """A turn without its reply, as `Rows.past` keeps it, `[N, 1, W]`."""
+        tokens, length = turn
+        return jnp.pad(tokens, ((0, 0), (0, self.policy.turn_tokens - tokens.shape[1])))[:, None], length[:, None]
+
+    def _with_reply(self, rows: Rows, replied: Bool[Array, " N"]) -> Any:
+        """The turns kept, with the token of a reply."""
+        if self.appends:
+            return ()
+        tokens, lengths = rows.past
+        index = jnp.where(replied, lengths[:, -1], tokens.shape[-1])
+        tokens = tokens.at[jnp.arange(self.count), -1, index].set(rows.token, mode="drop")
+        return tokens, lengths.at[:, -1].add(replied)
+
+    def start(self, key: jax.Array, env_params: Any) -> Rows:
+        """Conversations at the beginning of episodes."""
+        obs, env_state = jax.jit(self.env.reset)(key, env_params)
+        return jax.jit(self.begin)(env_params, env_state, obs)
+
+    def begin(self, env_params: Any, env_state: Any, obs: Any) -> Rows:
+        """Conversations at the beginning of the episodes of a state, within a program."""
+        count = self.count
+        zeros, no = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
+        (queue, queued), past = self._opening(obs)
+        return Rows(
+            env_params=env_params,
+            env_state=env_state,
+            obs=obs,
+            record=Record.empty(count, self.held),
+            length=zeros,
+            token=queue[:, 0],
+            role=jnp.full(count, WORLD, jnp.int8),
+            log_prob=jnp.zeros(count, jnp.float32),
+            free=no,
+            begins=~no,
+            queue=queue,
+            queued=queued,
+            read=zeros,
+            state=zeros,
+            left=zeros,
+            spoken=zeros,
+            final=no,
+            live=~no,
+            turn=zeros,
+            past=past,
+        )
+
+    # --- play ---------------------------------------------------------------------------------------------------------
+
+    def play(self, params: Any, frozen: Any, rows: Rows, key: jax.Array, steps: int) -> tuple[Rows, Record, Steps]:
+        """`steps` tokens in every row.
+
+        **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
+        the rows had, without gaps, then the new ones; and what is reported.
+        """
+        policy = self.policy
+        variables = policy.variables(params, frozen)
+        room = -(-steps // BLOCK) * BLOCK if self.once else steps
+        cache, first = self._read_again(variables, rows, room)
+        layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
+        lengths = cache.lengths
+
+        def body(carry, t):
+            rows, cache, first = carry
+            first = jnp.where(rows.begins, lengths + t, first)
+            token = jnp.where(rows.live, rows.token, policy.text.pad_id)
+            output: Any = policy.model.apply(
+                variables, token[:, None], cache.replace(first=first), layers=layers, method=Llama.decode
+            )
+            hidden, cache = output
+            logits: Any = policy.model.apply(variables, hidden[:, 0], method=Llama.head)
+            value = policy.value(params, hidden[:, 0])
+            rows, record, report = self._advance(frozen["replies"], rows, logits, value, jax.random.fold_in(key, t))
+            return (rows, cache.replace(first=None), first), (record, report)
+
+        carry = (rows, cache, first)
+        if self.once:
+            (after, _, _), (record, report) = _while_live(body, carry, steps)
+        else:
+            (after, _, _), (record, report) = tracing.scan(body, carry, jnp.arange(steps))
+        record = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), record)
+        return after, record.after(rows.record, rows.length), report
+
+    def _read_again(self, variables: Any, rows: Rows, steps: int) -> tuple[DecodeState, Int[Array, " N"]]:
+        """Keys and values of each row's current text, by the present parameters, and room for `steps` tokens more."""
+        policy, size = self.policy, max(self.held, 1)
+        starts = last_begin(rows.record)
+        index = starts[:, None] + jnp.arange(size)
+        tokens = rows.record.take(jnp.where(index < rows.length[:, None], index, -1)).token
+        held = rows.length - starts
+        lengths = jnp.maximum(held, 1)  # a row without tokens has one that nobody sees
+        cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
+        output: Any = policy.model.apply(variables, tokens, lengths=lengths, cache=cache, logits=False)
+        return DecodeState.create(output.cache, lengths, 1, steps), jnp.where(held > 0, 0, 1)
+
+    def _advance(
+        self, replies: Any, rows: Rows, logits: jax.Array, value: jax.Array, key: jax.Array
+    ) -> tuple[Rows, Record, Steps]:
+        """What follows from each row's token, which was read: the record of it, and the next token."""
+        policy, live = self.policy, rows.live
+        world_key, write_key = jax.random.split(key)
+        replied = live & (rows.role == REPLY)
+        state = jnp.where(replied, replies.step(rows.state, rows.token), rows.state)
+        left = jnp.where(replied, rows.left - 1, rows.left)
+        acts = replied & (replies.closed[state] | (left == 0))
+        named = replies.action[state].astype(jnp.int32)
+        end = live & (rows.role == WORLD) & (rows.read + 1 == rows.queued)
+        ends, decides = end & rows.final, end & ~rows.final
+        past = self._with_reply(rows, replied)
+
+        # of rows that do not act, the world's step is not used
+        action = jnp.where(named < 0, policy.default_action, named)
+        world, told = self._step_worlds(rows, acts, action, past, world_key)
+        ended, over = acts & world.terminated, acts & (world.done | world.cut)
+        restarts = ended | ends
+        live = live & ~restarts if self.once else live
+        opened = tracing.cond(
+            jnp.any(restarts), self._opening, lambda obs: jax.tree.map(jnp.zeros_like, told), world.obs
+        )
+        told = select(restarts, opened, select(acts, told, ((rows.queue, rows.queued), past)))
+        (queue, queued), past = told
+        fresh = restarts | acts
+        read = jnp.where(fresh, 0, rows.read + 1)
+        begins = restarts if self.appends else fresh
+
+        state = jnp.where(decides, replies.start, state)
+        left = jnp.where(decides, policy.reply_tokens, left)
+        writes = decides | (replied & ~acts)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
+        written, log_prob, free = policy.write(replies, logits, state, left, keys)
+        heard = jnp.take_along_axis(queue, jnp.minimum(read, queue.shape[1] - 1)[:, None], axis=1)[:, 0]
+
+        nothing = jnp.zeros_like(rows.live)
+        anchor = number_of(rows.obs) if self.anchors else ()
+        record = Record(
+            token=rows.token,
+            role=jnp.where(rows.live, rows.role, NOTHING).astype(jnp.int8),
+            begins=rows.begins & rows.live,
+            log_prob=rows.log_prob,
+            free=rows.free,
+            state=rows.state,
+            left=rows.left,
+            value=value,
+            decides=decides,
+            bootstraps=ends,
+            acts=acts,
+            reward=jnp.where(acts, world.reward, 0.0),
+            valid=acts & (named >= 0),
+            terminated=ended,
+            learned=nothing,
+        )
+        rows = rows.replace(
+            env_state=world.env_state,
+            obs=world.obs,
+            token=jnp.where(writes, written, heard),
+            role=jnp.where(writes, REPLY, WORLD).astype(jnp.int8),
+            log_prob=jnp.where(writes, log_prob, 0.0),
+            free=writes & free,
+            begins=begins,
+            queue=queue,
+            queued=queued,
+            read=jnp.where(writes, 0, read),
+            state=state,
+            left=left,
+            spoken=jnp.where(begins, 0, rows.spoken + 1),
+            final=jnp.where(fresh, over & ~ended, rows.final),
+            live=live,
+            turn=jnp.where(restarts, 0, rows.turn + acts),
+            past=past,
+        )
+        rows = rows.replace(**{name: self.constrain(getattr(rows, name)) for name in ("obs", "token", "queue")})
+        return rows, record, Steps(world.info, acts & world.done, acts & world.cut, anchor)
+
+    def _step_worlds(
+        self, rows: Rows, acts: Bool[Array, " N"], action: Int[Array, " N"], past: Any, key: jax.Array
+    ) -> tuple[World, tuple[Pieces, Any]]:
+        """The worlds after the actions of the rows that act, and what these read next; in any order if none acts."""
+        text, step_key, cut_key = self.policy.text, *jax.random.split(key)
+
+        def step(_: Any) -> Any:
+            obs, env_state, reward, terminated, truncated, info = self.env.step(
+                step_key, rows.env_state, action, rows.env_params
+            )
+            final = info["final_observation"]
+            told = self._following(final, past)
+            (_, queued), _ = told
+            done = terminated | truncated
+            # another turn, and the observation that a time-out ends with, have to fit
+            room = self.policy.reply_tokens + text.sizes[1]
+            cut = acts & ~done & (rows.spoken + 1 + queued + room > self.size) if self.appends else jnp.zeros_like(acts)
+            if not self.once:
+                fresh, restarted = self.env.restart(cut_key, env_state, cut, rows.env_params)
+                obs, env_state = select(cut, fresh, obs), select_rows(cut, restarted, env_state)
+            world = World(
+                obs=select(acts, obs, rows.obs),
+                env_state=select_rows(acts, env_state, rows.env_state),
+                reward=jnp.asarray(reward, jnp.float32),
+                terminated=terminated,
+                done=done,
+                cut=cut,
+                info=episode_info(info),
+            )
+            return world, told
+
+        shapes = jax.eval_shape(lambda: step(None))
+
+        def nothing(_: Any) -> Any:
+            (world, told), no = shapes, jnp.zeros_like(acts)
+            info, told = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (world.info, told))
+            return World(rows.obs, rows.env_state, jnp.zeros(acts.shape), no, no, no, info), told
+
+        return tracing.cond(jnp.any(acts), step, nothing, None)

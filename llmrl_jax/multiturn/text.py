@@ -1,0 +1,167 @@
+"""The text of a conversation between a world and a model, as tokens on the device: an episode's head, and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from envs_jax.env import Environment
+from envs_jax.text import CompiledPrompt, Literal, Part, Prompt, Slot, Tokenizer
+from envs_jax.text.template import PromptError
+
+
+@dataclass(frozen=True)
+class TurnWording:
+    """The fixed text around what a world says, white space included."""
+
+    instruction: str = ""
+    """Before everything, once an episode; `{actions}` stands for the names of the actions."""
+    goal: str = "Goal:"
+    """Before the captions that stay the same throughout an episode, if there are any."""
+    observation: str = " Observation:"
+    """Before the captions of each turn."""
+    sentence: tuple[str, str] = (" ", ",")
+    """Before and after each phrase."""
+    reply: str = " Reply:"
+    """After them: what follows is the model's reply."""
+    between: str = ""
+    """Before the turns that follow a reply."""
+
+
+CHATML = TurnWording(
+    instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.\n",
+    observation="\nObservation:",
+    reply="<|im_end|>\n<|im_start|>assistant\n",
+    between="<|im_end|>\n<|im_start|>user\n",
+)
+"""The markers of ChatML, which Qwen's and SmolLM2's chat models know."""
+
+WORDINGS: dict[str, TurnWording] = {"plain": TurnWording(), "chatml": CHATML}
+"""By name, for options."""
+
+
+def check_text(env: Environment) -> None:
+    """**Raises** `TypeError` for a world without a caption that changes, or without discrete actions."""
+    if not set(env.captions) - set(env.episode_captions):
+        raise TypeError(
+            f"{env.id or type(env).__name__} describes no observation in words (captions: {list(env.captions)}); take "
+            "a text world: llmrl envs list text"
+        )
+    env.action_names  # raises for a world whose actions have no names  # noqa: B018
+
+
+class TurnText:
+    """The tokens of an episode's head (instruction and goal) and of each turn's observation.
+
+    A conversation is the head, then a turn, the reply's own tokens, a turn, and so on: tokens are joined, never text,
+    so what was written is read back as it was. That head and first turn are the tokenizer's own tokens of their text
+    is checked when it is built; a turn after a reply begins where no tokenizer joins (`between`, or white space).
+    """
+
+    def __init__(self, env: Environment, tokenizer: Tokenizer, wording: TurnWording | None = None):
+        """**Raises:** `TypeError` for a world without text, `PromptError` for a tokenizer that joins tokens across the
+        border between head and turn, or between a phrase and its neighbours."""
+        check_text(env)
+        words = TurnWording() if wording is None else wording
+        head = list(self._head(env, words))
+        turn = list(self._turn(env, words))
+        self.head: CompiledPrompt | None = Prompt(*head).compile(tokenizer, heal=True) if head else None
+        first = None if self.head is None else False
+        opening = Prompt(*turn).compile(tokenizer, heal=True, bos=first)
+        self.turn = (
+            opening if not words.between else Prompt(Literal(words.between), *turn).compile(tokenizer, bos=False)
+        )
+        self.opening = opening
+        """The first turn, which follows no reply."""
+        self.pad_id: int = tokenizer.pad_id
+        self.episode = tuple(env.episode_captions)
+        self.moving = tuple(name for name in env.captions if name not in self.episode)
+        if self.head is not None:
+            self._check(Prompt(*head, *turn).compile(tokenizer, heal=True))
+
+    @staticmethod
+    def _slot(env: Environment, name: str, words: TurnWording) -> Slot:
+        book = env.captions[name]
+        places = env.observation_space(env.default_params).spaces[name].shape[-1]  # type: ignore[attr-defined]
+        size, limits = env.caption_limits.get(name, (places, ()))
+        before, after = words.sentence
+        return Slot(name, book, size, prefix=before, suffix=after, limits=limits)
+
+    def _head(self, env: Environment, words: TurnWording) -> Iterator[Part]:
+        if words.instruction:
+            yield Literal(words.instruction.format(actions=", ".join(env.action_names)))
+        if env.episode_captions:
+            yield Literal(words.goal)
+            for name in env.episode_captions:
+                slot = self._slot(env, name, words)
+                # a mission is one sentence of several phrases
+                yield Slot(name, slot.book, slot.size, prefix=words.sentence[0], suffix="", limits=slot.limits)
+
+    def _turn(self, env: Environment, words: TurnWording) -> Iterator[Part]:
+        yield Literal(words.observation)
+        for name in env.captions:
+            if name not in env.episode_captions:
+                yield self._slot(env, name, words)
+        yield Literal(words.reply)
+
+    def _check(self, joined: CompiledPrompt) -> None:
+        """**Raises** `PromptError` if head and turn, joined as tokens, are not the tokens of their text."""
+        assert self.head is not None
+        for i in range(64):
+            slots = joined._random_slots(np.random.default_rng(i))
+            ours = [*self.head.tokens(slots), *self.opening.tokens(slots)]
+            if ours != joined.tokens(slots):
+                raise PromptError(
+                    f"the tokenizer joins tokens across the border between the head and the first turn of "
+                    f"{joined.prompt.render(slots)!r}: begin `observation` of the wording with white space or a marker"
+                )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The most tokens of a head, and of a turn."""
+        return 0 if self.head is None else self.head.max_length, max(self.turn.max_length, self.opening.max_length)
+
+    @property
+    def top_token(self) -> int:
+        """The highest id that occurs; a model's vocabulary must be larger."""
+        return max(part.top_token for part in (self.head, self.turn, self.opening) if part is not None)
+
+    def heads(self, obs: Any) -> Pieces:
+        """The head of each episode of a batch of observations."""
+        if self.head is None:
+            rows = len(next(iter(obs.values())))
+            return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
+        return jax.vmap(self.head)({name: obs[name] for name in self.episode})
+
+    def turns(self, obs: Any, opening: bool = False) -> Pieces:
+        """The observation of each row as the text of a turn; `opening`, of one that follows no reply."""
+        return jax.vmap(self.opening if opening else self.turn)({name: obs[name] for name in self.moving})
+
+    def render(self, obs: Mapping[str, Any], opening: bool = True) -> str:
+        """Head and turn, or the turn alone, of one observation, as text, on the host."""
+        parts = [self.head, self.opening] if opening else [self.turn]
+        return "".join(part.prompt.render(obs) for part in parts if part is not None)
+
+
+Pieces = tuple[Int[Array, "N _"], Int[Array, " N"]]
+"""A text of each row as right-padded tokens, and its length."""
+
+
+def join(pieces: Sequence[Pieces], size: int) -> Pieces:
+    """The texts of each row, one after the other, in `size` places. What does not fit is cut: `length` says how many
+    there would be."""
+    rows = jnp.arange(len(pieces[0][0]))[:, None]
+    tokens = jnp.zeros((len(rows), size), jnp.int32)
+    length = jnp.zeros(len(rows), jnp.int32)
+    for piece, count in pieces:
+        places = jnp.arange(piece.shape[1])
+        index = jnp.where(places < count[:, None], length[:, None] + places, size)
+        tokens = tokens.at[rows, index].set(piece, mode="drop")
+        length = length + count
+    return tokens, length

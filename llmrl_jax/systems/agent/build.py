@@ -1,0 +1,160 @@
+"""From settings to a program: the world, its text, the model, the policy and the learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import envs_jax
+from envs_jax import spaces
+from envs_jax.actions import OtherActions
+from envs_jax.env import Environment
+from envs_jax.wrappers import EpisodeStatistics
+from llmrl_jax import lm
+from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.learner import Learner
+from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
+from llmrl_jax.multiturn.group import make_group_learner
+from llmrl_jax.multiturn.policy import TurnPolicy
+from llmrl_jax.multiturn.ppo import make_turn_ppo
+from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
+from llmrl_jax.multiturn.text import WORDINGS, TurnText, check_text
+from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class WritingAgent:
+    """All components of an agent that writes."""
+
+    config: AgentConfig
+    env: Environment
+    """The wrapped world, not batched."""
+    env_params: Any
+    tokenizer: FastTokenizer
+    policy: TurnPolicy
+    mesh: jax.sharding.Mesh | None
+
+
+class FirstActions(OtherActions):
+    """A world with its first `n` actions."""
+
+    def __init__(self, env: Environment, n: int):
+        """**Raises:** `ValueError` for more actions than the world has."""
+        super().__init__(env)
+        if n > len(env.action_names):
+            raise ValueError(f"num_actions is {n}, but {env.id} has {len(env.action_names)}: {env.action_names}")
+        self.n = n
+
+    def offered(self, mask):
+        return mask[: self.n]
+
+    def action_space(self, params):
+        return spaces.Discrete(self.n)
+
+    @property
+    def action_names(self):
+        return self.env.action_names[: self.n]
+
+
+def make_world(config: AgentConfig) -> tuple[Environment, Any]:
+    """The wrapped world of a configuration, and its parameters. **Raises:** `KeyError` for an unknown id, `TypeError`
+    for a world without text or discrete actions."""
+    env, params = envs_jax.make(config.env)
+    check_text(env)
+    return EpisodeStatistics(FirstActions(env, config.num_actions) if config.num_actions else env), params
+
+
+NOWHERE = "nowhere"
+"""What the expert's thought says of a goal that is not in view."""
+
+
+def words_of(env: Environment, config: AgentConfig) -> WordTokenizer:
+    """The tokenizer of all words that a world and replies have."""
+    wording = WORDINGS[config.wording]
+    form = FORMATS[config.format]
+    texts = [wording.instruction.format(actions=", ".join(env.action_names)), wording.goal, wording.observation]
+    texts += [wording.reply, wording.between, "THINK", NOWHERE, form.opening, form.closing, *(form.thought or ())]
+    before, after = wording.sentence
+    for name, book in env.captions.items():
+        ends = ("",) if name in env.episode_captions else ("", after)
+        texts += [f"{before}{phrase}{end}" for phrase in book.phrases for end in ends]
+    return WordTokenizer.from_texts([*texts, *env.action_names])
+
+
+def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> WritingAgent:
+    """Build the program of a configuration. All checks precede allocation and compilation.
+
+    **Raises:** `KeyError` for unknown names, `TypeError` for a world without text, `PromptError` for a tokenizer that
+    cannot join the parts of its text, `ValueError` for a format that its actions or tokens cannot have, and for sizes.
+    """
+    mesh = make_mesh(config.mesh) if mesh is None and config.mesh else mesh
+    env, env_params = make_world(config)
+    names = env.action_names
+    if config.default_action and config.default_action not in names:
+        raise ValueError(
+            f"default_action is {config.default_action!r}{nearest(config.default_action, list(names))}; the world has "
+            f"{', '.join(names)}"
+        )
+    options = dtype_options(config.dtype)
+    tokenizer: FastTokenizer
+    if config.model == EMBEDDED:
+        tokenizer = words_of(env, config)
+        sizes = config.embedded.llama(tokenizer, 4096)
+        ends: tuple[int, ...] = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    else:
+        sizes, tokenizer = lm.read_config(config.model), load_tokenizer(lm.locate(config.model))
+        ends = lm.end_tokens(config.model, tokenizer)
+        options["param_dtype"] = jnp.dtype(jnp.float32) if config.tune == "full" else options["dtype"]
+    text = TurnText(env, tokenizer, WORDINGS[config.wording])
+    replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
+    blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
+    base = partial(_random_base, blank, mesh)
+    if config.model != EMBEDDED:
+        base = partial(_loaded_base, config.model, mesh, blank.param_dtype)
+    policy = TurnPolicy(
+        model=blank.clone(lora=None if config.tune == "full" else config.lora),
+        base=base,
+        value_head=lm.ValueHead(config.value_width, "relu"),
+        text=text,
+        replies=replies,
+        reply_tokens=config.reply_tokens,
+        default_action=names.index(config.default_action) if config.default_action else 0,
+        temperature=config.temperature,
+        constrained=config.decoding == "constrained",
+        memory=config.memory,
+        window=config.window,
+        mesh=mesh,
+    )
+    return WritingAgent(config, env, env_params, tokenizer, policy, mesh)
+
+
+def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
+    """The learner of a run. **Raises** `ValueError` for sizes that do not divide, or episodes that do not fit."""
+    arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
+    if config.algo in ("turn_ppo", "token_ppo"):
+        ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")
+        return make_turn_ppo(ppo, *arguments)
+    return make_group_learner(group_config(config), *arguments)
+
+
+def group_config(config: TrainConfig) -> Any:
+    """The settings of a group learner: those of GiGPO have a weight for anchors."""
+    gigpo = config.algo == "gigpo" and not config.group.anchor_coef
+    return replace(config.group, anchor_coef=1.0) if gigpo else config.group
+
+
+def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
+    """Randomly initialised base parameters, placed on the mesh."""
+    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
+    return jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)(key)
+
+
+def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:
+    """Base parameters from files; the key is not needed."""
+    return lm.load(path, mesh=mesh, dtype=dtype)[1]["params"]

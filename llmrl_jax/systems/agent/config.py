@@ -1,0 +1,128 @@
+"""Settings of agents that write: the contents of config.json and the flags of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveFloat, PositiveInt, Steps
+from llmrl_jax.core.config import FREE
+from llmrl_jax.kernels.attention import Attention
+from llmrl_jax.lm import LoRAConfig
+from llmrl_jax.lm.config import ComputeDtype
+from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.multiturn.group import GroupConfig
+from llmrl_jax.multiturn.policy import Memory
+from llmrl_jax.multiturn.ppo import TurnPPOConfig
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.tuning import SFTConfig
+
+
+EMBEDDED = "embedded"
+"""Name of the built-in model: a small Llama with random weights."""
+
+Algorithm = Literal["turn_ppo", "token_ppo", "grpo", "gigpo"]
+"""`turn_ppo`: PPO with a reply as the action; `token_ppo`: with a token; `grpo`: episodes of a group that begins in one
+state, compared (`group.advantage`); `gigpo`: also turns with equal observations."""
+
+
+@dataclass(frozen=True)
+class AgentConfig(Checked):
+    """The world, the model, and the rules of the conversation."""
+
+    env: str = "BabyAI-Text/GoToLocalS6N2-v0"
+    """A world with text (`llmrl envs list text`)."""
+    num_actions: NonNegativeInt = 0
+    """Only the first so many actions of the world; 0: all."""
+    model: str = EMBEDDED
+    """`embedded`, a small Llama with random weights; or a model folder, a GGUF file, a packaged model or a hub id."""
+    embedded: SmallConfig = field(default_factory=lambda: SmallConfig(hidden_size=96, layers=2, intermediate_size=256))
+    tune: Literal["lora", "full"] = "lora"
+    """What is trained: adapters over the frozen base, or all weights."""
+    lora: LoRAConfig = field(default_factory=lambda: LoRAConfig(rank=16))
+    dtype: ComputeDtype = "float32"
+    """Dtype of the computation, and of a frozen base."""
+    remat: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    attention: Attention = "auto"
+    """Implementation of attention."""
+    value_width: PositiveInt = 256
+    """Units of each of the critic's two hidden layers."""
+    wording: Literal["plain", "chatml"] = "plain"
+    """The text around what the world says; `chatml` for chat models with its markers."""
+    format: Literal["plain", "tags", "cot", "robust_cot", "naive", "robust_naive", "action"] = "plain"
+    """How a reply names its action (`llmrl_jax.multiturn.replies.FORMATS`)."""
+    think: bool = True
+    """Whether replies may have a thought."""
+    reply_tokens: PositiveInt = 16
+    """The most tokens of a reply."""
+    decoding: Literal["free", "constrained"] = "free"
+    """`constrained`: only tokens after which a valid reply is still possible are written."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of the policy, in play and in the update."""
+    default_action: str = ""
+    """What a reply that names no action does; empty: the world's first action."""
+    memory: Memory = "append"
+    """What the model sees of an episode: all of it, or a prompt made anew at each turn."""
+    window: NonNegativeInt = 0
+    """With memory reprompt: the last turns, with their replies, that are seen besides the current one."""
+    mesh: str = ""
+    """Devices over which worlds and weights are split, such as `data=4,fsdp=2`; empty: one device."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(Checked):
+    """A run of RL on an agent that writes."""
+
+    KIND: ClassVar[str] = "agent train"
+
+    agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
+    algo: Algorithm = "turn_ppo"
+    """The learner."""
+    steps: Steps = field(default=5_000_000, metadata=FREE)
+    """Tokens of all worlds, read and written, rounded up to whole updates."""
+    ppo: TurnPPOConfig = field(default_factory=TurnPPOConfig)
+    """With `algo` turn_ppo and token_ppo."""
+    group: GroupConfig = field(default_factory=GroupConfig)
+    """With `algo` grpo and gigpo."""
+    eval_episodes: PositiveInt = field(default=200, metadata=FREE)
+    """Held-out episodes per evaluation."""
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def experiment(self) -> Any:
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
+        from llmrl_jax.systems.agent.train import make
+
+        return make(self)
+
+
+@dataclass(frozen=True)
+class CloneConfig(Checked):
+    """Imitation of an expert that writes: a thought that says where the goal is, and its action."""
+
+    episodes: PositiveInt = 2000
+    """Demonstrated episodes."""
+    noise: Annotated[float, In("[0, 1]")] = 0.5
+    """Probability that the expert acts at random, which is imitated too."""
+    thoughts: bool = True
+    """Whether the expert's replies have thoughts."""
+    epochs: Annotated[float, In("(0, 1000]")] = 1.0
+    """Passes over the demonstrations."""
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=32, learning_rate=3e-3, warmup=0.1))
+
+
+@dataclass(frozen=True)
+class CloneRun(Checked):
+    """A run of imitation, whose model is the `--model` of `llmrl agent train`."""
+
+    KIND: ClassVar[str] = "agent clone"
+
+    agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: replace(AgentConfig(), tune="full")
+    )
+    clone: Annotated[CloneConfig, tyro.conf.arg(name="")] = field(default_factory=CloneConfig)
+    eval_episodes: PositiveInt = field(default=200, metadata=FREE)
+    """Held-out episodes after imitation."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))

@@ -1,0 +1,115 @@
+"""Training and evaluation of agents that write: the implementation of `llmrl agent train`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from llmrl_jax.agents.evaluate import play_random
+from llmrl_jax.core import statistics as stats
+from llmrl_jax.multiturn.evaluate import Evaluator, Played
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.loop import RunResult
+from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner
+from llmrl_jax.systems.agent.config import EMBEDDED, TrainConfig
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment, Results
+
+
+def summarise(played: Played) -> dict[str, float]:
+    """Success with its 95% Wilson interval, and means over episodes and replies."""
+    count, turns = len(played.success), max(1, int(played.turns.sum()))
+    rate = stats.wilson(int(played.success.sum()), count)
+    return {
+        "success": rate.mean,
+        "success_low": rate.low,
+        "success_high": rate.high,
+        "episode_return": float(np.mean(played.returns)),
+        "turns": float(np.mean(played.turns)),
+        "valid": float(played.valid.sum() / turns),
+        "reply_length": played.reply_length,
+        "cut": float(np.mean(played.cut)),
+        "episodes": float(count),
+    }
+
+
+def random_summary(agent: WritingAgent, key: jax.Array, episodes: int) -> dict[str, float]:
+    """Success and return of random actions."""
+    actions = len(agent.env.action_names)
+    played = play_random(agent.env, agent.env_params, key, episodes=episodes, num_actions=actions)
+    rate = stats.wilson(int(played.success.sum()), episodes)
+    return {
+        "success": rate.mean,
+        "success_low": rate.low,
+        "success_high": rate.high,
+        "episode_return": float(played.episode_return.mean()),
+        "turns": float(played.episode_length.mean()),
+        "episodes": float(episodes),
+    }
+
+
+def table(results: Mapping[str, Mapping[str, float]], episodes: int) -> str:
+    """Success, return, turns and valid replies by row of `results`, as text."""
+    rows = [["", "success", "return", "turns", "valid replies", "tokens a reply"]]
+    for name, x in results.items():
+        shown = [name, f"{x['success']:.3f} [{x['success_low']:.3f}, {x['success_high']:.3f}]"]
+        shown += [f"{x['episode_return']:.3f}", f"{x['turns']:.1f}"]
+        rows.append(shown + ([f"{x['valid']:.3f}", f"{x['reply_length']:.1f}"] if "valid" in x else ["", ""]))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+
+
+def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
+    """`(episodes, greedy) -> Evaluator`, each compiled once."""
+
+    @functools.cache
+    def make_one(episodes: int, greedy: bool) -> Evaluator:
+        policy = replace(agent.policy, temperature=0.0) if greedy else agent.policy
+        return Evaluator(policy, agent.env, agent.env_params, episodes, episode_tokens)
+
+    return make_one
+
+
+def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
+    """The agent of a run, with its world, learner and evaluation. **Raises:** what `build` and the learners raise."""
+    agent = build(config.agent) if agent is None else agent
+    learner = make_learner(config, agent)
+    tokens = (config.ppo if config.algo.endswith("ppo") else config.group).episode_tokens
+    evaluator = evaluators(agent, tokens)
+
+    def play(state: Any, key: jax.Array, episodes: int, greedy: bool = False) -> dict[str, float]:
+        return summarise(evaluator(episodes, greedy)(state.params, state.frozen, key))
+
+    def evaluate(state: Any, key: jax.Array, episodes: int) -> Results:
+        return {"sampled": play(state, key, episodes), "greedy": play(state, key, episodes, greedy=True)}
+
+    return Experiment(
+        config,
+        learner,
+        agent.policy,
+        agent.env,
+        agent.env_params,
+        evaluate=evaluate,
+        baseline=lambda state, key, episodes: {"random": random_summary(agent, key, episodes)},
+        report=table,
+        during=lambda state, key: play(state, key, config.eval_episodes),
+        about={"env": config.agent.env},
+        shown={"success": "success", "valid": "valid", "reply_length": "tokens a reply"},
+        unit="tokens",
+    )
+
+
+def train(config: TrainConfig) -> RunResult:
+    """Train an agent, evaluate it, and write the run to its folder.
+
+    **Returns:** the result of the run. **Raises:** what `build` and `llmrl_jax.run.loop.train` raise."""
+    if config.agent.model == EMBEDDED:
+        print("note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it")
+    x = make(config)
+    with opened(config.run, "agent") as folder:
+        return experiments.train(x, folder)

@@ -1,0 +1,151 @@
+"""Credit of replies beside loops over turns and tokens in NumPy."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.multiturn.credit import (
+    anchored,
+    episode_returns,
+    group_advantages,
+    token_advantages,
+    turn_advantages,
+)
+from llmrl_jax.multiturn.rollout import REPLY
+from tests.unit.multiturn.conversations import drawn_record
+
+
+GAMMA, LAMBDA = 0.9, 0.8
+
+
+def turns_of(record, row):
+    """The turns of a row in order: the places where they are decided and act, and what follows. None: not known yet."""
+    turns, places = [], np.arange(record.token.shape[1])
+    for decided in places[np.asarray(record.decides[row])]:
+        acting = places[(places > decided) & np.asarray(record.acts[row])]
+        following = places[(places > decided) & np.asarray(record.decides[row])]
+        act = acting[0] if len(acting) and (not len(following) or acting[0] < following[0]) else None
+        turns.append([decided, act])
+    out = []
+    for i, (decided, act) in enumerate(turns):
+        if act is None:
+            out.append((decided, None, None))
+            continue
+        if record.terminated[row, act]:
+            out.append((decided, act, "end"))
+            continue
+        until = turns[i + 1][0] if i + 1 < len(turns) else record.token.shape[1]
+        last = [p for p in places[np.asarray(record.bootstraps[row])] if act < p <= until]
+        if last:
+            out.append((decided, act, ("timeout", last[0])))
+        elif i + 1 < len(turns):
+            out.append((decided, act, ("next", turns[i + 1][0])))
+        else:
+            out.append((decided, act, None))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_turns_are_credited_as_a_loop_over_turns_does(seed):
+    record, reward = drawn_record(np.random.default_rng(seed))
+    credit = turn_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    counted = 0
+    for row in range(len(reward)):
+        advantage, known = 0.0, {}
+        for decided, act, after in reversed(turns_of(record, row)):
+            if after is None or act is None:
+                assert not credit.turn[row, decided] and not credit.known[row, decided]
+                advantage = 0.0
+                continue
+            later = 0.0 if after == "end" else float(record.value[row, after[1]])
+            continued = advantage if after != "end" and after[0] == "next" else 0.0
+            delta = reward[row, act] + GAMMA * later - float(record.value[row, decided])
+            advantage = delta + GAMMA * LAMBDA * continued
+            known[decided] = advantage
+            assert credit.turn[row, decided]
+            np.testing.assert_allclose(credit.returns[row, decided], advantage + record.value[row, decided], rtol=2e-5,
+                                       atol=1e-5)  # fmt: skip
+            said = np.arange(decided + 1, act + 1)
+            assert np.asarray(credit.learn[row, said]).all()
+            np.testing.assert_allclose(credit.advantage[row, said], advantage, rtol=2e-5, atol=1e-5)
+            counted += len(said)
+        assert set(np.flatnonzero(credit.turn[row])) == set(known)
+    assert counted == int(credit.learn.sum()) > 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tokens_are_credited_as_a_loop_over_tokens_does(seed):
+    record, reward = drawn_record(np.random.default_rng(10 + seed))
+    credit = token_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    for row in range(len(reward)):
+        advantage = 0.0
+        for decided, act, after in reversed(turns_of(record, row)):
+            if after is None or act is None:
+                advantage = 0.0
+                continue
+            later = 0.0 if after == "end" else float(record.value[row, after[1]])
+            advantage = advantage if after != "end" and after[0] == "next" else 0.0
+            for place in range(act, decided, -1):
+                discount = GAMMA if place == act else 1.0
+                given = reward[row, act] if place == act else 0.0
+                before = float(record.value[row, place - 1])
+                advantage = given + discount * later - before + discount * LAMBDA * advantage
+                later = before
+                np.testing.assert_allclose(credit.advantage[row, place], advantage, rtol=3e-5, atol=2e-5)
+                np.testing.assert_allclose(credit.returns[row, place - 1], advantage + before, rtol=3e-5, atol=2e-5)
+                assert credit.fits[row, place - 1]
+    assert int(credit.fits.sum()) == int(credit.learn.sum())
+
+
+def test_a_turn_is_learned_from_once():
+    record, reward = drawn_record(np.random.default_rng(3))
+    first = turn_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    again = turn_advantages(record.replace(learned=first.turn), jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    assert first.turn.any() and not again.turn.any() and not again.learn.any()
+    np.testing.assert_array_equal(first.known, again.known)
+
+
+def test_forced_tokens_are_not_learned_from():
+    record, reward = drawn_record(np.random.default_rng(4))
+    forced = record.replace(free=record.free & (jnp.arange(record.token.shape[1]) % 2 == 0))
+    credit = turn_advantages(forced, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    assert credit.learn.any() and not np.asarray(credit.learn)[:, 1::2].any()
+
+
+def test_group_advantages_by_hand():
+    returns = jnp.array([1.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    np.testing.assert_allclose(group_advantages(returns, 4, "centred"), [0.5, -0.5, -0.5, 0.5, 0, 0, 0, 0])
+    np.testing.assert_allclose(group_advantages(returns, 4, "grpo")[:2], [0.5 / 0.5001, -0.5 / 0.5001], rtol=1e-6)
+    np.testing.assert_allclose(group_advantages(returns, 4, "leave_one_out")[:2], [2 / 3, -2 / 3], rtol=1e-6)
+
+
+def test_turns_in_equal_states_are_compared_within_their_group():
+    rng = np.random.default_rng(0)
+    returns, state = rng.normal(size=(6, 5)).astype(np.float32), rng.integers(0, 3, (6, 5))
+    decides = rng.random((6, 5)) < 0.7
+    for kind in ("centred", "grpo"):
+        ours = anchored(jnp.asarray(returns), jnp.asarray(decides), jnp.asarray(state, jnp.int32), 3, kind)
+        for group in (slice(0, 3), slice(3, 6)):
+            for value in range(3):
+                same = decides[group] & (state[group] == value)
+                centred = returns[group] - returns[group][same].mean() if same.any() else returns[group]
+                if kind == "grpo" and same.any():
+                    centred = centred / (returns[group][same].std() + 1e-4)
+                np.testing.assert_allclose(np.asarray(ours)[group][same], centred[same], rtol=1e-4, atol=1e-5)
+        assert not np.asarray(ours)[~decides].any()
+
+
+def test_returns_of_episodes_are_discounted_by_turns():
+    record, reward = drawn_record(np.random.default_rng(6))
+    ours = episode_returns(record, jnp.asarray(reward, jnp.float32), GAMMA)
+    for row in range(len(reward)):
+        total = 0.0
+        for decided, act, after in reversed(turns_of(record, row)):
+            if act is None:
+                continue
+            total = 0.0 if after == "end" or (after and after[0] == "timeout") else total
+            total = reward[row, act] + GAMMA * total
+            np.testing.assert_allclose(ours[row, decided], total, rtol=2e-5, atol=1e-5)
+    assert (np.asarray(record.role) == REPLY).any()

@@ -1,0 +1,266 @@
+"""Learners of written replies are exact: what was written is what is learned, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+import envs_jax
+from llmrl_jax.multiturn.evaluate import Evaluator
+from llmrl_jax.multiturn.group import make_group_learner
+from llmrl_jax.multiturn.loss import Batch, score_tokens, totals, turn_loss
+from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
+from llmrl_jax.multiturn.rollout import REPLY, WORLD
+from tests.unit.multiturn.conversations import GROUP, PPO, agent
+
+
+CASES = {
+    "free": {},
+    "hot": {"temperature": 1.7},
+    "constrained": {"decoding": "constrained", "temperature": 0.6},
+    "tags": {"decoding": "constrained", "format": "tags", "reply_tokens": 9, "think": False},
+    "reprompt": {"memory": "reprompt", "window": 1, "temperature": 1.3},
+}
+
+
+@cache
+def played(name: str):
+    """Two updates of a case: the states and metrics."""
+    program = agent(**CASES[name])
+    learner = make_turn_ppo(PPO, program.policy, program.env, program.env_params)
+    update = jax.jit(learner.update)
+    states, metrics = [learner.init(jax.random.key(0))], []
+    for _ in range(3):
+        state, values = update(states[-1])
+        states.append(state)
+        metrics.append({name: float(x) for name, x in values.items()})
+    return program, learner, update, states, metrics
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_first_ratio_is_one(name):
+    _, learner, _, _, metrics = played(name)
+    for values in metrics:
+        assert values["first_ratio_error"] <= 1e-5, values
+        assert values["nonfinite"] == 0 and values["utilisation"] == 1
+    assert metrics[-1]["approx_kl"] > 0  # the policy did change
+    assert learner.bounds["first_ratio_error"] == 1e-4
+    if CASES[name].get("decoding") == "constrained":
+        assert all(values["valid"] == 1 for values in metrics)
+    else:
+        assert metrics[0]["valid"] < 1
+
+
+def test_no_call_of_the_host_is_in_an_update():
+    program, learner, *_ = played("free")
+    jaxpr = jax.make_jaxpr(learner.update)(jax.eval_shape(learner.init, jax.random.key(0)))
+    names = set(primitives(jaxpr.jaxpr))
+    assert {"scan", "while", "cond"} & names and not [name for name in names if "callback" in name]
+
+
+def primitives(jaxpr):
+    """The names of all operations of a program, inner ones included."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jaxprs_in_params(equation.params):
+            yield from primitives(inner)
+
+
+def test_an_update_is_a_function_of_its_state():
+    """A state that was written and read goes on bit for bit, in the middle of turns."""
+    _, _, update, states, _ = played("free")
+    middle = states[1]
+    assert ((np.asarray(middle.rows.role) == REPLY) | (np.asarray(middle.rows.read) > 0)).any()
+    again = jax.tree.map(jnp.asarray, jax.tree.map(lambda x: x, jax.device_get(_numbers(middle))))
+    after, _ = update(_keys(again, middle))
+    for a, b in zip(jax.tree.leaves(_numbers(after)), jax.tree.leaves(_numbers(states[2])), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _numbers(state):
+    """A state with its keys as numbers."""
+
+    def plain(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    return jax.tree.map(plain, state)
+
+
+def _keys(state, like):
+    def wrap(x, old):
+        return jax.random.wrap_key_data(x) if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else x
+
+    return jax.tree.map(wrap, state, like)
+
+
+@cache
+def batch_of(name: str):
+    """A rollout behind a first update, as the gradient sees it."""
+    program, _, _, states, _ = played(name)
+    learner = TurnPPO(PPO, program.policy, program.env, program.env_params, None)
+    state = states[1]
+
+    def play(state):
+        before = state.rows.length
+        _, record, steps = learner.conversation.play(
+            state.params, state.frozen, state.rows, jax.random.key(5), PPO.num_steps
+        )
+        credit, _ = learner.credit(record, steps, state.hparams)
+        places = jnp.arange(record.token.shape[1])
+        new = places >= before[:, None]
+        return Batch(record, credit, credit.learn & new, new & (record.role != 0))
+
+    return program, state, jax.jit(play)(state)
+
+
+def gradient(program, state, batch, **changes):
+    """The gradient of the policy's loss over a batch, flat."""
+    config = replace(PPO, entropy_coef=0.02, value_loss_coef=0.0, **changes)
+    hparams = state.hparams | {"entropy_coef": jnp.float32(0.02), "value_loss_coef": jnp.float32(0.0)}
+    hparams |= {"echo_coef": jnp.float32(config.echo_coef)}
+
+    @jax.jit
+    def compute(params, batch):
+        def loss(params):
+            return turn_loss(program.policy, params, state.frozen, batch, totals(batch), config, hparams)[0]
+
+        return jax.flatten_util.ravel_pytree(jax.grad(loss)(params))[0]
+
+    return np.asarray(compute(state.params, batch))
+
+
+@pytest.mark.parametrize("name", ["constrained", "reprompt"])
+def test_only_replies_have_a_gradient(name):
+    """What stands at the tokens of the world, of padding, and of replies without alternative is not read."""
+    program, state, batch = batch_of(name)
+    learn = batch.credit.learn
+    assert learn.any() and (batch.record.role == WORLD).any() and (batch.record.role == 0).any()
+    if name == "constrained":
+        assert ((batch.record.role == REPLY) & ~batch.record.free).any()
+    usual = gradient(program, state, batch)
+    noise = jax.random.normal(jax.random.key(1), learn.shape)
+    other = batch.replace(
+        credit=batch.credit.replace(advantage=jnp.where(learn, batch.credit.advantage, 5 * noise)),
+        record=batch.record.replace(log_prob=jnp.where(learn, batch.record.log_prob, noise)),
+    )
+    np.testing.assert_array_equal(usual, gradient(program, state, other))
+    changed = batch.replace(credit=batch.credit.replace(advantage=batch.credit.advantage + 1.0))
+    assert not np.allclose(usual, gradient(program, state, changed))
+
+
+def test_padding_is_not_seen():
+    program, state, batch = batch_of("free")
+    padding = batch.record.role == 0
+    assert padding.any()
+    token = jnp.where(padding, program.tokenizer.vocab_size - 1, batch.record.token)
+    other = batch.replace(record=batch.record.replace(token=token))
+    np.testing.assert_array_equal(gradient(program, state, batch), gradient(program, state, other))
+
+
+def test_tokens_of_the_world_are_learned_if_asked_for():
+    program, state, batch = batch_of("free")
+    with_echo = gradient(program, state, batch, echo_coef=0.5)
+    assert not np.allclose(with_echo, gradient(program, state, batch))
+
+
+def test_chunks_of_the_head_change_nothing():
+    program, state, batch = batch_of("constrained")
+    variables = program.policy.variables(state.params, state.frozen)
+    whole = score_tokens(program.policy, variables, state.frozen["replies"], batch.record)
+    parts = score_tokens(program.policy, variables, state.frozen["replies"], batch.record, chunk=32)
+    learn = np.asarray(batch.credit.learn)
+    np.testing.assert_allclose(np.asarray(whole.log_prob)[learn], np.asarray(parts.log_prob)[learn], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(whole.entropy)[learn], np.asarray(parts.entropy)[learn], atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", ["turn", "cispo"])
+def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
+    """Where all ratios are one, GSPO's and CISPO's gradients are PPO's."""
+    program, state, batch = batch_of("free")
+    fresh = batch.replace(credit=batch.credit.replace(learn=batch.fresh))
+    usual = gradient(program, state, fresh)
+    np.testing.assert_allclose(gradient(program, state, fresh, ratio=ratio), usual, rtol=2e-3, atol=2e-6)
+
+
+def test_conversations_are_those_of_a_loop_in_python():
+    """Every token of whole episodes, by stepping one world at a time with the actions that the replies name."""
+    for memory in ({}, {"memory": "reprompt", "window": 1}):
+        program = agent(decoding="constrained", **memory)
+        policy, tokenizer, env = program.policy, program.tokenizer, program.env
+        evaluator = Evaluator(policy, env, program.env_params, 6, 96, chunk=32)
+        params, frozen = policy.init(jax.random.key(1))
+        key = jax.random.key(2)
+        episodes = evaluator(params, frozen, key)
+        begin, _ = jax.random.split(key)
+        for i in range(6):
+            obs, state = env.reset(jax.random.fold_in(begin, i), program.env_params)
+            tokens, roles = episodes.tokens[i].tolist(), episodes.roles[i]
+            place, total, past, turns, done = 0, 0.0, [], 0, False
+            while not done:
+                turn = tokenizer.encode(policy.text.render(obs, opening=turns == 0))
+                heard = turn if not memory else [*(past[-1] if past else []), *turn]
+                assert tokens[place : place + len(heard)] == heard
+                assert (roles[place : place + len(heard)] == WORLD).all()
+                place += len(heard)
+                said = []
+                while place < len(tokens) and roles[place] == REPLY:
+                    said.append(tokens[place])
+                    place += 1
+                past.append([*turn, *said])
+                text = tokenizer.decode([t for t in said if t != tokenizer.eos_id])
+                action = env.action_names.index(policy.replies.format.parse(text))
+                obs, state, reward, terminated, truncated, _ = env.step(
+                    jax.random.key(9), state, jnp.int32(action), program.env_params
+                )
+                total += float(reward)
+                turns += 1
+                done = bool(terminated | truncated)
+            assert place == len(tokens) and turns == episodes.turns[i] == episodes.valid[i]
+            assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
+
+
+def test_groups_begin_in_one_state_and_rows_end():
+    program = agent(decoding="constrained")
+    learner = make_group_learner(replace(GROUP, anchor_coef=1.0), program.policy, program.env, program.env_params)
+    state = learner.init(jax.random.key(0))
+    update = jax.jit(learner.update)
+    for _ in range(2):
+        state, metrics = update(state)
+        assert float(metrics["first_ratio_error"]) <= 1e-5 and float(metrics["finished"]) == 1
+        assert 0 < float(metrics["utilisation"]) < 1 and float(metrics["episodes"]) == GROUP.num_envs
+    assert state.rows == ()
+
+
+def test_a_long_episode_is_cut_and_counted():
+    program = agent(env="Notes-Count-v0?turns=20", decoding="constrained", reply_tokens=5)
+    least = sum(program.policy.text.sizes) + program.policy.text.sizes[1] + 5
+    config = replace(PPO, episode_tokens=least + 4, minibatches=1, epochs=1)
+    learner = make_turn_ppo(config, program.policy, program.env, program.env_params)
+    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    assert float(metrics["cut_episodes"]) > 0
+    with pytest.raises(ValueError, match=str(least)):
+        make_turn_ppo(replace(config, episode_tokens=least - 1), program.policy, program.env, program.env_params)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match=r"reply_tokens.*1"):
+        agent(decoding="constrained", format="tags", reply_tokens=1)
+    with pytest.raises(ValueError, match=r"window.*2"):
+        agent(window=2)
+    with pytest.raises(TypeError, match="CartPole"):
+        agent(env="CartPole-v1")
+    with pytest.raises(ValueError, match=r"default_action.*jump"):
+        agent(default_action="jump")
+    program = agent(**CASES["reprompt"])
+    with pytest.raises(ValueError, match="reprompt"):
+        make_group_learner(GROUP, program.policy, program.env, program.env_params)
+    with pytest.raises(ValueError, match=r"kl_coef.*0\.1"):
+        program = agent()
+        make_turn_ppo(replace(PPO, kl_coef=0.1), program.policy, program.env, program.env_params)
+    assert envs_jax.make("Notes-Recall-v0")
