@@ -17,7 +17,7 @@ from llmrl_jax.parallel import shardings
 
 
 Memory = Literal["append", "reprompt"]
-"""What the model sees of an episode: all of it, keys and values kept (`append`); or a prompt that is made anew at each
+"""What the model sees of an episode: all of it, keys and values kept (`append`); or a prompt that is built again at each
 turn, of the head, the last turns with their replies, and the observation (`reprompt`)."""
 
 
@@ -41,7 +41,7 @@ class TurnPolicy:
     default_action: int
     """The action of a reply that names none."""
     temperature: float = 1.0
-    """Divides the logits, in play and in the update alike; 0 is greedy, for evaluation."""
+    """Divides the logits, in play and in the update; 0 is greedy, for evaluation."""
     constrained: bool = False
     """Whether only tokens are written after which a valid reply is still possible within `reply_tokens`. Probabilities
     are those of the remaining tokens, normalised."""

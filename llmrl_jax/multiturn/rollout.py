@@ -3,7 +3,7 @@
 At each step every row reads or writes one token: the next one of what the world says, or one that is sampled. The token
 that ends a reply takes a step in the world, whose observation is what the row reads next. So no row waits for another
 one's longer text, and a rollout of `T` steps is exactly `T` tokens of every row. Rows go on where they are at the next
-update, in the middle of a turn; keys and values are computed anew for the parameters that have changed.
+update, in the middle of a turn; keys and values are computed again for the parameters that have changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmrl_jax.rl.rollout import episode_info
 
 
 NOTHING, WORLD, REPLY = 0, 1, 2
-"""Who wrote a token: nobody (padding), the world, or the policy."""
+"""Who wrote a token: none (padding), the world, or the policy."""
 
 
 @struct.dataclass
@@ -404,7 +404,7 @@ class Conversation:
         index = starts[:, None] + jnp.arange(size)
         tokens = rows.record.take(jnp.where(index < rows.length[:, None], index, -1)).token
         held = rows.length - starts
-        lengths = jnp.maximum(held, 1)  # a row without tokens has one that nobody sees
+        lengths = jnp.maximum(held, 1)  # a row without tokens has one that is not seen
         cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
         output: Any = policy.model.apply(variables, tokens, lengths=lengths, cache=cache, logits=False)
         return DecodeState.create(output.cache, lengths, 1, steps), jnp.where(held > 0, 0, 1)

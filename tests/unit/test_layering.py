@@ -188,7 +188,8 @@ def test_every_world_stands_in_the_contracts_on_worlds():
 def test_no_module_of_run_names_a_system():
     for path in (p for name in ("options", "report", "run") for p in (ROOT / "llmrl_jax" / name).rglob("*.py")):
         words = set(re.findall(r"[a-z]+", path.read_text().lower()))
-        assert not words & (SYSTEMS | set(folders("llmrl_jax/systems"))), path.name
+        # "agent" is also what results are named after
+        assert not words & (SYSTEMS | set(folders("llmrl_jax/systems")) - {"agent"}), path.name
 
 
 def imports(path: Path) -> set[str]:

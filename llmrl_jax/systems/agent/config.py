@@ -65,7 +65,7 @@ class AgentConfig(Checked):
     default_action: str = ""
     """What a reply that names no action does; empty: the world's first action."""
     memory: Memory = "append"
-    """What the model sees of an episode: all of it, or a prompt made anew at each turn."""
+    """What the model sees of an episode: all of it, or a prompt built again at each turn."""
     window: NonNegativeInt = 0
     """With memory reprompt: the last turns, with their replies, that are seen besides the current one."""
     mesh: str = ""
