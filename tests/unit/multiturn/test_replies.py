@@ -234,6 +234,37 @@ def test_tags_without_thoughts():
     assert (np.asarray(automaton.action)[run(automaton, tokens)[:, -1]] == want).all()
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        ReplyFormat("last", opening="aa", last=True),
+        ReplyFormat("last", opening="aba", last=True, missing="x", strip=False),
+        ReplyFormat("first", opening="ab", missing="x", ends=True),
+        ReplyFormat("between", opening="aba", closing="bab", missing="y x"),
+        ReplyFormat("between", opening="ab", closing="aab", strip=False),
+        ReplyFormat("after", opening="aa", closing="bb", thought=("ab", "ba"), missing=""),
+        ReplyFormat("after", opening="a", closing="ab", thought=("b", "bab"), missing="x", think=True),
+        ReplyFormat("after", opening="b", thought=("aa", "aa"), missing=""),
+        ReplyFormat("capitals", opening="ab", letters=True, last=True),
+    ],
+    ids=lambda form: f"{form.name} {form.opening}",
+)
+@pytest.mark.parametrize("think", [True, False], ids=["think", "direct"])
+def test_other_formats_whose_tags_overlap(form, think):
+    actions = ("x", "y x", "xy")
+    automaton, tokenizer = build("byte pairs", form, think, actions), byte_pairs()
+    rng = np.random.default_rng(0)
+    parts = [*actions, *"aabbx 1", *filter(None, [form.opening, form.closing, *(form.thought or ())])]
+    parts.append("".join(form.thought or ()) + form.opening)
+    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(5000)]
+    rows = [[tokenizer.backend.token_to_id(c.replace(" ", "Ġ")) for c in text] for text in texts]
+    tokens = np.array([row + [-1] * (40 - len(row)) for row in rows])
+    assert decoded(tokenizer, tokens) == texts
+    got = np.asarray(automaton.action)[run(automaton, tokens)[:, -1]]
+    want = [actions.index(name) if (name := automaton.format.parse(text)) in actions else -1 for text in texts]
+    assert got.tolist() == want and len(set(want)) >= 3
+
+
 def constrained(automaton: ReplyAutomaton, budget: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Replies of uniform choices among the allowed tokens, ended as soon as they may; and their last states."""
     moves, classes, need = (np.asarray(x) for x in (automaton.moves, automaton.classes, automaton.need))
