@@ -269,14 +269,14 @@ class Watch:
         def falls_to(name, factor):
             return falls(name) & (recent[name] < factor * usual[name]) & (usual[name] > noise[name])
 
-        rising, repeating = rises("success"), rises("repetition", self.echoed)
+        rising = rises("success")
         remains = (recent["entropy"] > self.steady * usual["entropy"]) & (
             recent["thought_length"] > self.steady * usual["thought_length"]
         )
         unfinished = rises("truncated", self.unfinished) | falls("valid", self.unfinished)
         length_jump = rises("length") & (recent["length"] > self.longer * usual["length"]) & unfinished
-        echo = falls_to("reward_std", self.equal) & repeating & ~rising
-        template = falls_to("information", self.uninformed) & remains & ~rising & ~repeating
+        echo = falls_to("reward_std", self.equal) & rises("repetition", self.echoed) & ~rising
+        template = falls_to("information", self.uninformed) & remains & ~rising & ~rises("repetition")
         return jnp.stack([length_jump, echo, template])
 
     def metrics(self, state: WatchState) -> dict[str, Float[Array, ""]]:
