@@ -433,14 +433,14 @@ def _over_bytes(form: ReplyFormat, names: Mapping[str, int]) -> tuple[np.ndarray
     table = np.empty((len(here), len(begun), 256), np.int64)
     for i, prefix in enumerate(begun):
         for byte in range(256):
-            text, after = prefix + bytes([byte]), here
+            text, reached = prefix + bytes([byte]), here
             if prefix and text not in encoded and text not in begun:
-                text, after = text[-1:], broken  # the character ends before its last byte
+                text, reached = text[-1:], broken  # the character ends before its last byte
             if text in begun:
-                table[:, i, byte] = after * len(begun) + begun.index(text)
+                table[:, i, byte] = reached * len(begun) + begun.index(text)
                 continue
             index = alphabet.index(stands(chr(byte)) if byte < 128 and len(text) == 1 else BROKEN)
-            table[:, i, byte] = over_characters[after, encoded.get(text, index)] * len(begun)
+            table[:, i, byte] = over_characters[reached, encoded.get(text, index)] * len(begun)
     outputs = np.stack([outputs, *[outputs[broken]] * (len(begun) - 1)], axis=1).reshape(-1, outputs.shape[1])
     kinds, over = _merge(table.reshape(-1, 256), outputs)
     roots = kinds[roots * len(begun)]
