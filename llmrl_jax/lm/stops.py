@@ -98,8 +98,8 @@ def start_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
             continue  # a part of a character, which no decoder drops
     rows = [[i] for i, text in whole.items() if text]
     decoded = tokenizer.backend.decode_batch(rows, skip_special_tokens=False)
-    for (i,), text in zip(rows, decoded, strict=True):
-        spelled[i] = text.encode()
+    for (i,), first in zip(rows, decoded, strict=True):
+        spelled[i] = first.encode()
     return spelled
 
 
@@ -236,8 +236,8 @@ def token_classes(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> tuple[np.
                     columns.append(column)
             number = after[number, byte]
         classes[i] = number
-    used, classes = np.unique(classes, return_inverse=True)
-    return np.stack([columns[i] for i in used], axis=1), classes.reshape(-1).astype(np.int32)
+    used, compact = np.unique(classes, return_inverse=True)
+    return np.stack([columns[i] for i in used], axis=1), compact.reshape(-1).astype(np.int32)
 
 
 def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray:

@@ -81,8 +81,8 @@ def repeated(tokens: Int[AnyArray, "N T"], written: Bool[AnyArray, "N T"], n: in
         return jnp.float32(jnp.nan)
     whole = jnp.stack([written[:, i : i + positions] for i in range(n)]).all(0)
     grams = [jnp.where(whole, tokens[:, i : i + positions], -1) for i in range(n)]
-    grams = jax.lax.sort(grams, dimension=1, num_keys=n)
-    equal = jnp.stack([gram[:, 1:] == gram[:, :-1] for gram in grams]).all(0) & (grams[0][:, 1:] >= 0)
+    ordered = jax.lax.sort(grams, dimension=1, num_keys=n)
+    equal = jnp.stack([gram[:, 1:] == gram[:, :-1] for gram in ordered]).all(0) & (ordered[0][:, 1:] >= 0)
     count = jnp.sum(whole, axis=1)
     return _mean(jnp.sum(equal, axis=1) / jnp.maximum(count, 1), count > 0)
 
@@ -269,14 +269,14 @@ class Watch:
         def falls_to(name, factor):
             return falls(name) & (recent[name] < factor * usual[name]) & (usual[name] > noise[name])
 
-        rising, repeating = rises("success"), rises("repetition", self.echoed)
+        rising = rises("success")
         remains = (recent["entropy"] > self.steady * usual["entropy"]) & (
             recent["thought_length"] > self.steady * usual["thought_length"]
         )
         unfinished = rises("truncated", self.unfinished) | falls("valid", self.unfinished)
         length_jump = rises("length") & (recent["length"] > self.longer * usual["length"]) & unfinished
-        echo = falls_to("reward_std", self.equal) & repeating & ~rising
-        template = falls_to("information", self.uninformed) & remains & ~rising & ~repeating
+        echo = falls_to("reward_std", self.equal) & rises("repetition", self.echoed) & ~rising
+        template = falls_to("information", self.uninformed) & remains & ~rising & ~rises("repetition")
         return jnp.stack([length_jump, echo, template])
 
     def metrics(self, state: WatchState) -> dict[str, Float[Array, ""]]:

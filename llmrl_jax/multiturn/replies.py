@@ -132,6 +132,9 @@ class ReplyAutomaton:
     need: Int[Array, "M"]
     """The least number of further tokens, a stop token included, until the reply is closed with an action; `IMPOSSIBLE`
     if no tokens lead there."""
+    acting: Bool[Array, "M"]
+    """Whether the tag before the action has been read; always, where the format has none. Until then, tokens are
+    thoughts."""
     spelled: Bool[Array, "C"]
     """Whether the tokens of a class are the tokenizer's: a model's vocabulary may be padded."""
     format: ReplyFormat = struct.field(pytree_node=False)
@@ -167,7 +170,7 @@ class ReplyAutomaton:
             outputs, start = outputs[[*range(len(outputs)), start]], len(outputs)
         if len(stop_tokens):
             classes[list(stop_tokens)] = moves.shape[1]
-            stopped = [ends[action, thoughtful] for action, _, thoughtful in outputs.tolist()]
+            stopped = [ends[action, thoughtful] for action, _, thoughtful, _ in outputs.tolist()]
             moves, spelled = np.column_stack([moves, stopped]), np.append(spelled, True)
         moves, outputs = _trim(moves, outputs, start)
         action, closed = outputs[:, 0], outputs[:, 1].astype(bool)
@@ -186,6 +189,7 @@ class ReplyAutomaton:
             action=jnp.asarray(action),
             closed=jnp.asarray(closed),
             need=jnp.asarray(_distances(moves, valid)),
+            acting=jnp.asarray(outputs[:, 3].astype(bool)),
             spelled=jnp.asarray(spelled),
             format=form,
             actions=tuple(names),
@@ -325,7 +329,8 @@ class _End(NamedTuple):
 class _Reader:
     """The automaton of a format over characters.
 
-    `output` is the action, whether the reply is complete, and whether it has a thought that it must not have."""
+    `output` is the action, whether the reply is complete, whether it has a thought that it must not have, and whether
+    the action has begun."""
 
     def __init__(self, form: ReplyFormat, names: Mapping[str, int]):
         self.form, self.names = form, names
@@ -378,17 +383,18 @@ class _Reader:
             return _Within(_Name("", -1), (), len(opening) if self.form.last else 0, thoughtful)
         return _Before(search, direct, state.name and self.read(state.name, c))
 
-    def output(self, state: Any) -> tuple[int, bool, bool]:
+    def output(self, state: Any) -> tuple[int, bool, bool, bool]:
         if isinstance(state, _End):
-            return state.action, True, state.thoughtful
-        if isinstance(state, _Before) or self.form.closing:  # no action, as yet
+            return state.action, True, state.thoughtful, True
+        acting = isinstance(state, _Within)
+        if not acting or self.form.closing:  # no action, as yet
             if self.form.missing is not None:
-                return self.names.get(self.form.missing, -1), False, False
-            whole = state.name if isinstance(state, _Before) else None  # no name holds the opening
-            return whole.action if whole else -1, False, False
+                return self.names.get(self.form.missing, -1), False, False, acting
+            whole = None if acting else state.name  # no name holds the opening
+            return whole.action if whole else -1, False, False, acting
         name = state.name
         closed = self.form.ends and name.action >= 0 and name.prefix not in self.longer
-        return name.action, closed, state.thoughtful
+        return name.action, closed, state.thoughtful, True
 
 
 # ------------------------------------------------------------------------------------------- over bytes and tokens
@@ -397,7 +403,7 @@ class _Reader:
 def _over_bytes(form: ReplyFormat, names: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, int, dict[Any, int]]:
     """The least automaton over bytes.
 
-    **Returns:** its table, `[M, 256]`; `output` of each state, `[M, 3]`; the first state; the states of replies that
+    **Returns:** its table, `[M, 256]`; `output` of each state, `[M, 4]`; the first state; the states of replies that
     have ended, by action and thoughtfulness."""
     reader = _Reader(form, names)
     ends = [_End(action, thoughtful) for action in (-1, *names.values()) for thoughtful in (False, True)]
@@ -427,14 +433,14 @@ def _over_bytes(form: ReplyFormat, names: Mapping[str, int]) -> tuple[np.ndarray
     table = np.empty((len(here), len(begun), 256), np.int64)
     for i, prefix in enumerate(begun):
         for byte in range(256):
-            text, after = prefix + bytes([byte]), here
+            text, reached = prefix + bytes([byte]), here
             if prefix and text not in encoded and text not in begun:
-                text, after = text[-1:], broken  # the character ends before its last byte
+                text, reached = text[-1:], broken  # the character ends before its last byte
             if text in begun:
-                table[:, i, byte] = after * len(begun) + begun.index(text)
+                table[:, i, byte] = reached * len(begun) + begun.index(text)
                 continue
             index = alphabet.index(stands(chr(byte)) if byte < 128 and len(text) == 1 else BROKEN)
-            table[:, i, byte] = over_characters[after, encoded.get(text, index)] * len(begun)
+            table[:, i, byte] = over_characters[reached, encoded.get(text, index)] * len(begun)
     outputs = np.stack([outputs, *[outputs[broken]] * (len(begun) - 1)], axis=1).reshape(-1, outputs.shape[1])
     kinds, over = _merge(table.reshape(-1, 256), outputs)
     roots = kinds[roots * len(begun)]

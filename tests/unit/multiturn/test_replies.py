@@ -234,6 +234,37 @@ def test_tags_without_thoughts():
     assert (np.asarray(automaton.action)[run(automaton, tokens)[:, -1]] == want).all()
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        ReplyFormat("last", opening="aa", last=True),
+        ReplyFormat("last", opening="aba", last=True, missing="x", strip=False),
+        ReplyFormat("first", opening="ab", missing="x", ends=True),
+        ReplyFormat("between", opening="aba", closing="bab", missing="y x"),
+        ReplyFormat("between", opening="ab", closing="aab", strip=False),
+        ReplyFormat("after", opening="aa", closing="bb", thought=("ab", "ba"), missing=""),
+        ReplyFormat("after", opening="a", closing="ab", thought=("b", "bab"), missing="x", think=True),
+        ReplyFormat("after", opening="b", thought=("aa", "aa"), missing=""),
+        ReplyFormat("capitals", opening="ab", letters=True, last=True),
+    ],
+    ids=lambda form: f"{form.name} {form.opening}",
+)
+@pytest.mark.parametrize("think", [True, False], ids=["think", "direct"])
+def test_other_formats_whose_tags_overlap(form, think):
+    actions = ("x", "y x", "xy")
+    automaton, tokenizer = build("byte pairs", form, think, actions), byte_pairs()
+    rng = np.random.default_rng(0)
+    parts = [*actions, *"aabbx 1", *filter(None, [form.opening, form.closing, *(form.thought or ())])]
+    parts.append("".join(form.thought or ()) + form.opening)
+    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(5000)]
+    rows = [[tokenizer.backend.token_to_id(c.replace(" ", "Ġ")) for c in text] for text in texts]
+    tokens = np.array([row + [-1] * (40 - len(row)) for row in rows])
+    assert decoded(tokenizer, tokens) == texts
+    got = np.asarray(automaton.action)[run(automaton, tokens)[:, -1]]
+    want = [actions.index(name) if (name := automaton.format.parse(text)) in actions else -1 for text in texts]
+    assert got.tolist() == want and len(set(want)) >= 3
+
+
 def constrained(automaton: ReplyAutomaton, budget: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Replies of uniform choices among the allowed tokens, ended as soon as they may; and their last states."""
     moves, classes, need = (np.asarray(x) for x in (automaton.moves, automaton.classes, automaton.need))
@@ -334,10 +365,26 @@ def test_a_reply_ends_with_a_name_that_begins_no_other():
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_the_tag_before_the_action_is_noticed(form):
+    automaton, tokens = build("byte pairs", form), replies("byte pairs")[:3000]
+    tokens = tokens[(tokens != byte_pairs().eos_id).all(1)]
+    acting = np.asarray(automaton.acting)[run(automaton, tokens)[:, -1]]
+    kind = automaton.format
+    tag = re.escape(kind.opening)
+    tag = rf"{kind.thought[0]}.*?{kind.thought[1]}\s*{tag}" if kind.thought else tag
+    want = [re.search(tag, kind.filter(text), re.DOTALL) is not None for text in decoded(byte_pairs(), tokens)]
+    assert acting.tolist() == want and (all(want) if not kind.opening else 0.05 < np.mean(want) < 0.95)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_tables_are_small(form):
     """Of Crafter's 17 names, for a vocabulary that has every byte."""
     automaton = build("byte pairs", form, actions=tuple(CRAFTER))
-    assert len(automaton.need) < 1000 and automaton.moves.shape[1] < 400 and automaton.moves.dtype == jnp.int16
+    assert (
+        len(automaton.need) < (2000 if form == "cot" else 1000)
+        and automaton.moves.shape[1] < 400
+        and automaton.moves.dtype == jnp.int16
+    )
 
 
 def test_a_large_vocabulary_takes_seconds():
