@@ -1,4 +1,4 @@
-"""The figures of docs/systems/glam.md, drawn from the committed logs in `experiments/results/`.
+"""The figures of docs/systems/glam-results.md, drawn from the committed logs in `experiments/results/`.
 
     python experiments/figures.py
 

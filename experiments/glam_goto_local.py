@@ -2,7 +2,7 @@
 
 The same program as `llmrl glam demo` on a harder level: eight objects, six actions, prompts of up to 130 tokens. The
 prior, a stand-in for pre-training, reads captions and then imitates an expert that sometimes acts at random; the rest
-is RL. docs/systems/glam.md has the numbers, `experiments/results/goto_local/` the log.
+is RL. docs/systems/glam-results.md has the numbers, `experiments/results/goto_local/` the log.
 
     python experiments/glam_goto_local.py --run.name goto-local
     python experiments/glam_goto_local.py --run.resume runs/goto-local

@@ -10,7 +10,7 @@ That of 2026-11-25 (the first command, about an hour of a core up to there) is c
 experiments/priors/mixed` starts with RL.
 
 For comparison, with the same number of steps: `llmrl glam train --agent symbolic` and `--agent drrn` in the same
-environment. The numbers are in docs/systems/glam.md, the logs in `experiments/results/mixed/`.
+environment. The numbers are in docs/systems/glam-results.md, the logs in `experiments/results/mixed/`.
 """
 
 from __future__ import annotations

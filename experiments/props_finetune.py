@@ -7,7 +7,7 @@ little about which policies are good. The rest is `llmrl props finetune`. At the
 episodes, the mean returns of what the prior and the tuned model propose on held-out prompts with those of the policies
 shown there and of simple policies.
 
-There are two experiments: `nim`, the default, and `mountain-car`. `docs/systems/props.md` has their results,
+There are two experiments: `nim`, the default, and `mountain-car`. `docs/systems/props-results.md` has their results,
 `experiments/results/props_finetune/` the logs.
 
     python experiments/props_finetune.py nim --run.name nim-0

@@ -9,16 +9,15 @@ stand-in for it in runs that download nothing, and every summary says so:
    recorded demonstrations is `llmrl glam clone`.
 
 A pre-trained model knows that two mentions of "a blue key" in a text refer to the same object. A randomly initialised
-model learns this slowly from actions alone: after imitating 576,000 actions, swapping the goal of a GoToLocal prompt
-changed the action probabilities by only 0.006 (`docs/systems/glam.md`). In reading, the end of every prompt repeats its
-captions, the goal's first (without its name) and then others, so that the model mainly learns reference.
+model learns this slowly from actions alone. In reading, the end of every prompt repeats its captions, the goal's first
+(without its name) and then others, so that the model mainly learns reference.
 
 A small model can answer a good part of these questions without reference, by naming positions that were not named yet,
 and stays there: after 5,000 updates of 32 texts of the mixed task, it named the goal's position with 1.2 to 1.6 nats,
 hardly better than a guess among five objects. Associations are the same lesson without words, can be answered by
 reference only, and are a third as long. After them, objects whose names stand right before the question are found. The
-goal's, whose name is only at the beginning, are found after rows that ask for it alone (in 0.96 of the texts,
-`docs/systems/glam.md`).
+goal's, whose name is only at the beginning, are found after rows that ask for it alone
+(`docs/systems/glam-results.md`, "The mixed task and the baselines").
 """
 
 from __future__ import annotations

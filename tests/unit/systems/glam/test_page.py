@@ -1,4 +1,4 @@
-"""The intervals over seeds of docs/systems/glam.md are those of the committed logs."""
+"""The intervals over seeds of docs/systems/glam-results.md are those of the committed logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def success(folders, when):
 
 
 def test_gains_over_seeds():
-    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    page = (ROOT / "docs" / "systems" / "glam-results.md").read_text()
     goto = [RESULTS / "goto_local" / name for name in (".", "llm-1", "llm-2")]
     mixed = [RESULTS / "mixed" / f"llm-{seed}" for seed in range(3)]
     for folders, said in ((goto, "PPO gains {}"), (mixed, "Student's 95% interval of the differences [{}")):
@@ -44,7 +44,7 @@ def test_the_figures_have_three_seeds_of_every_agent():
 
 
 def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    page = (ROOT / "docs" / "systems" / "glam-results.md").read_text()
     lines = [json.loads(x) for x in (RESULTS / "mixed" / "goals" / "llm-0" / "metrics.jsonl").read_text().splitlines()]
     before, *later = [x for x in lines if x["kind"] == "eval"]
     interval = "{success:.3f} [{success_low:.3f}, {success_high:.3f}]"
@@ -72,7 +72,7 @@ def test_the_mixed_tasks_prior_and_lessons_are_those_of_the_page():
 
 
 def test_smollm2_after_more_imitation_and_ppo_is_that_of_the_page():
-    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().replace("*", "").split())
+    page = " ".join((ROOT / "docs" / "systems" / "glam-results.md").read_text().replace("*", "").split())
     rows = json.loads((RESULTS / "glam_smollm2" / "mixed.json").read_text())["rows"]
     inits = ("pretrained", "embeddings", "random")
     words = {
@@ -119,7 +119,7 @@ def test_smollm2_after_more_imitation_and_ppo_is_that_of_the_page():
 
 
 def test_the_mixed_tasks_three_seeds_are_those_of_the_page():
-    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "systems" / "glam-results.md").read_text().split())
     runs = [RESULTS / "mixed" / "goals" / f"entropy-{seed}" for seed in range(3)]
     gains = [after - before for before, after in zip(success(runs, "before"), success(runs, "after"))]
     assert f"by {stats.mean_interval(gains)} in the mean (Student's 95% interval)" in page
@@ -134,7 +134,7 @@ def test_the_mixed_tasks_three_seeds_are_those_of_the_page():
 
 
 def test_the_mixed_tasks_tests_are_those_of_the_page():
-    page = " ".join((ROOT / "docs" / "systems" / "glam.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "systems" / "glam-results.md").read_text().split())
     folder = RESULTS / "mixed" / "goals" / "tests"
     names = ("prior", "entropy-0", "entropy-1", "entropy-2")
     prior, *seeds = (json.loads((folder / f"{name}.json").read_text()) for name in names)
@@ -162,7 +162,7 @@ def test_the_mixed_tasks_tests_are_those_of_the_page():
     [("gotolocal-1", 1, 500, 5000), ("mixed_task", 0, 2000, 20_000), ("mixed_task", 1, 2000, 20_000)],
 )
 def test_the_three_models_on_a_gpu_are_those_of_the_page(file, seed, small, big):
-    page = (ROOT / "docs" / "systems" / "glam.md").read_text()
+    page = (ROOT / "docs" / "systems" / "glam-results.md").read_text()
     rows = json.loads((RESULTS / "glam_smollm2" / f"{file}.json").read_text())["rows"]
     start = [i for i in range(len(page)) if page.startswith(f"| seed {seed} | SmolLM2-135M |", i)]
     (table,) = {

@@ -1,4 +1,4 @@
-"""The page of KALM has the numbers of the committed results."""
+"""The page of KALM's results has the numbers of the committed results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def change(success: dict, agent: str, base: str, level: str) -> str:
 
 def section_of(title: str) -> str:
     """The text of a section of the page, in one line."""
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     body = page[page.index(title) + len(title) :]
     return " ".join(re.split(r"\n##", body)[0].split())
 
@@ -119,7 +119,7 @@ def test_changes_by_three_language_models_are_those_of_the_page():
 
 
 def test_agents_of_successes_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     section = page[page.index("### Only what succeeds") :]
     names = {"the language model itself": "language model as policy", "`bc`, recorded episodes": "bc"}
     for level in ("rephrase", "easy"):
@@ -134,7 +134,7 @@ def test_agents_of_successes_are_those_of_the_page():
 
 
 def test_offline_agents_in_clevr_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     section = page[page.index("### Offline RL in place of cloning") :]
     found = json.loads((RESULTS / "offline.json").read_text())
     assert " ".join(found["command"].split()) in " ".join(section.replace("\\\n", "").split())
@@ -148,7 +148,7 @@ def test_offline_agents_in_clevr_are_those_of_the_page():
 
 
 def test_grounded_models_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     runs = {one["name"]: one for one in map(json.loads, (RESULTS / "grounded-6400.jsonl").read_text().splitlines())}
     for name in ("grounded-smollm2-135m", "grounded-embedded"):
         made, test = runs[name]["grounded"], runs[name]["test"]
@@ -175,7 +175,7 @@ def test_the_learned_collector_is_that_of_the_page():
 
 
 def test_the_three_language_models_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     page = page[page.index("### Three language models by the same commands") :]
     models = json.loads((RESULTS / "three-models.json").read_text())
     said = {
@@ -206,7 +206,7 @@ def test_the_three_language_models_are_those_of_the_page():
 
 
 def test_the_trial_with_rollouts_alone_is_that_of_the_page():
-    page = " ".join((ROOT / "docs" / "systems" / "kalm.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "systems" / "kalm-results.md").read_text().split())
     models = json.loads((RESULTS / "three-models-rollouts.json").read_text())
 
     def acts(level, row="language model as policy"):
@@ -227,7 +227,7 @@ def test_the_trial_with_rollouts_alone_is_that_of_the_page():
 
 
 def test_agents_of_metaworld_are_those_of_the_page():
-    page = (ROOT / "docs" / "systems" / "kalm.md").read_text()
+    page = (ROOT / "docs" / "systems" / "kalm-results.md").read_text()
     section = page[page.index("## Results: Meta-World") :]
     found = json.loads((ROOT / "experiments" / "results" / "kalm_metaworld" / "results-embedded.json").read_text())
     named = {
