@@ -53,6 +53,19 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
     **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for parquet without pyarrow and hdf5 without h5py;
     `DataError` for another format, Python objects, which need a pickle, or data that
     `llmrl_jax.data.columns.from_columns` refuses.
+
+    **Example:**
+
+    ```pycon
+    >>> import numpy as np, llmrl_jax as lr
+    >>> obs = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+    >>> ends = np.arange(8) % 4 == 3
+    >>> flags = {"terminals": ends, "timeouts": np.zeros(8, bool)}
+    >>> np.savez("steps.npz", observations=obs, actions=np.arange(8) % 2, rewards=np.ones(8), **flags)
+    >>> data = lr.read_data("steps.npz").data
+    >>> len(data), data.next_obs.shape
+    (8, (8, 4))
+    ```
     """
     path, theirs = Path(path).expanduser(), {**D4RL_NAMES, **(names or {})}
     if path.is_dir():

@@ -299,6 +299,19 @@ class LlamaConfig:
     Sizes only: precision is a property of the module. The families differ in three things: Qwen2's queries, keys and
     values have biases; Qwen3 normalises each head's queries and keys; Mistral, and optionally the Qwens, attend only to
     a window of the last tokens.
+
+    **Raises:** `ValueError` for sizes that do not fit together.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.LlamaConfig(
+    ...     vocab_size=32000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8
+    ... )
+    >>> config.size, config.kv_heads  # of a head; keys and values have as many heads as queries
+    (64, 8)
+    ```
     """
 
     vocab_size: int

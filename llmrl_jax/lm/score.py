@@ -46,6 +46,16 @@ class Candidates:
     """`A` token sequences of at most `W` tokens. Static and hashable: part of the program, not of its data.
 
     Build one from lists of token ids, or with `Candidates.encode` from strings.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.Candidates.encode(lr.load_tokenizer("tiny"), ["blue", "the sky"]).words
+    (1, 2)
+    >>> lr.Candidates([[4], [5, 6]]).sequences
+    ((4,), (5, 6))
+    ```
     """
 
     sequences: tuple[tuple[int, ...], ...]
@@ -263,6 +273,18 @@ def score(
     **Returns:** `Scores`.
     **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
     `rows`, `widths` or `shards` do not fit the batch.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer, (model, variables) = lr.load_tokenizer("tiny"), lr.load_model("tiny")
+    >>> tokens = jnp.array([tokenizer.encode("what colour is blood ?"), tokenizer.encode("what colour is grass ?")])
+    >>> colours = lr.Candidates.encode(tokenizer, ["red", "green", "blue"])
+    >>> scores = lr.score(model, variables, tokens, jnp.array([5, 5]), colours)
+    >>> scores.sum.shape, bool((scores.sum < 0).all())  # log-probabilities in nats
+    ((2, 3), True)
+    ```
     """
     _check(model, tokens, lengths, prefix, candidates)
     batch = tokens.shape[0]

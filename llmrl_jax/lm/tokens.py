@@ -236,6 +236,15 @@ class WordTokenizer(FastTokenizer):
     its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
     the same token everywhere; some two of `n` such words share one of `s` tokens with a probability of about n^2 / 2s.
     Files do not record this: in other libraries such words are unknown. White space, including newlines, has no token.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> tokenizer = lr.WordTokenizer.from_texts(["go to the red ball", "turn left"])
+    >>> tokenizer.decode(tokenizer.encode("turn to the ball"))
+    'turn to the ball'
+    ```
     """
 
     PAD, EOS = "<pad>", "<eos>"
@@ -317,6 +326,15 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     Files are read with `tokenizers`; anything else is loaded by transformers' `AutoTokenizer`, without running code
     from the hub.
     **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast version.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> tokenizer = lr.load_tokenizer("tiny")  # the folder that `load_model`'s example writes
+    >>> len(tokenizer.encode("what colour is the sky ?"))
+    6
+    ```
     """
     packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
     path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)

@@ -272,7 +272,26 @@ def load(
     revision: str | None = None,
 ) -> tuple[Llama, dict[str, Any]]:
     """`load_hf` of a local folder, a GGUF file, a packaged model by its name (`smollm2-135m`), or a hub id
-    (`OWNER/NAME`, at `revision`) from the local cache or the network."""
+    (`OWNER/NAME`, at `revision`) from the local cache or the network.
+
+    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, the weights in `dtype`,
+    `[L, ...]`
+    for the matrices of its `L` layers. Packages and hub ids are located before anything is read (`locate`).
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer = lr.WordTokenizer.from_texts(["what colour is the sky grass blood blue green red ?"])
+    >>> config = lr.LlamaConfig(16, 32, 48, 2, 4, max_position_embeddings=64, eos_token_id=tokenizer.eos_id)
+    >>> params = jax.jit(lr.Llama(config).init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    >>> lr.lm.save_hf("tiny", config, params)  # a model folder, as transformers writes it
+    >>> tokenizer.save("tiny")
+    >>> model, variables = lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> model.config.hidden_size, list(variables)
+    (32, ['params'])
+    ```
+    """
     folder = locate(path_or_id, revision=revision)
     with doing(f"reading the weights of {folder.name}"):
         return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)

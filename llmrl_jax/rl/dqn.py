@@ -63,7 +63,18 @@ from llmrl_jax.rl.rollout import (
 
 @dataclass(frozen=True)
 class DQNConfig(AdamConfig, RolloutConfig):
-    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap.
+
+    **Raises:** `ValueError` for an option out of range, or one that another option leaves unread.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.DQNConfig(num_envs=8, double=True, n_step=3).n_step
+    3
+    ```
+    """
 
     PREFIX: ClassVar[str] = "dqn."
 
@@ -223,6 +234,20 @@ def make_dqn(
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), the environment does not report its
     episodes, an option of the bonus was changed that DQN does not read, or the policy cannot share its encoder.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> env = lr.EpisodeStatistics(env)
+    >>> config = lr.DQNConfig(num_envs=4, num_steps=4, batch_size=16, replay_size=256, learning_starts=16)
+    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> learner = lr.make_dqn(config, env, env_params, policy)
+    >>> state = jax.eval_shape(learner.init, jax.random.key(0))
+    >>> learner.steps_per_update, "epsilon" in jax.eval_shape(learner.update, state)[1]
+    (16, True)
+    ```
     """
     check(config, env, env_params, mesh)
     if config.share_encoder and not policy.heads:

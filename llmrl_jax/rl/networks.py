@@ -164,7 +164,18 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkConfig(Checked):
-    """A small network for an environment with ordinary array observations."""
+    """A small network for an environment with ordinary array observations.
+
+    **Raises:** `ValueError` without a hidden layer, or for a width below 1.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.NetworkConfig(hidden=(32,), memory=16).activation
+    'auto'
+    ```
+    """
 
     PREFIX: ClassVar[str] = "network."
 
@@ -260,6 +271,19 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     """The actor-critic of a configuration for an environment; `config` is not used.
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> obs, first = jnp.zeros((3, 4)), jnp.ones(3, bool)
+    >>> params, frozen = policy.init(jax.random.key(0), obs)
+    >>> distribution, value, carry = policy.step(params, frozen, obs, policy.initial_carry(3), first)
+    >>> distribution.logits.shape, value.shape
+    ((3, 2), (3,))
+    ```
     """
     refuse_unread(network, ["dueling"], "an actor-critic")
     return NetworkPolicy(
@@ -338,6 +362,17 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     actions are sampled after training.
 
     **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,), dueling=True), lr.DQNConfig())
+    >>> params, frozen = policy.init(jax.random.key(0), jnp.zeros((3, 4)))
+    >>> policy.q(params, frozen, jnp.zeros((3, 4))).shape
+    (3, 2)
+    ```
     """
     space = env.action_space(env_params)
     if not isinstance(space, spaces.Discrete):

@@ -97,6 +97,17 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
     Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
     `label` name the environment and the data in messages.
     **Raises:** `DataError` for actions that do not fit the space, are out of bounds, or have more axes than one.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax.numpy as jnp, llmrl_jax as lr
+    >>> steps, obs = jnp.zeros(4), jnp.zeros((4, 3))
+    >>> ends = jnp.array([False, False, False, True])
+    >>> data = lr.Transitions(obs, jnp.array([0, 1, 2, 1]), steps, obs, ends, jnp.zeros(4, bool))
+    >>> lr.actions_of(data, None).count
+    3
+    ```
     """
     action = np.asarray(data.action)
     source = f"of {env}" if env else "without --env, which tells the bounds of others"
