@@ -219,7 +219,7 @@ class ScoringPolicy(LanguagePolicy):
     ... )
     >>> obs = jnp.ones((2, 5), jnp.int32)
     >>> params, frozen = policy.init(jax.random.key(0), obs)
-    >>> distribution, value, _ = policy.step(params, frozen, obs, (), jnp.ones(2, bool))
+    >>> distribution, value, _ = jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(2, bool))
     >>> sorted(params), distribution.logits.shape, value.shape
     (['lora', 'value'], (2, 3), (2,))
     ```
@@ -280,7 +280,7 @@ class HeadsPolicy(LanguagePolicy):
     ... )
     >>> obs = jnp.ones((2, 5), jnp.int32)
     >>> params, frozen = policy.init(jax.random.key(0), obs)
-    >>> distribution, value, _ = policy.step(params, frozen, obs, (), jnp.ones(2, bool))
+    >>> distribution, value, _ = jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(2, bool))
     >>> sorted(params), distribution.logits.shape, value.shape
     (['action', 'lora', 'value'], (2, 3), (2,))
     ```

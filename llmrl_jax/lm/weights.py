@@ -274,9 +274,8 @@ def load(
     """`load_hf` of a local folder, a GGUF file, a packaged model by its name (`smollm2-135m`), or a hub id
     (`OWNER/NAME`, at `revision`) from the local cache or the network.
 
-    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, the weights in `dtype`,
-    `[L, ...]`
-    for the matrices of its `L` layers. Packages and hub ids are located before anything is read (`locate`).
+    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, weights in `dtype`, those of
+    its `L` layers as leaves `[L, ...]`; `revision`, of a hub id.
 
     **Example:**
 
@@ -299,7 +298,7 @@ def load(
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-SHARD = 5_000_000_000
+_SHARD = 5_000_000_000
 """Bytes above which weights are written in several files."""
 TEMPLATE = "chat_template.jinja"
 
@@ -343,7 +342,7 @@ def save_hf(
     params: Any,
     *,
     end_tokens: Sequence[int] = (),
-    max_shard_bytes: int = SHARD,
+    max_shard_bytes: int = _SHARD,
 ) -> Path:
     """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
 
@@ -390,7 +389,7 @@ def _write(
         (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
 
 
-def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = SHARD) -> Path:
+def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = _SHARD) -> Path:
     """Write a model that `locate` finds (a GGUF file, a packaged model, a folder) as a folder of Hugging Face's layout,
     with its tokenizer and chat template. Weights are decoded and written one tensor at a time.
 

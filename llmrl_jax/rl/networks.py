@@ -280,7 +280,7 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
     >>> obs, first = jnp.zeros((3, 4)), jnp.ones(3, bool)
     >>> params, frozen = policy.init(jax.random.key(0), obs)
-    >>> distribution, value, carry = policy.step(params, frozen, obs, policy.initial_carry(3), first)
+    >>> distribution, value, carry = jax.jit(policy.step)(params, frozen, obs, policy.initial_carry(3), first)
     >>> distribution.logits.shape, value.shape
     ((3, 2), (3,))
     ```
@@ -452,11 +452,11 @@ class Symbols:
         fast and a hundred small operations in sequence are not, it is the product of matrices."""
         if tracing.platform() != "cpu":
             return self.vector() @ kernel
-        return summed_rows(kernel, self.rows(), self.numbers)
+        return _summed_rows(kernel, self.rows(), self.numbers)
 
 
 @jax.custom_vjp
-def summed_rows(
+def _summed_rows(
     kernel: Float[Array, "N F"], rows: Int[Array, "B K"], numbers: Float[Array, "B D"]
 ) -> Float[Array, "B F"]:
     """The sum of `K` rows of a kernel, plus the product of `numbers` with its last `D` rows.
@@ -475,7 +475,7 @@ def summed_rows(
 
 
 def _forward(kernel, rows, numbers):
-    return summed_rows(kernel, rows, numbers), (kernel, rows, numbers)
+    return _summed_rows(kernel, rows, numbers), (kernel, rows, numbers)
 
 
 def _backward(residuals, gradient):
@@ -493,7 +493,7 @@ def _backward(residuals, gradient):
     return of_kernel, None, of_numbers
 
 
-summed_rows.defvjp(_forward, _backward)
+_summed_rows.defvjp(_forward, _backward)
 
 
 # --- layers that flax lacks, or that are faster here ------------------------------------------------------------------

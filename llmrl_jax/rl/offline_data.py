@@ -22,7 +22,7 @@ Features = Callable[[Any, int], jax.Array]
 
 INSTRUCTION = "instruction"
 """The part of a dict of observations that indexes the table of sentence vectors."""
-SLACK = 1e-4
+_SLACK = 1e-4
 """Tolerance of the bounds of actions, in units of their distance: the rounding of the program that wrote it."""
 
 
@@ -142,7 +142,7 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
             raise DataError(f"actions {source} have no finite bounds; offline learners need them")
         kind = ActionKind.box(space.low, space.high, action.shape[1])
     low, high = kind.bounds
-    room = SLACK * (high - low)
+    room = _SLACK * (high - low)
     outside = np.argwhere((action < low - room) | (action > high + room))
     if len(outside):
         row, column = outside[0]

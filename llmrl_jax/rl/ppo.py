@@ -78,8 +78,8 @@ from llmrl_jax.rl.rollout import (
 class PPOConfig(AdamConfig, RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap.
 
-    Learning rates are per gradient step, `gamma` per environment step. **Raises:** `ValueError` for an option out of
-    range.
+    Those of PPO (Schulman et al., 1707.06347) with generalised advantages (1506.02438).
+    **Raises:** `ValueError` for an option out of range.
 
     **Example:**
 
@@ -210,7 +210,7 @@ class Batch:
     """Training data of the bonus, if there is one: `Transitions`."""
 
 
-LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+_LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 """The metrics of `ppo_loss` whose means over the gradient steps are reported."""
 
 
@@ -486,7 +486,7 @@ class PPO:
             sums = jax.tree.map(jnp.add, sums, metrics | bonus_metrics)
             return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
 
-        names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
+        names = [*_LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
         learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, bonus_key)[1])
         names += learned
         # metrics of the first minibatch, by their names in the loss

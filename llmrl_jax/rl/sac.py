@@ -106,8 +106,8 @@ class SoftActorCritic:
 class SACConfig(RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`).
 
-    SAC with an adapted weight of the entropy (Haarnoja et al., 1812.05905). **Raises:** `ValueError` for an option out
-    of range.
+    Those of SAC with an adapted weight of the entropy (Haarnoja et al., 1812.05905).
+    **Raises:** `ValueError` for an option out of range.
 
     **Example:**
 
@@ -189,7 +189,7 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
     >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), lr.SACConfig())
     >>> obs = jnp.zeros((3, 3))
     >>> params, frozen = policy.init(jax.random.key(0), obs)
-    >>> policy.step(params, frozen, obs, (), jnp.ones(3, bool))[0].mode().shape
+    >>> jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(3, bool))[0].mode().shape
     (3, 1)
     ```
     """

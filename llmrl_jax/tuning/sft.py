@@ -40,8 +40,8 @@ from llmrl_jax.tuning.packing import Packed
 class SFTConfig(Checked):
     """Hyper-parameters of supervised fine-tuning.
 
-    AdamW with warm-up and a cosine schedule; the loss is the cross-entropy of targets, in nats per token. **Raises:**
-    `ValueError` for an option out of range.
+    The loss is the cross-entropy of the targets, in nats per token.
+    **Raises:** `ValueError` for an option out of range.
 
     **Example:**
 

@@ -65,9 +65,9 @@ def load(folder: str | Path, checkpoint: int = -1) -> Loaded:
     **Example:**
 
     ```pycon
-    >>> import jax.numpy as jnp, llmrl_jax as lr
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> run = lr.load("runs/cartpole")  # of `train`'s example
-    >>> action, carry = run.act(jnp.zeros((3, 4)))
+    >>> action, carry = jax.jit(run.act)(jnp.zeros((3, 4)))
     >>> run.update, action.shape
     (2, (3,))
     ```
