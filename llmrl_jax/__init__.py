@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         LoRAConfig,
         ValueHead,
         WordTokenizer,
-        generate,
         load as load_model,
         load_tokenizer,
-        score,
     )
+    from llmrl_jax.lm.generate import generate
+    from llmrl_jax.lm.score import score
     from llmrl_jax.rl import (
         DQNConfig,
         NetworkConfig,
@@ -127,11 +127,11 @@ __getattr__ = attach(
             "LoRAConfig",
             "ValueHead",
             "WordTokenizer",
-            "generate",
             "load as load_model",
             "load_tokenizer",
-            "score",
         ],
+        "lm.generate": ["generate"],
+        "lm.score": ["score"],
         "rl": [
             "DQNConfig",
             "NetworkConfig",

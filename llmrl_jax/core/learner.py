@@ -72,8 +72,8 @@ class Learner:
     >>> import jax, llmrl_jax as lr
     >>> learner = lr.settings_class("ppo")(env="CartPole-v1").experiment().learner
     >>> state = jax.eval_shape(learner.init, jax.random.key(0))
-    >>> state.update.shape, learner.unit, learner.bounds["nonfinite"]
-    ((), 'environment steps', 0.0)
+    >>> isinstance(learner, lr.Learner), state.update.shape, learner.unit
+    (True, (), 'environment steps')
     ```
     """
 

@@ -59,7 +59,7 @@ class Llama(nn.Module):
     >>> config = lr.LlamaConfig(16, 32, 48, 2, 4, max_position_embeddings=64)
     >>> model = lr.Llama(config, lora=lr.LoRAConfig(rank=4))
     >>> variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    >>> sorted(variables), model.apply(variables, jnp.ones((2, 5), jnp.int32)).logits.shape
+    >>> sorted(variables), jax.jit(model.apply)(variables, jnp.ones((2, 5), jnp.int32)).logits.shape
     (['lora', 'params'], (2, 5, 16))
     ```
     """

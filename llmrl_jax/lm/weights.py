@@ -274,8 +274,8 @@ def load(
     """`load_hf` of a local folder, a GGUF file, a packaged model by its name (`smollm2-135m`), or a hub id
     (`OWNER/NAME`, at `revision`) from the local cache or the network.
 
-    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, weights in `dtype`, those of
-    its `L` layers as leaves `[L, ...]`; `revision`, of a hub id.
+    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, weights in `dtype`,
+    those of its `L` layers as leaves `[L, ...]`; `revision`, of a hub id.
 
     **Example:**
 

@@ -65,7 +65,7 @@ from llmrl_jax.rl.rollout import (
 class DQNConfig(AdamConfig, RolloutConfig):
     """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap.
 
-    Those of DQN (Mnih et al., 2015), with double targets (1509.06461), n-step returns and prioritised replay (1511.05952).
+    Those of DQN, with double targets (1509.06461), n-step returns and prioritised replay (1511.05952).
     **Raises:** `ValueError` for an option out of range, or one that another option leaves unread.
 
     **Example:**

@@ -184,13 +184,11 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
     **Example:**
 
     ```pycon
-    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> import llmrl_jax as lr
     >>> env, env_params = lr.make("Pendulum-v1")
     >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), lr.SACConfig())
-    >>> obs = jnp.zeros((3, 3))
-    >>> params, frozen = policy.init(jax.random.key(0), obs)
-    >>> jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(3, bool))[0].mode().shape
-    (3, 1)
+    >>> policy.actions.width  # `make_sac` takes the policy
+    1
     ```
     """
     refuse_unread(network, ["channels", "memory", "dueling"], "sac")

@@ -51,8 +51,8 @@ class Experiment:
     ```pycon
     >>> import llmrl_jax as lr
     >>> x = lr.settings_class("ppo")(env="CartPole-v1").experiment()
-    >>> type(x.env).__name__, x.learner.steps_per_update
-    ('EpisodeStatistics', 2048)
+    >>> isinstance(x, lr.Experiment), type(x.env).__name__, x.learner.steps_per_update
+    (True, 'EpisodeStatistics', 1024)
     ```
     """
 

@@ -369,8 +369,9 @@ def grpo(config: GrpoRun) -> RunResult:
     >>> _ = pathlib.Path("questions.jsonl").write_text('{"prompt": "what colour is blood ?", "response": "red"}\\n')
     >>> options = {"grpo": lr.GRPOConfig(prompts=1, group=2, max_new_tokens=4), "run": lr.RunConfig(name="answers")}
     >>> config = lr.GrpoRun(model="tiny", data=pathlib.Path("questions.jsonl"), reward="exact", updates=1, **options)
-    >>> lr.grpo(config).update
-    1
+    >>> result = lr.grpo(config)
+    >>> result.update, result.steps  # completions
+    (1, 2)
     ```
     """
     reward = load_reward(config.reward)
