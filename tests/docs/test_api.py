@@ -14,11 +14,13 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import llmrl_jax
+from tests.compile_cache import cached_in
 from tests.paths import ROOT
 
 
@@ -124,19 +126,18 @@ def run(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A folder in which the examples of `FIRST` were run."""
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """A folder in which the examples of `FIRST` were run. Programs that several examples have are compiled once."""
     path = tmp_path_factory.mktemp("examples")
-    with pytest.MonkeyPatch.context() as patch:
+    with cached_in(tmp_path_factory.mktemp("programs")), pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         for name in FIRST:
             run(name)
-    return path
+        yield path
 
 
 @pytest.mark.parametrize("name", sorted(set(public("llmrl_jax")) - set(FIRST)))
-def test_the_example_of(name, folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_the_example_of(name, folder):
     run(name)
 
 
