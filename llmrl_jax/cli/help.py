@@ -19,8 +19,6 @@ WIDEST, NARROWEST = 120, 50
 """Limits of the width of a text, in columns."""
 COLUMN = 30
 """Columns of names before their descriptions."""
-EXAMPLE = "**Example:**"
-"""Begins the Python example of a docstring, which is no help for a command line."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ def describe(function: Callable[..., Any]) -> Described:
             (options if names else arguments).append(option)
         if options:
             prefix = options[0].names[0].removeprefix("--").rpartition(".")[0]
-            text = (group.description or "").partition(EXAMPLE)[0]
-            sections.append(Section(prefix, " ".join(text.split()), tuple(options)))
+            sections.append(Section(prefix, " ".join((group.description or "").split()), tuple(options)))
     return Described(parser.description or "", tuple(arguments), tuple(sections))
 
 
