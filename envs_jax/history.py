@@ -36,6 +36,17 @@ class PromptHistory(Wrapper):
     throughout an episode (`env.episode_captions`, a mission) are unchanged, every other one is `[n, C]`, oldest first;
     `actions` int32 `[n - 1]` and `count` int32 `[]` are added. Unused entries are -1. In BabyAI: `{mission [M], text
     [n, C], actions, count}` (GLAM keeps three captions and two actions; glam reference, section 2.4).
+
+    **Example:**
+
+    ```pycon
+    >>> import envs_jax
+    >>> from envs_jax.history import PromptHistory
+    >>> env, params = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
+    >>> spaces = PromptHistory(env, 3).observation_space(params).spaces
+    >>> sorted(spaces), spaces["actions"].shape, spaces["text"].shape[0]
+    (['actions', 'count', 'mission', 'text'], (2,), 3)
+    ```
     """
 
     def __init__(self, env: Environment, n: int = 3, *, keep: Sequence[str] = ()):

@@ -162,6 +162,17 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     **Returns:** `(env, params)`.
     **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option, both with the nearest names, and for an
     option of another type.
+
+    **Example:**
+
+    ```pycon
+    >>> import envs_jax
+    >>> env, params = envs_jax.make("BabyAI-GoToLocal-v0?num_dists=2")
+    >>> sorted(env.observation_space(params).spaces)
+    ['direction', 'image', 'mission']
+    >>> env.action_names[:3]
+    ('turn left', 'turn right', 'go forward')
+    ```
     """
     base, _, query = id.partition("?")
     registered = spec(base)

@@ -77,6 +77,17 @@ class VectorEnv(Wrapper):
     The batch keeps the environment's contract with a leading axis `[N]`, and `info["final_observation"]` is the
     observation before any reset. What row `i` draws is a function of `key` and `i`, so a row does not depend on how
     many rows or devices there are; give a new `key` to each step.
+
+    **Example:**
+
+    ```pycon
+    >>> import envs_jax, jax
+    >>> env, params = envs_jax.make("CartPole-v1")
+    >>> batch = envs_jax.VectorEnv(env, 8, policy="always")
+    >>> obs, state = jax.jit(batch.reset)(jax.random.key(0), params)
+    >>> obs.shape, obs.dtype
+    ((8, 4), dtype('float32'))
+    ```
     """
 
     def __init__(

@@ -27,6 +27,21 @@ class EpisodeStatistics(Wrapper):
     """Adds `info["episode_return"]` (float32) and `info["episode_length"]` (int32): the sums of the episode so far.
 
     When `terminated | truncated`, they are those of the whole episode.
+
+    Learners read their metrics of episodes from it, so it is the innermost wrapper.
+
+    **Example:**
+
+    ```pycon
+    >>> import envs_jax, jax
+    >>> from envs_jax.wrappers import EpisodeStatistics
+    >>> env, params = envs_jax.make("CartPole-v1")
+    >>> env = EpisodeStatistics(env)
+    >>> _, state = env.reset(jax.random.key(0), params)
+    >>> *_, info = env.step(jax.random.key(1), state, 1, params)
+    >>> float(info["episode_return"]), int(info["episode_length"])
+    (1.0, 1)
+    ```
     """
 
     def reset(self, key, params):

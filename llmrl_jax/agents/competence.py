@@ -99,7 +99,7 @@ class Competence:
         return report
 
 
-BINS = 10
+_BINS = 10
 """Number of bins of equal width for the calibration error."""
 
 
@@ -113,8 +113,8 @@ def calibration(estimate: np.ndarray, success: np.ndarray) -> dict[str, float]:
     if not len(estimate):
         return dict.fromkeys(("estimate", "brier", "calibration_error"), float("nan"))
     error = estimate.astype(np.float64) - success
-    bins = np.minimum((estimate * BINS).astype(int), BINS - 1)
-    gaps = np.abs(np.bincount(bins, weights=error, minlength=BINS))
+    bins = np.minimum((estimate * _BINS).astype(int), _BINS - 1)
+    gaps = np.abs(np.bincount(bins, weights=error, minlength=_BINS))
     return {
         "estimate": float(np.mean(estimate, dtype=np.float64)),
         "brier": float(np.mean(error**2)),

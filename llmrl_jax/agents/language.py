@@ -55,6 +55,16 @@ class LanguagePolicy(Policy):
     The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}` if
     all weights are trained. Actor and critic share the model: the value is an MLP on the hidden state of the last
     prompt token (section 3.2), so that one forward pass serves both.
+
+    Subclasses define `distribution_and_hidden`: `ScoringPolicy` and `HeadsPolicy`, whose examples build one.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> issubclass(lr.ScoringPolicy, lr.LanguagePolicy) and issubclass(lr.LanguagePolicy, lr.rl.Policy)
+    True
+    ```
     """
 
     model: Llama
@@ -191,7 +201,29 @@ def over_steps(act: Callable[[Any], Any], obs: Any, first: Bool[Array, "T B"]) -
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringPolicy(LanguagePolicy):
-    """GLAM's agent, as a `llmrl_jax.rl.policy.Policy`: it chooses among action strings by their probabilities."""
+    """GLAM's agent, as a `llmrl_jax.rl.policy.Policy`: it chooses among action strings by their probabilities.
+
+    `step` returns a `Categorical` with logits float32 `[B, A]`, log-probabilities in nats, and values float32 `[B]`.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> model, variables = lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> policy = lr.ScoringPolicy(
+    ...     model=model,
+    ...     prompts=lambda obs: (obs, jnp.full(len(obs), 5)),  # the observation is the prompt's tokens
+    ...     base=lambda key: variables["params"],
+    ...     value_head=lr.ValueHead(16),
+    ...     candidates=lr.Candidates([[4], [5, 6], [7]]),
+    ... )
+    >>> obs = jnp.ones((2, 5), jnp.int32)
+    >>> params, frozen = policy.init(jax.random.key(0), obs)
+    >>> distribution, value, _ = jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(2, bool))
+    >>> sorted(params), distribution.logits.shape, value.shape
+    (['lora', 'value'], (2, 3), (2,))
+    ```
+    """
 
     candidates: Candidates
     """The action strings as tokens, `A` of them."""
@@ -232,7 +264,27 @@ class ActionHead(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class HeadsPolicy(LanguagePolicy):
     """An agent that reads the prompt as `ScoringPolicy` does, and chooses actions by an MLP on the last token's hidden
-    state: it does not read the names of the actions. `params` has `"action"` besides `"value"`."""
+    state: it does not read the names of the actions. `params` has `"action"` besides `"value"`.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> model, variables = lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> policy = lr.HeadsPolicy(
+    ...     model=model,
+    ...     prompts=lambda obs: (obs, jnp.full(len(obs), 5)),  # the observation is the prompt's tokens
+    ...     base=lambda key: variables["params"],
+    ...     value_head=lr.ValueHead(16),
+    ...     action_head=lr.agents.ActionHead(actions=3, width=16),
+    ... )
+    >>> obs = jnp.ones((2, 5), jnp.int32)
+    >>> params, frozen = policy.init(jax.random.key(0), obs)
+    >>> distribution, value, _ = jax.jit(policy.step)(params, frozen, obs, (), jnp.ones(2, bool))
+    >>> sorted(params), distribution.logits.shape, value.shape
+    (['action', 'lora', 'value'], (2, 3), (2,))
+    ```
+    """
 
     action_head: ActionHead
 

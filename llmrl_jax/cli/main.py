@@ -31,11 +31,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from llmrl_jax.cli.standins import standins
 from llmrl_jax.core.activity import display, quiet, say
+from llmrl_jax.options.kinds import PACKAGE, command_modules
 
 
 USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
@@ -53,21 +53,11 @@ class Group:
 
 
 def groups() -> dict[str, Group]:
-    """Every group by name: the modules of `llmrl_jax/cli/commands/`, and `commands.py` or `commands/` of every system.
-
-    Found by listing folders; nothing is imported.
-    """
-    package = Path(__file__).parent.parent
-    library = {path.stem: path for path in (package / "cli" / "commands").glob("*.py") if path.stem != "__init__"}
-    systems = {}
-    for folder in (package / "systems").iterdir():
-        for path in (folder / "commands.py", folder / "commands" / "__init__.py"):
-            if path.is_file():
-                systems[folder.name] = path
+    """Every group by name, with what its file says of it. Nothing is imported."""
     result = {}
-    for name, path in sorted({**library, **systems}.items()):
-        parts = path.relative_to(package.parent).with_suffix("").parts
-        module = ".".join(part for part in parts if part != "__init__")
+    for name, module in command_modules().items():
+        path = PACKAGE.parent.joinpath(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         result[name] = Group(module, first_sentence(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
     return result
 

@@ -65,6 +65,16 @@ class Learner:
     `state` is a `flax.struct` pytree that holds everything (parameters, optimiser, environments in mid-episode, keys,
     counters), so that a run that is saved and resumed is exact. It has at least two fields: `frozen`, which no update
     changes and which is saved once, and `update`, int32 `[]`, the number of updates done.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> learner = lr.settings_class("ppo")(env="CartPole-v1").experiment().learner
+    >>> state = jax.eval_shape(learner.init, jax.random.key(0))
+    >>> isinstance(learner, lr.Learner), state.update.shape, learner.unit
+    (True, (), 'environment steps')
+    ```
     """
 
     init: Callable[[jax.Array], Any]

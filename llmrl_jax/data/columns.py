@@ -30,7 +30,7 @@ REQUIRED = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 SPOKEN = ("text", "goal")
 """The columns that may be indices of strings."""
 
-NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
+_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 """Types that devices lack -> the types they are converted to, if every number fits."""
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32")
@@ -76,7 +76,7 @@ def from_columns(
 ) -> Loaded:
     """Columns as arrays on the device: `Trajectories` if there is a column `length`, else `Transitions`.
 
-    Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device (`NARROWED`).
+    Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device, of 32 bits.
 
     **Arguments:** `columns`; `source`, their name in messages; `strings`, the strings of columns that hold indices of
     strings, a column of strings (`text`, `goal`) becomes indices of its sorted strings; `present`, the names of all
@@ -150,7 +150,7 @@ def _nested(columns: Columns, name: str) -> Any:
 
 
 def _narrow(column: np.ndarray, name: str, source: str) -> np.ndarray:
-    dtype = NARROWED.get(str(column.dtype))
+    dtype = _NARROWED.get(str(column.dtype))
     if dtype is None:
         return column
     with np.errstate(over="ignore"):  # overflow to infinity is refused later

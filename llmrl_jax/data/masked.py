@@ -27,8 +27,8 @@ from llmrl_jax.data.transitions import DataError, Trajectories
 
 
 REQUIRED = ("observations", "actions", "rewards", "masks")
-OPTIONAL = ("next_observations", "terminals", "action_masks")
-EXTRAS = ("instructions", "goals", "env_names")
+_OPTIONAL = ("next_observations", "terminals", "action_masks")
+_EXTRAS = ("instructions", "goals", "env_names")
 """What is said of episodes: texts `[N]` or `[N, W]`, numbers `[N, ...]`, texts `[N]`."""
 HDF5 = (".h5", ".hdf5")
 PARQUET = ".parquet"
@@ -40,7 +40,7 @@ class Published:
 
     data: Trajectories
     about: Mapping[str, np.ndarray]
-    """The entries of `EXTRAS` that are there, with an element for each episode."""
+    """The instructions, goals and names of environments that are there, with an element for each episode."""
 
 
 def read_masked(path: str | Path) -> Trajectories:
@@ -58,22 +58,22 @@ def read_masked(path: str | Path) -> Trajectories:
     that do not fit together, masks with holes, and numbers that are not finite.
     """
     path = Path(path).expanduser()
-    return from_masked(_read(path, (*REQUIRED, *OPTIONAL)), str(path))
+    return _from_masked(_read(path, (*REQUIRED, *_OPTIONAL)), str(path))
 
 
 def read_published(path: str | Path) -> Published:
     """Read a file of this form with what it says of its episodes. **Raises:** see `read_masked`; also `DataError` where
     what it says has not an element for each episode."""
     path = Path(path).expanduser()
-    arrays = _read(path, (*REQUIRED, *OPTIONAL, *EXTRAS))
-    data, about = from_masked(arrays, str(path)), {name: arrays[name] for name in EXTRAS if name in arrays}
+    arrays = _read(path, (*REQUIRED, *_OPTIONAL, *_EXTRAS))
+    data, about = _from_masked(arrays, str(path)), {name: arrays[name] for name in _EXTRAS if name in arrays}
     for name, value in about.items():
         if len(value) != len(data):
             raise DataError(f"{path}: {name} are of {len(value)} episodes, and there are {len(data)}")
     return Published(data, about)
 
 
-def from_masked(arrays: Mapping[str, np.ndarray], source: str) -> Trajectories:
+def _from_masked(arrays: Mapping[str, np.ndarray], source: str) -> Trajectories:
     """Arrays of this form as episodes; see `read_masked`. **Arguments:** `source`, their name in messages."""
     arrays = dict(arrays)
     if "masks" not in arrays and "action_masks" in arrays:
@@ -175,7 +175,7 @@ def write_masked(path: str | Path, data: Trajectories | Mapping[str, Any]) -> No
                 file[name] = x.astype(h5py.string_dtype()) if x.dtype.kind == "U" else x
         return
     if path.suffix == PARQUET:
-        write_rows(path, arrays)
+        _write_rows(path, arrays)
         return
     if path.suffix != ".npy":
         raise DataError(f"{path} ends in {path.suffix or 'nothing'}; .npy, .h5, .hdf5 or .parquet is written")
@@ -210,10 +210,10 @@ def _npy(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         if name not in names:
             continue
         read = numbers_of(value)
-        if read is None and name in EXTRAS:
+        if read is None and name in _EXTRAS:
             read = texts_of(value)
         if read is None:
-            kind = "numbers or texts" if name in EXTRAS else "numbers"
+            kind = "numbers or texts" if name in _EXTRAS else "numbers"
             raise DataError(f"{path}: {name} is no array of {kind} of one shape")
         arrays[name] = read
     return arrays
@@ -287,7 +287,7 @@ def read_rows(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays `[N, ...]` of numbers or texts in this form, atomically.
 
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for arrays of unequal lengths, or with no axis.

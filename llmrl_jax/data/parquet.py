@@ -18,7 +18,7 @@ from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transiti
 
 METADATA = b"llmrl_jax.data"
 FORMAT = 1
-ROW_GROUP = 65_536
+_ROW_GROUP = 65_536
 """Rows per row group."""
 
 
@@ -57,7 +57,7 @@ def write_parquet(
     meta = {"format": FORMAT, "shapes": shapes, "strings": {name: list(x) for name, x in spoken.items()}}
     table = pa.table(arrays).replace_schema_metadata({METADATA: json.dumps(meta)})
     with new_draft(path) as draft:
-        parquet.write_table(table, draft, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=list(spoken))
+        parquet.write_table(table, draft, compression="zstd", row_group_size=_ROW_GROUP, use_dictionary=list(spoken))
 
 
 def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:

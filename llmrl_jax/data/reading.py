@@ -33,12 +33,12 @@ from llmrl_jax.data.parquet import column_names, read_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
 
 
-SAVE = (
+_SAVE = (
     "save one row for each step with np.savez(FILE, observations=..., actions=..., rewards=..., next_observations=..., "
     "terminals=..., timeouts=...)"
 )
-PICKLES = (".pkl", ".pickle", ".pckl", ".joblib", ".pt", ".pth")
-MINARI = ("data/main_data.hdf5", "main_data.hdf5")
+_PICKLES = (".pkl", ".pickle", ".pckl", ".joblib", ".pt", ".pth")
+_MINARI = ("data/main_data.hdf5", "main_data.hdf5")
 """The file of a Minari data set, in its folder."""
 
 
@@ -53,10 +53,23 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
     **Raises:** `FileNotFoundError`; `ModuleNotFoundError` for parquet without pyarrow and hdf5 without h5py;
     `DataError` for another format, Python objects, which need a pickle, or data that
     `llmrl_jax.data.columns.from_columns` refuses.
+
+    **Example:**
+
+    ```pycon
+    >>> import numpy as np, llmrl_jax as lr
+    >>> obs = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+    >>> ends = np.arange(8) % 4 == 3
+    >>> flags = {"terminals": ends, "timeouts": np.zeros(8, bool)}
+    >>> np.savez("steps.npz", observations=obs, actions=np.arange(8) % 2, rewards=np.ones(8), **flags)
+    >>> data = lr.read_data("steps.npz").data
+    >>> len(data), data.next_obs.shape
+    (8, (8, 4))
+    ```
     """
     path, theirs = Path(path).expanduser(), {**D4RL_NAMES, **(names or {})}
     if path.is_dir():
-        if file := next((path / name for name in MINARI if (path / name).is_file()), None):
+        if file := next((path / name for name in _MINARI if (path / name).is_file()), None):
             return read_hdf5(file, theirs)
         _refuse_folder(path)
     if path.suffix == PARQUET and not (path.is_file() and is_rows(column_names(path))):
@@ -67,16 +80,16 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
         return Loaded(read_masked(path), {})
     if path.suffix in (".npz", ".npy") or path.is_dir() or not path.exists():
         return read_arrays(path, theirs)
-    if path.suffix in PICKLES:
+    if path.suffix in _PICKLES:
         raise DataError(
             f"{path} is a pickle (Decision Transformer's data are), and reading one runs what it says, so it is "
-            f"refused. Where you trust its source, load it elsewhere, and {SAVE}"
+            f"refused. Where you trust its source, load it elsewhere, and {_SAVE}"
         )
     if ".tfrecord" in path.name:
-        raise DataError(f"{path} is a TFRecord (RLDS, TFDS): read it with tensorflow_datasets elsewhere, and {SAVE}")
+        raise DataError(f"{path} is a TFRecord (RLDS, TFDS): read it with tensorflow_datasets elsewhere, and {_SAVE}")
     raise DataError(
         f"{path} ends in {path.suffix or 'nothing'}; a .parquet, .npz, .npy, .h5 or .hdf5 file, or a folder of .npy "
-        f"files, is needed: {SAVE}"
+        f"files, is needed: {_SAVE}"
     )
 
 
@@ -84,7 +97,9 @@ def _refuse_folder(path: Path) -> None:
     """**Raises** `DataError` for a data set of a library whose folders are not read."""
     names = {file.name for file in path.iterdir()}
     if "dataset_info.json" in names or any(".tfrecord" in name for name in names):
-        raise DataError(f"{path} is a data set of TFDS or RLDS: read it with tensorflow_datasets elsewhere, and {SAVE}")
+        raise DataError(
+            f"{path} is a data set of TFDS or RLDS: read it with tensorflow_datasets elsewhere, and {_SAVE}"
+        )
     if (path / "meta" / "info.json").is_file():
         raise DataError(
             f"{path} is a LeRobot data set: give one of the .parquet files of its folder data, with --data-names "
@@ -92,10 +107,10 @@ def _refuse_folder(path: Path) -> None:
             "videos, which are not read)"
         )
     if names & {".zgroup", ".zarray", "zarr.json"}:
-        raise DataError(f"{path} is a Zarr store: read it with zarr elsewhere, and {SAVE}")
+        raise DataError(f"{path} is a Zarr store: read it with zarr elsewhere, and {_SAVE}")
     if "metadata.json" in names and (path / "data").is_dir() or (path / "data" / "metadata.json").is_file():
         raise DataError(
-            f"{path} is a Minari data set without main_data.hdf5: load it with minari elsewhere, and {SAVE}"
+            f"{path} is a Minari data set without main_data.hdf5: load it with minari elsewhere, and {_SAVE}"
         )
 
 
@@ -198,7 +213,7 @@ def _pickled(path: Path, name: str) -> DataError:
 
 
 MINARI_EPISODE, ROBOMIMIC_EPISODE = re.compile(r"episode_([0-9]+)"), re.compile(r"demo_([0-9]+)")
-CONVERT = "read it with its own library and save observations, actions, rewards, terminals and timeouts with np.savez"
+_CONVERT = "read it with its own library and save observations, actions, rewards, terminals and timeouts with np.savez"
 """The remedy for a layout that is not read."""
 
 
@@ -261,7 +276,7 @@ def _columns(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Col
     ends = columns.pop("episode_terminals", None)
     columns = renamed(columns, names)
     if not columns:
-        raise DataError(f"{source} has none of the columns of recorded steps; it has {_listed(file)}: {CONVERT}")
+        raise DataError(f"{source} has none of the columns of recorded steps; it has {_listed(file)}: {_CONVERT}")
     if ends is not None and "truncated" not in columns and "terminated" in columns:
         ends, terminated = np.asarray(ends), columns["terminated"]
         if ends.shape == terminated.shape:
@@ -354,7 +369,7 @@ def _steps(h5py: Any, group: Any, location: str, **flags: str) -> Columns:
     keys = {"action": "actions", "reward": "rewards", **flags}
     if grouped := [key for key in keys.values() if isinstance(group[key], h5py.Group)]:
         parts = _listed(group[grouped[0]])
-        raise DataError(f"{location}: {grouped[0]} have the parts {parts}; one array is needed: {CONVERT}")
+        raise DataError(f"{location}: {grouped[0]} have the parts {parts}; one array is needed: {_CONVERT}")
     return {name: _parts(h5py, group[key], name, location)[name] for name, key in keys.items()}
 
 

@@ -18,7 +18,20 @@ class DataError(ValueError):
 @struct.dataclass
 class Transitions:
     """`N` steps, with the steps of an episode in order; leaves `[N, ...]`. Learners hold steps in other shapes, such as
-    `[T, N, ...]` for `T` steps of `N` environments."""
+    `[T, N, ...]` for `T` steps of `N` environments.
+
+    Rewards are float32, flags bool; actions integers `[N]` or float32 `[N, D]`.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax.numpy as jnp, llmrl_jax as lr
+    >>> obs, ends = jnp.arange(4.0)[:, None], jnp.array([False, True, False, True])
+    >>> data = lr.Transitions(obs, jnp.array([0, 1, 0, 1]), jnp.ones(4), obs + 1, ends, jnp.zeros(4, bool))
+    >>> len(data), lr.data.episode_lengths(data.terminated, data.truncated).tolist()
+    (4, [2, 2])
+    ```
+    """
 
     obs: Any
     """An array, or nested dicts of arrays."""

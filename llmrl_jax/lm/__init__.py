@@ -1,28 +1,42 @@
 """Language models: Llama in flax, adapters, scoring, sampling, sentence encoders, and Hugging Face's file formats."""
 
-from llmrl_jax.lm.cache import Cache, DecodeState
-from llmrl_jax.lm.config import LlamaConfig, RopeConfig
-from llmrl_jax.lm.encoder import Bert, BertConfig, HashedEncoder, SentenceEncoder, TextEncoder, look_up, phrase_table
-from llmrl_jax.lm.encoder_weights import any_encoder, load_encoder, load_minilm
-from llmrl_jax.lm.generate import Finish, Generation, generate, stream
-from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
-from llmrl_jax.lm.model import Llama, LMOutput, ValueHead
-from llmrl_jax.lm.peft import load_adapter, save_adapter
-from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
-from llmrl_jax.lm.sampling import SamplingConfig
-from llmrl_jax.lm.score import Candidates, Scores, choose_form, costs, score, score_naive
-from llmrl_jax.lm.source import end_tokens, locate, read_config
-from llmrl_jax.lm.stops import StopStrings
-from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
-from llmrl_jax.lm.weights import convert, load, load_hf, save_hf
+from typing import TYPE_CHECKING
+
+from envs_jax.lazy import attach
+
+
+if TYPE_CHECKING:
+    from llmrl_jax.lm.cache import Cache, DecodeState
+    from llmrl_jax.lm.config import LlamaConfig, RopeConfig
+    from llmrl_jax.lm.encoder import (
+        Bert,
+        BertConfig,
+        HashedEncoder,
+        SentenceEncoder,
+        TextEncoder,
+        look_up,
+        phrase_table,
+    )
+    from llmrl_jax.lm.encoder_weights import any_encoder, load_encoder, load_minilm
+    from llmrl_jax.lm.generate import Finish, Generation, generate, stream
+    from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
+    from llmrl_jax.lm.model import Llama, LMOutput, ValueHead
+    from llmrl_jax.lm.peft import load_adapter, save_adapter
+    from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
+    from llmrl_jax.lm.sampling import SamplingConfig
+    from llmrl_jax.lm.score import Candidates, Scores, choose_form, costs, score, score_naive
+    from llmrl_jax.lm.source import end_tokens, locate, read_config
+    from llmrl_jax.lm.stops import StopStrings
+    from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer, WordTokenizer, load_tokenizer
+    from llmrl_jax.lm.weights import convert, load, load_hf, save_hf
 
 
 __all__ = [
     "Bert",
     "BertConfig",
-    "DecodeState",
     "Cache",
     "Candidates",
+    "DecodeState",
     "FastTokenizer",
     "Finish",
     "Generation",
@@ -69,3 +83,28 @@ __all__ = [
     "stream",
     "unmerge",
 ]
+
+__getattr__ = attach(
+    __name__,
+    {
+        "cache": ["Cache", "DecodeState"],
+        "config": ["LlamaConfig", "RopeConfig"],
+        "encoder": ["Bert", "BertConfig", "HashedEncoder", "SentenceEncoder", "TextEncoder", "look_up", "phrase_table"],
+        "encoder_weights": ["any_encoder", "load_encoder", "load_minilm"],
+        "generate": ["Finish", "Generation", "generate", "stream"],
+        "lora": ["LoRAConfig", "PatternedLoRA", "merge", "unmerge"],
+        "model": ["LMOutput", "Llama", "ValueHead"],
+        "peft": ["load_adapter", "save_adapter"],
+        "quantize": ["Quantized", "dequantize", "nbytes", "quantize"],
+        "sampling": ["SamplingConfig"],
+        "score": ["Candidates", "Scores", "choose_form", "costs", "score", "score_naive"],
+        "source": ["end_tokens", "locate", "read_config"],
+        "stops": ["StopStrings"],
+        "tokens": ["FastTokenizer", "Tokenizer", "WordTokenizer", "load_tokenizer"],
+        "weights": ["convert", "load", "load_hf", "save_hf"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -35,7 +35,7 @@ def decodes_per_layer(layers: int) -> bool:
     return layers <= UNROLLED or platform() == "gpu"
 
 
-def merges_heads(layers: int, x: jax.Array) -> bool:
+def _merges_heads(layers: int, x: jax.Array) -> bool:
     """Whether a model of so many layers decodes from keys and values whose heads lie side by side, one row a token.
 
     On TPUs models that decode from a stack do, unless heads are split over devices (those of `x`, keys or values): a
@@ -49,7 +49,7 @@ def merges_heads(layers: int, x: jax.Array) -> bool:
 Layers = Any
 """A stacked array `[L, ...]`, or a tuple with an array for each layer."""
 HEADS = ("bkth", "bkht"), ("rkth", "rkht")
-MERGED_HEADS = ("btc", "btc"), ("rtc", "rtc")
+_MERGED_HEADS = ("btc", "btc"), ("rtc", "rtc")
 """The axes of the values and keys of prompts, and of those of continuations, in the terms of `KeyValues`."""
 
 
@@ -129,7 +129,7 @@ class DecodeState:
     of `Cache` it would transpose them each time. The tokens of keys come last: a query's product with them then takes a
     third or less of the time on a CPU, which has a fast product only for rows times columns.
 
-    Or heads lie side by side (`merges_heads`): all four are `[L, rows, tokens, K h]`.
+    Or heads lie side by side (`_merges_heads`): all four are `[L, rows, tokens, K h]`.
     """
 
     prompt_keys: Layers
@@ -164,7 +164,7 @@ class DecodeState:
         that come after the `prefix`."""
         layers, batch, _, heads, size = prompts.keys.shape
         dtype = prompts.keys.dtype
-        if merges_heads(layers, prompts.keys):
+        if _merges_heads(layers, prompts.keys):
             empty = jnp.zeros((layers, batch * count, capacity, heads * size), dtype)
             prompt_arrays = tuple(x.reshape(*x.shape[:3], heads * size) for x in (prompts.keys, prompts.values))
             arrays: Any = (*prompt_arrays, empty, empty)
@@ -229,7 +229,7 @@ class DecodeState:
         **Arguments:** `prompt`, the keys and values of the prompts, and of the prefix if there is one; `pair`, those of
         the continuations; `masks`, of prompts, continuations and prefix.
         """
-        prompt_axes, continuation_axes = MERGED_HEADS if self.merged else HEADS
+        prompt_axes, continuation_axes = _MERGED_HEADS if self.merged else HEADS
         sources = [
             KeyValues(prompt[0], prompt[1], masks[0], *prompt_axes),
             KeyValues(pair[0], pair[1], masks[1], *continuation_axes),

@@ -67,7 +67,7 @@ def booleans(values: Mapping[str, Any], *names: str) -> None:
 # --- rotary positions -------------------------------------------------------------------------------------------------
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_TYPES: tuple[str, ...] = RopeType.__args__  # type: ignore[attr-defined]
+_ROPE_TYPES: tuple[str, ...] = RopeType.__args__  # type: ignore[attr-defined]
 
 _ROPE_FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "default": (frozenset(), frozenset()),
@@ -99,9 +99,9 @@ _WITHOUT_EFFECT = ("finetuned", "original_max_position_embeddings")
 
 
 def _check_type(kind: str) -> None:
-    if kind not in ROPE_TYPES:
-        close = nearest(str(kind), list(ROPE_TYPES))
-        raise ValueError(f"rope_type {kind!r} is not supported{close} (supported: {', '.join(ROPE_TYPES)})")
+    if kind not in _ROPE_TYPES:
+        close = nearest(str(kind), list(_ROPE_TYPES))
+        raise ValueError(f"rope_type {kind!r} is not supported{close} (supported: {', '.join(_ROPE_TYPES)})")
 
 
 _POSITIVE = ("theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow")
@@ -268,7 +268,7 @@ _ABSENT: dict[str, dict[str, Any]] = {
 _DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
           "max_position_embeddings")  # fmt: skip
-MAX_LAYERS = 4096
+_MAX_LAYERS = 4096
 """Beyond any published model: more are an error in config.json, found before anything grows with their number."""
 
 
@@ -278,7 +278,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
         if values.get(name) is None:
             raise ValueError(f"config field {name} is missing")
     integers(values, *_SIZES)
-    integers(values, "num_hidden_layers", maximum=MAX_LAYERS)
+    integers(values, "num_hidden_layers", maximum=_MAX_LAYERS)
     integers(values, "bos_token_id", "pad_token_id", minimum=-(1 << 31), maximum=1 << 31)
     numbers(values, "rms_norm_eps", lower=0.0)
     numbers(values, "initializer_range", lower=0.0, inclusive=True)
@@ -299,6 +299,19 @@ class LlamaConfig:
     Sizes only: precision is a property of the module. The families differ in three things: Qwen2's queries, keys and
     values have biases; Qwen3 normalises each head's queries and keys; Mistral, and optionally the Qwens, attend only to
     a window of the last tokens.
+
+    **Raises:** `ValueError` for sizes that do not fit together.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.LlamaConfig(
+    ...     vocab_size=32000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8
+    ... )
+    >>> config.size, config.kv_heads  # of a head; keys and values have as many heads as queries
+    (64, 8)
+    ```
     """
 
     vocab_size: int

@@ -27,7 +27,7 @@ from llmrl_jax.lm.tokens import FastTokenizer
 
 
 Pooling = Literal["mean", "cls", "pooler"]
-POOLINGS: tuple[str, ...] = Pooling.__args__  # type: ignore[attr-defined]
+_POOLINGS: tuple[str, ...] = Pooling.__args__  # type: ignore[attr-defined]
 
 
 class TextEncoder(Protocol):
@@ -210,8 +210,8 @@ class Bert(nn.Module):
 
 def check_options(model: Bert, pooling: str, max_length: int) -> None:
     """**Raises:** `ValueError` for an unknown pooling, one whose weights the model lacks, or an impossible length."""
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling is {pooling!r}; supported: {', '.join(POOLINGS)}")
+    if pooling not in _POOLINGS:
+        raise ValueError(f"pooling is {pooling!r}; supported: {', '.join(_POOLINGS)}")
     if pooling == "pooler" and not model.pooler:
         raise ValueError("pooling is 'pooler', but the model was built without one: Bert(config, pooler=True)")
     if not 2 < max_length <= model.config.max_position_embeddings:

@@ -110,6 +110,18 @@ def generate(
     **Raises:** `ValueError`, before compiling, if prompt and continuation exceed the model's positions, a token of a
     prompt or a stop token is not in the vocabulary, `stops` was built for another vocabulary, or key and rows do not
     fit the batch.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer, (model, variables) = lr.load_tokenizer("tiny"), lr.load_model("tiny")
+    >>> tokens = jnp.array([tokenizer.encode("what colour is the sky ?")])
+    >>> config = lr.lm.SamplingConfig(max_new_tokens=4, samples=3)
+    >>> result = lr.generate(model, variables, tokens, jnp.array([6]), jax.random.key(0), config)
+    >>> result.tokens.shape
+    (1, 3, 4)
+    ```
     """
     fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
     return _generate(model, fixed, variables, traced, stops, tokens, lengths, keys)

@@ -123,13 +123,13 @@ def _product(x: jax.Array, kernel: Any, fan_in: int) -> jax.Array:
 
 # --- matrices that are one --------------------------------------------------------------------------------------------
 
-ATTENDING = ("q_proj", "k_proj", "v_proj")
+_ATTENDING = ("q_proj", "k_proj", "v_proj")
 """The matrices of attention that read its input."""
 WIDE = ("gate_proj", "up_proj")
 """The matrices of a gated MLP that read its input."""
 
 
-def joined_name(names: Sequence[str]) -> str:
+def _joined_name(names: Sequence[str]) -> str:
     """The name of several matrices that are one."""
     return "+".join(names)
 
@@ -137,14 +137,14 @@ def joined_name(names: Sequence[str]) -> str:
 def join_layer(params: Mapping, lora: Mapping | None) -> tuple[Mapping, Mapping | None]:
     """The weights and adapters of a layer, in which matrices that read the same input are one (`join`)."""
     lora = lora or {}
-    parts = {"self_attn": ATTENDING, "mlp": WIDE}
+    parts = {"self_attn": _ATTENDING, "mlp": WIDE}
     pairs = {block: join(names, params[block], lora.get(block)) for block, names in parts.items()}
     adapters = {block: adapters for block, (_, adapters) in pairs.items() if adapters}
     return {**params, **{block: weights for block, (weights, _) in pairs.items()}}, {**lora, **adapters} or None
 
 
 def join(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[Mapping, Mapping | None]:
-    """Matrices of one input, side by side as one of the name `joined_name(names)`, with their adapters: for decoding,
+    """Matrices of one input, side by side as one of the name `_joined_name(names)`, with their adapters: for decoding,
     where every product is a program's launch and a read of `x`. The outputs are those of `projections`, in a row.
 
     **Arguments:** `params`, `lora`: a block of one layer; kernels are `[i, ...]`, not quantised.
@@ -159,7 +159,7 @@ def join(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[M
         joined["bias"] = jnp.concatenate([bias.reshape(-1) for bias in biases])
     adapted = [name for name in names if lora and name in lora]
     if lora is None or not adapted:
-        return {**remaining, joined_name(names): joined}, lora
+        return {**remaining, _joined_name(names): joined}, lora
     remaining_lora = {name: value for name, value in lora.items() if name not in names}
     rank, a = 0, [lora[name]["a"] for name in adapted]
     b = jnp.zeros((sum(x.shape[1] for x in a), joined["kernel"].shape[1]), a[0].dtype)
@@ -170,9 +170,9 @@ def join(names: Sequence[str], params: Mapping, lora: Mapping | None) -> tuple[M
             b = b.at[rank : rank + len(part), column : column + kernel.shape[1]].set(part)
             rank += len(part)
         column += kernel.shape[1]
-    return {**remaining, joined_name(names): joined}, {
+    return {**remaining, _joined_name(names): joined}, {
         **remaining_lora,
-        joined_name(names): {"a": jnp.concatenate(a, 1), "b": b},
+        _joined_name(names): {"a": jnp.concatenate(a, 1), "b": b},
     }
 
 
@@ -226,10 +226,10 @@ class Block:
     def query_key_value(self, x: Float[Array, "B S D"], layer: Layer, angles: Angles) -> tuple[Any, Any, Any]:
         """The queries, keys and values of a layer whose matrices may be joined (`join_layer`); where they are not,
         queries are None, and `__call__` computes them."""
-        if joined_name(ATTENDING) not in layer.params["self_attn"]:
+        if _joined_name(_ATTENDING) not in layer.params["self_attn"]:
             return None, *self.key_value(x, layer, angles)
         x = self._norm(x, layer, "input_layernorm")
-        (heads,) = self._projections(x, (joined_name(ATTENDING),), layer)
+        (heads,) = self._projections(x, (_joined_name(_ATTENDING),), layer)
         heads = heads.reshape(*heads.shape[:-1], -1, self.config.size)
         count, kv = self.config.num_attention_heads, self.config.kv_heads
         query, key, value = jnp.split(heads, (count, count + kv), -2)
@@ -270,7 +270,7 @@ class Block:
     @jax.named_scope("mlp")
     def _mlp(self, x: jax.Array, layer: Layer) -> jax.Array:
         """`W_down (silu(W_gate x) * W_up x)`."""
-        if (name := joined_name(WIDE)) in layer.params["mlp"]:
+        if (name := _joined_name(WIDE)) in layer.params["mlp"]:
             gate, up = jnp.split(self._projections(x, (name,), layer, "mlp")[0], 2, -1)
         else:
             gate, up = self._projections(x, WIDE, layer, "mlp")

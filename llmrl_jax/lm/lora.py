@@ -29,7 +29,20 @@ TARGETS = tuple(BLOCKS)
 
 @dataclass(frozen=True)
 class LoRAConfig(Checked):
-    """The matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values."""
+    """The matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values.
+
+    LoRA (Hu et al., 2106.09685): the product with a matrix `W` becomes `x W + scale (x A) B`, with `A` `[in, rank]` and
+    `B` `[rank, out]` in float32, `B` zero at first.
+    **Raises:** `ValueError` for a rank below 1, or a target that is not a matrix of a layer.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "v_proj")).scale
+    2.0
+    ```
+    """
 
     rank: Annotated[int, In(WIDTH, "leave LoRA out to turn it off")] = 16
     alpha: FiniteFloat = 32.0

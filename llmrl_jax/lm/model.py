@@ -48,6 +48,20 @@ class Llama(nn.Module):
 
     The layers are stacked, each leaf `[L, ...]`, and run in a `jax.lax.scan`, or unrolled if there are few. (A plain
     scan over a declared tree, not `nn.scan`, so that the last layer can compute only the requested positions.)
+
+    Called on `tokens`, int32 `[B, S]`, it returns an `LMOutput`: `logits`, float32 `[B, S, V]`, and the last layer's
+    `hidden`, `[B, S, D]`. Initial weights are normal, with the deviation `config.initializer_range`.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> config = lr.LlamaConfig(16, 32, 48, 2, 4, max_position_embeddings=64)
+    >>> model = lr.Llama(config, lora=lr.LoRAConfig(rank=4))
+    >>> variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    >>> sorted(variables), jax.jit(model.apply)(variables, jnp.ones((2, 5), jnp.int32)).logits.shape
+    (['lora', 'params'], (2, 5, 16))
+    ```
     """
 
     config: LlamaConfig
@@ -451,6 +465,18 @@ class ValueHead(nn.Module):
 
     Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
     Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.
+
+    **Returns:** from `hidden`, `[*b, D]`, the values, float32 `[*b]`.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> head = lr.ValueHead(width=16, activation="relu")
+    >>> value, _ = head.init_with_output(jax.random.key(0), jnp.ones((3, 32)))
+    >>> value.shape
+    (3,)
+    ```
     """
 
     width: int = 1024

@@ -126,7 +126,7 @@ def penalise(
     return jnp.where(seen_tokens, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1"]:
+def _nucleus(probs: Float[Array, "*b V"], p: float | Array) -> Float[Array, "*b 1"]:
     """The minimum probability of a token among the most probable ones that sum to `p`.
 
     A token is among them if the more probable ones sum to less than `p`. The threshold is computed by bisection over
@@ -190,7 +190,7 @@ def truncate(logits: Float[Array, "B n V"], config: SamplingConfig) -> Float[Arr
 
     def most_probable(x):
         probs = jax.nn.softmax(x, axis=-1)
-        return jnp.where(probs >= nucleus(probs, p), x, -jnp.inf)
+        return jnp.where(probs >= _nucleus(probs, p), x, -jnp.inf)
 
     if isinstance(p, jax.Array):
         logits = _where_any(p < 1, most_probable, logits)

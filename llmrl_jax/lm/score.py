@@ -46,6 +46,16 @@ class Candidates:
     """`A` token sequences of at most `W` tokens. Static and hashable: part of the program, not of its data.
 
     Build one from lists of token ids, or with `Candidates.encode` from strings.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.Candidates.encode(lr.load_tokenizer("tiny"), ["blue", "the sky"]).words
+    (1, 2)
+    >>> lr.Candidates([[4], [5, 6]]).sequences
+    ((4,), (5, 6))
+    ```
     """
 
     sequences: tuple[tuple[int, ...], ...]
@@ -195,18 +205,18 @@ def costs(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int 
     }
 
 
-PRICE = {"tree": 1.0, "branches": 1.5, "naive": 1.0}
+_PRICE = {"tree": 1.0, "branches": 1.5, "naive": 1.0}
 """Time of a multiply-add of each form relative to `tree`, measured on a CPU (1.3 to 2.6 for `branches`, whose second
 pass is short and copies the cache; see `docs/benchmarks.md`)."""
 
 
 def choose_form(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> str:
-    """The form of `score` with `auto`: the minimum of `costs` times `PRICE`.
+    """The form of `score` with `auto`: the minimum of `costs` times the time of a multiply-add in that form.
 
     It uses counts and fixed prices instead of a timing, so that a run's bits do not depend on the load of the machine.
     """
     counted = costs(config, prompt, candidates, prefix)
-    return min(counted, key=lambda form: counted[form] * PRICE[form])
+    return min(counted, key=lambda form: counted[form] * _PRICE[form])
 
 
 def _collect(raw: jax.Array, normaliser: jax.Array, candidates: Candidates, hidden: jax.Array) -> Scores:
@@ -263,6 +273,19 @@ def score(
     **Returns:** `Scores`.
     **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
     `rows`, `widths` or `shards` do not fit the batch.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer, (model, variables) = lr.load_tokenizer("tiny"), lr.load_model("tiny")
+    >>> tokens = jnp.array([tokenizer.encode("what colour is blood ?"), tokenizer.encode("what colour is grass ?")])
+    >>> colours = lr.Candidates.encode(tokenizer, ["red", "green", "blue"])
+    >>> lengths = jnp.array([5, 5])
+    >>> scores = jax.jit(lambda v: lr.score(model, v, tokens, lengths, colours))(variables)
+    >>> scores.sum.shape, bool((scores.sum < 0).all())  # log-probabilities in nats
+    ((2, 3), True)
+    ```
     """
     _check(model, tokens, lengths, prefix, candidates)
     batch = tokens.shape[0]

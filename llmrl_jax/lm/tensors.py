@@ -25,7 +25,7 @@ _BLOCK = 4 << 20
 """Bytes per read."""
 _PAGES = 1 << 20
 """Size in bytes from which an array gets its own memory pages."""
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Spec(NamedTuple):
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def pickles(folder: Path) -> str:
     """The message for a folder without safetensors that contains pickled weights; empty if it contains none."""
-    names = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED)
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLED)
     if not names:
         return ""
     return (

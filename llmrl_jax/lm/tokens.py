@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["FastTokenizer", "Tokenizer", "WordTokenizer", "load_tokenizer"]
 
 TOKENIZER_FILE, CONFIG_FILE, MAP_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-VOCABULARIES = ("vocab", "merges", "tokenizer.model", "spiece", "sentencepiece", "tiktoken", "tekken")
+_VOCABULARIES = ("vocab", "merges", "tokenizer.model", "spiece", "sentencepiece", "tiktoken", "tekken")
 """Parts of the names of files from which transformers reads other tokenizers."""
-SPECIALS = ("bos_token", "eos_token", "pad_token")
-TEMPLATE_SPECIALS = (*SPECIALS, "unk_token", "sep_token", "cls_token", "mask_token")
+_SPECIALS = ("bos_token", "eos_token", "pad_token")
+TEMPLATE_SPECIALS = (*_SPECIALS, "unk_token", "sep_token", "cls_token", "mask_token")
 """Special tokens that chat templates may write."""
 
 
@@ -236,6 +236,15 @@ class WordTokenizer(FastTokenizer):
     its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
     the same token everywhere; some two of `n` such words share one of `s` tokens with a probability of about n^2 / 2s.
     Files do not record this: in other libraries such words are unknown. White space, including newlines, has no token.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> tokenizer = lr.WordTokenizer.from_texts(["go to the red ball", "turn left"])
+    >>> tokenizer.decode(tokenizer.encode("turn to the ball"))
+    'turn to the ball'
+    ```
     """
 
     PAD, EOS = "<pad>", "<eos>"
@@ -317,19 +326,28 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     Files are read with `tokenizers`; anything else is loaded by transformers' `AutoTokenizer`, without running code
     from the hub.
     **Raises:** `FileNotFoundError` for a path that does not exist, `ValueError` for a tokenizer without a fast version.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> tokenizer = lr.load_tokenizer("tiny")  # the folder that `load_model`'s example writes
+    >>> len(tokenizer.encode("what colour is the sky ?"))
+    6
+    ```
     """
     packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
     path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)
     if path.is_file() and path.suffix != ".json":
         tokenizer, config = gguf.read_tokenizer(path)
-        return FastTokenizer(tokenizer, **{name: config.get(name) for name in SPECIALS})
+        return FastTokenizer(tokenizer, **{name: config.get(name) for name in _SPECIALS})
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE
     if file.is_file():
         return _from_file(file)
     local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
     if local and not path.is_dir():
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
-    if path.is_dir() and not any(part in file.name for file in path.iterdir() for part in VOCABULARIES):
+    if path.is_dir() and not any(part in file.name for file in path.iterdir() for part in _VOCABULARIES):
         raise ValueError(f"{path_or_id} has no {TOKENIZER_FILE}: copy the model's {TOKENIZER_FILE} into its folder")
     from transformers import AutoTokenizer
 
@@ -344,7 +362,7 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     backend = getattr(slow_or_fast, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(f"the tokenizer of {path_or_id} has no fast form ({TOKENIZER_FILE}); convert it first")
-    specials = {name: getattr(slow_or_fast, name, None) for name in SPECIALS}
+    specials = {name: getattr(slow_or_fast, name, None) for name in _SPECIALS}
     return FastTokenizer(backend, **{name: None if token is None else str(token) for name, token in specials.items()})
 
 
@@ -365,7 +383,7 @@ def _from_file(file: Path) -> FastTokenizer:
         return WordTokenizer(backend)
     config = tokenizer_config(file.parent)
     try:
-        return FastTokenizer(backend, **{name: config.get(name) for name in SPECIALS})
+        return FastTokenizer(backend, **{name: config.get(name) for name in _SPECIALS})
     except ValueError as error:
         named = " and ".join(name for name in (CONFIG_FILE, MAP_FILE) if (file.parent / name).is_file())
         raise ValueError(f"{file.parent / named}: {error}") from None

@@ -272,7 +272,25 @@ def load(
     revision: str | None = None,
 ) -> tuple[Llama, dict[str, Any]]:
     """`load_hf` of a local folder, a GGUF file, a packaged model by its name (`smollm2-135m`), or a hub id
-    (`OWNER/NAME`, at `revision`) from the local cache or the network."""
+    (`OWNER/NAME`, at `revision`) from the local cache or the network.
+
+    **Arguments, Returns, Raises:** as those of `load_hf`: the model, and `{"params": ...}`, weights in `dtype`,
+    those of its `L` layers as leaves `[L, ...]`; `revision`, of a hub id.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer = lr.WordTokenizer.from_texts(["what colour is the sky grass blood blue green red ?"])
+    >>> config = lr.LlamaConfig(16, 32, 48, 2, 4, max_position_embeddings=64, eos_token_id=tokenizer.eos_id)
+    >>> params = jax.jit(lr.Llama(config).init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    >>> lr.lm.save_hf("tiny", config, params)  # a model folder, as transformers writes it
+    >>> tokenizer.save("tiny")
+    >>> model, variables = lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> model.config.hidden_size, list(variables)
+    (32, ['params'])
+    ```
+    """
     folder = locate(path_or_id, revision=revision)
     with doing(f"reading the weights of {folder.name}"):
         return load_hf(folder, mesh, dtype=dtype, lora=lora, quantize=quantize, quantize_targets=quantize_targets)
@@ -280,7 +298,7 @@ def load(
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-SHARD = 5_000_000_000
+_SHARD = 5_000_000_000
 """Bytes above which weights are written in several files."""
 TEMPLATE = "chat_template.jinja"
 
@@ -324,7 +342,7 @@ def save_hf(
     params: Any,
     *,
     end_tokens: Sequence[int] = (),
-    max_shard_bytes: int = SHARD,
+    max_shard_bytes: int = _SHARD,
 ) -> Path:
     """Write a folder that `transformers` loads: `config.json` and safetensors, in several files above a size.
 
@@ -371,7 +389,7 @@ def _write(
         (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
 
 
-def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = SHARD) -> Path:
+def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = _SHARD) -> Path:
     """Write a model that `locate` finds (a GGUF file, a packaged model, a folder) as a folder of Hugging Face's layout,
     with its tokenizer and chat template. Weights are decoded and written one tensor at a time.
 

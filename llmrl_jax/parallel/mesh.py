@@ -14,6 +14,7 @@ from llmrl_jax.core.checks import nearest
 
 
 AXES = ("data", "fsdp", "tensor")
+"""Axes of the mesh, in their order: rows are split over `data` and `fsdp`, weights over `fsdp` and `tensor`."""
 
 
 @dataclass(frozen=True)

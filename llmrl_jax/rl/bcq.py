@@ -23,7 +23,7 @@ from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
-LOG_DEVIATION = (-4.0, 15.0)
+_LOG_DEVIATION = (-4.0, 15.0)
 """Bounds of the autoencoder's log standard deviation: the authors' and d3rlpy's."""
 
 
@@ -86,7 +86,7 @@ class BCQ:
         """The mean squared error of the decoded actions, plus `beta` times the mean divergence."""
         code = mlp_on_concat(params["encoder"], batch.obs, batch.action, self.config.activation)
         mean, log_std = jnp.split(code, 2, axis=-1)
-        log_std = jnp.clip(log_std, *LOG_DEVIATION)
+        log_std = jnp.clip(log_std, *_LOG_DEVIATION)
         latent = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
         divergence = 0.5 * (mean**2 + jnp.exp(2 * log_std) - 1) - log_std
         error = self.decoded(params, batch.obs, latent) - batch.action

@@ -33,7 +33,7 @@ from llmrl_jax.rl.sac import SoftActorCritic
 
 LOW, HIGH = -10.0, 0.5
 """First bounds of the log of a variance; both learn."""
-BOUND_WEIGHT = 0.01
+_BOUND_WEIGHT = 0.01
 """Weight of the distance of the bounds in the loss."""
 
 
@@ -81,18 +81,18 @@ class Dynamics:
 
         def member_loss(params: Any, rows: Batch) -> jax.Array:
             prediction = self.member(params, rows.obs, rows.action)
-            error = prediction.mean - model_target(rows)
+            error = prediction.mean - _model_target(rows)
             gaussian = jnp.mean(error**2 * jnp.exp(-prediction.log_variance) + prediction.log_variance)
             ends = rows.terminated.astype(jnp.float32)
             end = jnp.mean(jax.nn.softplus(prediction.logit) - ends * prediction.logit)
-            return gaussian + end + BOUND_WEIGHT * (jnp.sum(params["high"]) - jnp.sum(params["low"]))
+            return gaussian + end + _BOUND_WEIGHT * (jnp.sum(params["high"]) - jnp.sum(params["low"]))
 
         return jnp.sum(jax.vmap(member_loss)(params, rows))
 
     def errors(self, params: Any, rows: Batch) -> Float[Array, " K"]:
         """The mean squared error of each member's mean on the same rows, `[B, ...]`."""
         prediction = jax.vmap(lambda net: self.member(net, rows.obs, rows.action))(params)
-        return jnp.mean((prediction.mean - model_target(rows)) ** 2, axis=(1, 2))
+        return jnp.mean((prediction.mean - _model_target(rows)) ** 2, axis=(1, 2))
 
     def imagined(
         self, params: Any, elite: Int[Array, " E"], x: jax.Array, action: jax.Array, key: jax.Array, features: int
@@ -110,7 +110,7 @@ class Dynamics:
         return Batch(x, action, sampled[:, -1], after, terminated, features)
 
 
-def model_target(rows: Batch) -> Float[Array, "B m"]:
+def _model_target(rows: Batch) -> Float[Array, "B m"]:
     """The change of the features and, last, the reward."""
     return jnp.concatenate([(rows.next_obs - rows.obs)[:, : rows.features], rows.reward[:, None]], axis=-1)
 

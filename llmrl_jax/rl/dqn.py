@@ -63,7 +63,19 @@ from llmrl_jax.rl.rollout import (
 
 @dataclass(frozen=True)
 class DQNConfig(AdamConfig, RolloutConfig):
-    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap.
+
+    Those of DQN, with double targets (1509.06461), n-step returns and prioritised replay (1511.05952).
+    **Raises:** `ValueError` for an option out of range, or one that another option leaves unread.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.DQNConfig(num_envs=8, double=True, n_step=3).n_step
+    3
+    ```
+    """
 
     PREFIX: ClassVar[str] = "dqn."
 
@@ -193,7 +205,7 @@ class DQNState:
     """When the first reward was earned, if epsilon waits for it; else `()`."""
 
 
-GUIDE = 0x61DE
+_GUIDE = 0x61DE
 """Folded into the key of the parameters for those of a guide."""
 
 
@@ -223,6 +235,20 @@ def make_dqn(
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown), the environment does not report its
     episodes, an option of the bonus was changed that DQN does not read, or the policy cannot share its encoder.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> env = lr.EpisodeStatistics(env)
+    >>> config = lr.DQNConfig(num_envs=4, num_steps=4, batch_size=16, replay_size=256, learning_starts=16)
+    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> learner = lr.make_dqn(config, env, env_params, policy)
+    >>> state = jax.eval_shape(learner.init, jax.random.key(0))
+    >>> learner.steps_per_update, "epsilon" in jax.eval_shape(learner.update, state)[1]
+    (16, True)
+    ```
     """
     check(config, env, env_params, mesh)
     if config.share_encoder and not policy.heads:
@@ -237,7 +263,7 @@ def make_dqn(
 
 
 @struct.dataclass
-class StepRecord:
+class _StepRecord:
     """Per-step records that are not stored in the replay buffer; leaves `[T, N]`."""
 
     done: jax.Array
@@ -275,7 +301,7 @@ class DQN:
         params, frozen = self.placement.device_put(self.policy.init(policy_key, runner.obs))
         target = jax.tree.map(jnp.copy, params) if self.config.has_target else ()
         if self.guide is not None:
-            guide_key = jax.random.fold_in(policy_key, GUIDE)
+            guide_key = jax.random.fold_in(policy_key, _GUIDE)
             frozen = {"own": frozen, "guide": self.placement.device_put(self.guide.init(guide_key, runner.obs))}
         hparams = self._hparams()
         opt_state = self.placement.device_put(clipped_adam(hparams).init(params))
@@ -375,7 +401,7 @@ class DQN:
         guide_q = self.guide.q(params, frozen, obs)
         return mixed_exploration(q, guide_q, obs, self._epsilon(state), state.hparams["guide_fraction"])
 
-    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, StepRecord]:
+    def _play(self, state: DQNState, pool_key: jax.Array, key: jax.Array) -> tuple[Runner, Transitions, _StepRecord]:
         """`num_steps` steps in every environment: the transitions to store and the records, leaves `[T, N, ...]`."""
         config, rows = self.config, self.placement.shard_batch
 
@@ -391,7 +417,7 @@ class DQN:
             ends = terminated if config.bootstrap_truncation else done
             cut = truncated if config.n_step > 1 else ()
             transition = Transitions(runner.obs, action, reward, info["final_observation"], ends, cut)
-            played = StepRecord(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
+            played = _StepRecord(done, truncated, jnp.max(q, axis=-1), distribution.entropy(), episode_info(info))
             runner = runner.replace(env_state=env_state, obs=rows(obs), first=rows(done))
             return runner, (transition, played)
 
@@ -400,7 +426,7 @@ class DQN:
         return runner, steps, played
 
     def _rewarded(
-        self, state: DQNState, steps: Transitions, played: StepRecord
+        self, state: DQNState, steps: Transitions, played: _StepRecord
     ) -> tuple[DQNState, Transitions, dict[str, jax.Array]]:
         """The steps with the rewards used for learning, and the metrics of the bonus, if there is one."""
         bonus_steps = steps.replace(truncated=played.truncated)
@@ -449,7 +475,7 @@ class DQN:
             key, sampled = x
             buffer = replay.replace(priorities=priorities)
             index, batch, discount, weight = sampled if uniform else self._sample(buffer, key, hparams)
-            target = target_params(config, self.policy, state.target, flat.restore(params))
+            target = _target_params(config, self.policy, state.target, flat.restore(params))
             grads, (metrics, errors) = jax.grad(loss, has_aux=True)(params, batch, discount, target, weight)
             params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
             if config.replay == "prioritized":
@@ -485,7 +511,7 @@ class DQN:
 
     def _update_target(self, state: DQNState, params: Any) -> Any:
         """The target network after an update."""
-        return update_target(self.config, state.update, state.hparams["target_tau"], state.target, params)
+        return _update_target(self.config, state.update, state.hparams["target_tau"], state.target, params)
 
 
 # --- loss -------------------------------------------------------------------------------------------------------------
@@ -542,7 +568,7 @@ def dqn_loss(
 # --- target network ---------------------------------------------------------------------------------------------------
 
 
-def target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -> Any:
+def _target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -> Any:
     """The parameters that targets are computed with: the target network's, with the trained encoder if it is shared;
     the trained ones if there is no target network."""
     if not config.has_target:
@@ -552,7 +578,7 @@ def target_params(config: DQNConfig, policy: Policy, target: Any, params: Any) -
     return target
 
 
-def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
+def _update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, ""], target: Any, params: Any) -> Any:
     """The target network after update `update` (from 0), which moves by the fraction `tau` towards `params` when it is
     due."""
     if not config.has_target:

@@ -100,15 +100,15 @@ def clipped_adam(hparams: dict[str, Any]) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(hparams["adam_b1"], hparams["adam_b2"], hparams["adam_eps"])
 
     def init(params):
-        return adam.init(in_float32(params))
+        return adam.init(_in_float32(params))
 
     def update(grads, state, params=None):
-        return adam.update(clip(in_float32(grads), hparams["max_grad_norm"]), state, params)
+        return adam.update(clip(_in_float32(grads), hparams["max_grad_norm"]), state, params)
 
     return optax.GradientTransformation(init, update)
 
 
-def in_float32(tree: Any) -> Any:
+def _in_float32(tree: Any) -> Any:
     """A tree of arrays in float32; leaves that are float32 already are returned as they are."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 

@@ -164,7 +164,18 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkConfig(Checked):
-    """A small network for an environment with ordinary array observations."""
+    """A small network for an environment with ordinary array observations.
+
+    **Raises:** `ValueError` without a hidden layer, or for a width below 1.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.NetworkConfig(hidden=(32,), memory=16).activation
+    'auto'
+    ```
+    """
 
     PREFIX: ClassVar[str] = "network."
 
@@ -260,6 +271,19 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     """The actor-critic of a configuration for an environment; `config` is not used.
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> obs, first = jnp.zeros((3, 4)), jnp.ones(3, bool)
+    >>> params, frozen = policy.init(jax.random.key(0), obs)
+    >>> distribution, value, carry = jax.jit(policy.step)(params, frozen, obs, policy.initial_carry(3), first)
+    >>> distribution.logits.shape, value.shape
+    ((3, 2), (3,))
+    ```
     """
     refuse_unread(network, ["dueling"], "an actor-critic")
     return NetworkPolicy(
@@ -338,6 +362,17 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     actions are sampled after training.
 
     **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,), dueling=True), lr.DQNConfig())
+    >>> params, frozen = policy.init(jax.random.key(0), jnp.zeros((3, 4)))
+    >>> policy.q(params, frozen, jnp.zeros((3, 4))).shape
+    (3, 2)
+    ```
     """
     space = env.action_space(env_params)
     if not isinstance(space, spaces.Discrete):
@@ -417,11 +452,11 @@ class Symbols:
         fast and a hundred small operations in sequence are not, it is the product of matrices."""
         if tracing.platform() != "cpu":
             return self.vector() @ kernel
-        return summed_rows(kernel, self.rows(), self.numbers)
+        return _summed_rows(kernel, self.rows(), self.numbers)
 
 
 @jax.custom_vjp
-def summed_rows(
+def _summed_rows(
     kernel: Float[Array, "N F"], rows: Int[Array, "B K"], numbers: Float[Array, "B D"]
 ) -> Float[Array, "B F"]:
     """The sum of `K` rows of a kernel, plus the product of `numbers` with its last `D` rows.
@@ -440,7 +475,7 @@ def summed_rows(
 
 
 def _forward(kernel, rows, numbers):
-    return summed_rows(kernel, rows, numbers), (kernel, rows, numbers)
+    return _summed_rows(kernel, rows, numbers), (kernel, rows, numbers)
 
 
 def _backward(residuals, gradient):
@@ -458,7 +493,7 @@ def _backward(residuals, gradient):
     return of_kernel, None, of_numbers
 
 
-summed_rows.defvjp(_forward, _backward)
+_summed_rows.defvjp(_forward, _backward)
 
 
 # --- layers that flax lacks, or that are faster here ------------------------------------------------------------------

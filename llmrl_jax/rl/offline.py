@@ -226,6 +226,20 @@ def make_offline(
     **Raises:** `DataError` for data with numbers that are not finite, of another width or kind than `actions`, with
     instructions that the table lacks, or imagined data of another form; `ValueError` for a batch that cannot be
     divided.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> obs, ends = jnp.linspace(0, 1, 32).reshape(8, 4), jnp.arange(8) % 4 == 3
+    >>> data = lr.Transitions(obs, jnp.arange(8) % 2, jnp.ones(8), obs, ends, jnp.zeros(8, bool))
+    >>> actions, iql = lr.actions_of(data, None), lr.algorithm("iql")
+    >>> config = iql.config(batch_size=4, gradient_steps=2, hidden=(16,))
+    >>> learner = lr.make_offline(iql.make(config, actions), config, data, actions)
+    >>> state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    >>> learner.unit, int(state.update), bool(jnp.isfinite(metrics["value_loss"]))
+    ('gradient steps', 1, True)
+    ```
     """
     if not isinstance(table, tuple):
         table = jnp.asarray(table, jnp.float32)
@@ -234,7 +248,7 @@ def make_offline(
     for steps in imagined_sets:
         check_same_form(data, steps, "the imagined data")
         check_data(steps, actions, table, "the imagined data")
-    counts(config.batch_size, shares_of(1 + len(imagined_sets)))
+    counts(config.batch_size, _shares_of(1 + len(imagined_sets)))
     shape = vectors(jax.tree.map(lambda x: x[:1], data.obs), features).shape
     if len(shape) != 2:
         raise DataError(f"features have the shape {list(shape[1:])}; one axis is needed")
@@ -252,12 +266,12 @@ def make_offline(
     )
 
 
-def shares_of(sets: int) -> tuple[int, ...]:
+def _shares_of(sets: int) -> tuple[int, ...]:
     """The shares of a batch of a number of sets: real steps have half of it if there are imagined ones."""
     return (max(1, sets - 1), *(1,) * (sets - 1))
 
 
-def drawn_from(size: jax.Array) -> Source:
+def _drawn_from(size: jax.Array) -> Source:
     """Indices of the first `size` steps of a set as a source of batches: sampled uniformly and independently."""
     return lambda key, rows: jax.random.randint(key, (rows,), 0, size)
 
@@ -278,14 +292,14 @@ class Offline:
     def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
         """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones, set
         after set."""
-        sources, rows = [drawn_from(size) for size in frozen.sizes], self.config.batch_size
-        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, shares_of(len(sources)))
+        sources, rows = [_drawn_from(size) for size in frozen.sizes], self.config.batch_size
+        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, _shares_of(len(sources)))
 
     def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
         """The batch of sampled indices."""
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
-        ends = itertools.accumulate(counts(self.config.batch_size, shares_of(len(frozen.given))))
+        ends = itertools.accumulate(counts(self.config.batch_size, _shares_of(len(frozen.given))))
         parts = [steps.take(rows) for steps, rows in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
         return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
 

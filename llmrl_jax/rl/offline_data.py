@@ -22,7 +22,7 @@ Features = Callable[[Any, int], jax.Array]
 
 INSTRUCTION = "instruction"
 """The part of a dict of observations that indexes the table of sentence vectors."""
-SLACK = 1e-4
+_SLACK = 1e-4
 """Tolerance of the bounds of actions, in units of their distance: the rounding of the program that wrote it."""
 
 
@@ -97,6 +97,17 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
     Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
     `label` name the environment and the data in messages.
     **Raises:** `DataError` for actions that do not fit the space, are out of bounds, or have more axes than one.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax.numpy as jnp, llmrl_jax as lr
+    >>> steps, obs = jnp.zeros(4), jnp.zeros((4, 3))
+    >>> ends = jnp.array([False, False, False, True])
+    >>> data = lr.Transitions(obs, jnp.array([0, 1, 2, 1]), steps, obs, ends, jnp.zeros(4, bool))
+    >>> lr.actions_of(data, None).count
+    3
+    ```
     """
     action = np.asarray(data.action)
     source = f"of {env}" if env else "without --env, which tells the bounds of others"
@@ -131,7 +142,7 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
             raise DataError(f"actions {source} have no finite bounds; offline learners need them")
         kind = ActionKind.box(space.low, space.high, action.shape[1])
     low, high = kind.bounds
-    room = SLACK * (high - low)
+    room = _SLACK * (high - low)
     outside = np.argwhere((action < low - room) | (action > high + room))
     if len(outside):
         row, column = outside[0]

@@ -76,7 +76,20 @@ from llmrl_jax.rl.rollout import (
 
 @dataclass(frozen=True)
 class PPOConfig(AdamConfig, RolloutConfig):
-    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap."""
+    """Hyper-parameters. Floats are traced (`state.hparams`): they can differ between the rows of a vmap.
+
+    Those of PPO (Schulman et al., 1707.06347) with generalised advantages (1506.02438).
+    **Raises:** `ValueError` for an option out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.PPOConfig(num_envs=32, num_steps=64, learning_rate=3e-4, entropy_coef=0.01)
+    >>> config.num_envs * config.num_steps  # steps of an update
+    2048
+    ```
+    """
 
     PREFIX: ClassVar[str] = "ppo."
 
@@ -197,7 +210,7 @@ class Batch:
     """Training data of the bonus, if there is one: `Transitions`."""
 
 
-LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+_LOSS_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 """The metrics of `ppo_loss` whose means over the gradient steps are reported."""
 
 
@@ -285,6 +298,20 @@ def make_ppo(
     minibatch (`llmrl_jax.rl.precision.sampling_metrics`).
     Episode returns are sums of the environment's rewards, without the bonus.
     **Raises:** `ValueError` if sizes do not divide (the arithmetic is shown) or an option is out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> env, env_params = lr.make("CartPole-v1")
+    >>> env = lr.EpisodeStatistics(env)
+    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> learner = lr.make_ppo(lr.PPOConfig(num_envs=8, num_steps=16), env, env_params, policy)
+    >>> state = jax.jit(learner.init)(jax.random.key(0))
+    >>> state, metrics = jax.jit(learner.update)(state)
+    >>> int(state.update), bool(metrics["first_ratio_error"] < 1e-5)
+    (1, True)
+    ```
     """
     check(config, env, env_params, policy, mesh)
     ppo = PPO(config, env, env_params, policy, Placement(mesh), auxiliary, bonus)
@@ -459,7 +486,7 @@ class PPO:
             sums = jax.tree.map(jnp.add, sums, metrics | bonus_metrics)
             return i + 1, params, opt_state, bonus, sums, kl > hparams["target_kl"]
 
-        names = [*LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
+        names = [*_LOSS_METRICS, "grad_norm", *([] if self.auxiliary is None else [f"{self.auxiliary.name}_loss"])]
         learned = list(jax.eval_shape(self._learn_bonus, state.bonus, rows.steps, bonus_key)[1])
         names += learned
         # metrics of the first minibatch, by their names in the loss

@@ -54,7 +54,7 @@ def ratio_error(log_ratio: Float[Array, "*B"]) -> Float[Array, ""]:
     return jnp.expm1(jnp.max(jnp.abs(log_ratio)))
 
 
-NEAR_ONE = (0.999, 1.002)
+_NEAR_ONE = (0.999, 1.002)
 """The range of ratios that `sampling_near_one` counts."""
 
 SAMPLING_METRICS = ("sampling_kl", "sampling_near_one")
@@ -71,13 +71,13 @@ def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[
     **Returns:** float32 scalars. `sampling_kl`: an estimate of KL(sampler || learner) in nats, the mean of
     `r - 1 - log r` for the ratio `r`. It is the estimator k3 of Schulman, "Approximating KL divergence"
     (http://joschu.net/blog/kl-approx.html, 2020): unbiased like the mean of `-log r`, never negative, and of much
-    lower variance for ratios near 1. `sampling_near_one`: the fraction whose ratio lies in `NEAR_ONE`.
+    lower variance for ratios near 1. `sampling_near_one`: the fraction whose ratio lies in [0.999, 1.002].
     """
 
     def mean(x):
         return jnp.mean(x) if weight is None else jnp.sum(jnp.where(weight > 0, weight * x, 0.0))
 
-    low, high = NEAR_ONE
+    low, high = _NEAR_ONE
     ratio = jnp.exp(log_ratio)
     near_one: Bool[Array, "*B"] = (ratio >= low) & (ratio <= high)
     # expm1, since r - 1 loses all digits of a ratio this near 1

@@ -68,7 +68,18 @@ def spelled(name: str) -> str:
 
 def algorithm(name: str) -> Any:
     """The `Algorithm` or `OfflineAlgorithm` of that name. **Raises** `KeyError`, with the nearest name, if there is
-    none."""
+    none.
+
+    An `Algorithm` makes a learner that plays (`ppo`, `dqn`, `sac`), an `OfflineAlgorithm` the method of `make_offline`.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.algorithm("td3+bc").config.__name__, sorted(lr.rl.ALGORITHMS)
+    ('TD3BCConfig', ['dqn', 'ppo', 'sac'])
+    ```
+    """
     modules = {**ALGORITHMS, **OFFLINE}
     if spelled(name) not in modules:
         names = [*sorted(ALGORITHMS), *sorted(OFFLINE)]

@@ -334,7 +334,7 @@ def importance_weights(
 # --- priorities -------------------------------------------------------------------------------------------------------
 
 
-CHILDREN = 16
+_CHILDREN = 16
 
 
 @struct.dataclass
@@ -364,8 +364,8 @@ class Priorities:
         levels: list[jax.Array] = []
         nodes = self.capacity
         while not levels or nodes > 1:
-            nodes = -(-nodes // CHILDREN)
-            levels.append(jnp.zeros((nodes, CHILDREN)))
+            nodes = -(-nodes // _CHILDREN)
+            levels.append(jnp.zeros((nodes, _CHILDREN)))
         return PriorityTree(tuple(levels), jnp.float32(1))
 
     def set(self, tree: PriorityTree, index: Int[Array, " N"], priority: Float[Array, " N"]) -> PriorityTree:
@@ -375,7 +375,7 @@ class Priorities:
         """
         levels, value = [], priority
         for level in tree.levels:
-            index, child = index // CHILDREN, index % CHILDREN
+            index, child = index // _CHILDREN, index % _CHILDREN
             level = level.at[index, child].set(0.0, mode="promise_in_bounds")
             level = level.at[index, child].max(value, mode="promise_in_bounds")  # independent of the write order
             value = jnp.sum(level.at[index].get(mode="promise_in_bounds"), axis=1)
@@ -386,7 +386,7 @@ class Priorities:
         """The tree with priority 0 where the mask is False."""
         entries = tree.levels[0].reshape(-1)
         entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
-        levels = [entries.reshape(-1, CHILDREN)]
+        levels = [entries.reshape(-1, _CHILDREN)]
         for level in tree.levels[1:]:
             sums = jnp.sum(levels[-1], axis=1)
             levels.append(jnp.pad(sums, (0, level.size - sums.shape[0])).reshape(level.shape))
@@ -420,7 +420,7 @@ class Priorities:
             offset = jax.random.uniform(level_key, low.shape) * (high - low)
             child, start, weight = descend_tree(level.at[index].get(mode="promise_in_bounds"), low, offset)
             low, high = (jnp.clip(end - start, 0, weight) for end in (low, high))
-            index = index * CHILDREN + child
+            index = index * _CHILDREN + child
         return index, weight
 
 
@@ -435,7 +435,7 @@ def descend_tree(
     """
     ends = jnp.cumsum(weights, axis=1)
     positive = weights > 0
-    order = jnp.arange(CHILDREN, dtype=jnp.int32)
+    order = jnp.arange(_CHILDREN, dtype=jnp.int32)
     last = jnp.max(jnp.where(positive, order, 0), axis=1)
     contains = positive & (ends - low[:, None] > offset[:, None])  # the difference keeps the low bits of the offset
     child = jnp.min(jnp.where(contains, order, last[:, None]), axis=1)

@@ -89,14 +89,14 @@ class Rollout:
 SHARED = ("hparams", "runner.env_params")
 """The parts of the state of a learner that plays which are the same for all keys, see `Learner.shared`."""
 
-EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
+_EPISODE_INFO = ("episode_return", "episode_length", "success", "task")
 """The entries of an environment's `info` that `episode_metrics` reads, besides further ones named `episode_*`: numbers
 whose last value in an episode is that of the whole episode."""
 
 
 def episode_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of an environment's `info` that `episode_metrics` reads."""
-    return {name: x for name, x in info.items() if name in EPISODE_INFO or name.startswith("episode_")}
+    return {name: x for name, x in info.items() if name in _EPISODE_INFO or name.startswith("episode_")}
 
 
 def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Runner:
@@ -295,7 +295,7 @@ def episode_metrics(
         return jnp.sum(jnp.where(mask, x, 0).astype(jnp.float32)) / jnp.sum(mask)
 
     metrics = {"episodes": jnp.sum(done).astype(jnp.float32)}
-    for name in [*EPISODE_INFO[:3], *sorted(set(info) - set(EPISODE_INFO))]:
+    for name in [*_EPISODE_INFO[:3], *sorted(set(info) - set(_EPISODE_INFO))]:
         if name in info:
             metrics[name] = mean(info[name], done)
     if len(task_names) > 1 and {"task", "success"} <= set(info):

@@ -104,7 +104,19 @@ class SoftActorCritic:
 
 @dataclass(frozen=True)
 class SACConfig(RolloutConfig):
-    """Hyper-parameters. Floats are traced (`state.hparams`)."""
+    """Hyper-parameters. Floats are traced (`state.hparams`).
+
+    Those of SAC with an adapted weight of the entropy (Haarnoja et al., 1812.05905).
+    **Raises:** `ValueError` for an option out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.SACConfig(num_envs=4, learning_starts=1_000).batch_size
+    256
+    ```
+    """
 
     PREFIX: ClassVar[str] = "sac."
 
@@ -168,6 +180,16 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
 
     **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
     read.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> env, env_params = lr.make("Pendulum-v1")
+    >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), lr.SACConfig())
+    >>> policy.actions.width  # `make_sac` takes the policy
+    1
+    ```
     """
     refuse_unread(network, ["channels", "memory", "dueling"], "sac")
     space = env.action_space(env_params)
@@ -212,6 +234,20 @@ def make_sac(
     **Returns:** the learner. Its metrics are `critic_loss`, `actor_loss`, `temperature`, `entropy` and `target_mean`,
     means over the gradient steps, `replay_size`, and those of `episode_metrics`.
     **Raises:** `ValueError` for a mesh, or an environment that does not report its episodes.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> env, env_params = lr.make("Pendulum-v1")
+    >>> env = lr.EpisodeStatistics(env)
+    >>> config = lr.SACConfig(num_envs=2, num_steps=4, batch_size=16, replay_size=64, learning_starts=8)
+    >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> learner = lr.make_sac(config, env, env_params, policy)
+    >>> state = jax.eval_shape(learner.init, jax.random.key(0))
+    >>> learner.steps_per_update, sorted(jax.eval_shape(learner.update, state)[1])[:3]
+    (8, ['actor_loss', 'critic_loss', 'entropy'])
+    ```
     """
     if mesh is not None:
         raise ValueError("sac runs on one device: leave --mesh out")

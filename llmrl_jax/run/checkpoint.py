@@ -220,7 +220,7 @@ class Checkpoints:
                 self._repair_frozen(fresh, meta)
             self.notes += moved(meta, chosen)
             return state, chosen
-        except DamagedFrozen as error:
+        except _DamagedFrozen as error:
             raise CheckpointError(
                 f"the frozen part of {self.folder} is damaged ({error}): delete {self.frozen_root}, and --run.resume "
                 "writes it again, if the model and the data are where they were"
@@ -279,20 +279,20 @@ class Checkpoints:
     def _read_frozen(self, leaves: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays of the frozen part, by name. **Raises:** `Damaged`."""
         read = partial(frozen_part.read, self.frozen_root)
-        return restore_leaves(leaves, meta["frozen"], read, meta["format"], "frozen.")
+        return _restore_leaves(leaves, meta["frozen"], read, meta["format"], "frozen.")
 
     def _read(self, like: Any, update: int, meta: Mapping[str, Any], frozen: Any = None) -> Any:
         """The state, with the given `frozen` part, else with that on disk."""
         frozen_like, like, version = like.frozen, like.replace(frozen=()), meta["format"]
         targets = trees.named_leaves(like)
-        check_leaves(meta["leaves"], describe(targets), f"checkpoint {update} in {self.root}")
+        _check_leaves(meta["leaves"], describe(targets), f"checkpoint {update} in {self.root}")
         sums = {name: leaf["checksum"] for name, leaf in meta["leaves"].items()}
 
         def restore(target):
             args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
             return self._manager.restore(update, args=args).state
 
-        leaves = restore_leaves(targets, sums, restore, version)
+        leaves = _restore_leaves(targets, sums, restore, version)
         state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
         if frozen is not None:
             self._keep_sums(meta)
@@ -310,7 +310,7 @@ class Checkpoints:
                 jax.tree.structure(frozen_like), [read.get(n, x) for n, x in frozen_leaves.items()]
             )
         except Damaged as error:
-            raise DamagedFrozen(str(error)) from error
+            raise _DamagedFrozen(str(error)) from error
         self._keep_sums(meta)
         return state.replace(frozen=frozen)
 
@@ -383,7 +383,7 @@ class Damaged(CheckpointError):
     """The bytes of a checkpoint differ from those saved."""
 
 
-class DamagedFrozen(Damaged):
+class _DamagedFrozen(Damaged):
     """The bytes of the frozen part differ from those saved."""
 
 
@@ -441,7 +441,7 @@ def _is_not_late(record: logging.LogRecord) -> bool:
     return not ("orbax" in text or "tensorstore" in text or any("orbax" in frame.filename for frame in frames))
 
 
-def check_leaves(saved: Mapping[str, Any], expected: Mapping[str, Any], subject: str) -> None:
+def _check_leaves(saved: Mapping[str, Any], expected: Mapping[str, Any], subject: str) -> None:
     """**Raises** `CheckpointError` naming the leaves that are missing, extra, or of another shape or dtype."""
     lines = [f"{name} is not in it" for name in expected if name not in saved]
     lines += [f"{name} is only in it" for name in saved if name not in expected]
@@ -469,7 +469,7 @@ def _target(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def restore_leaves(
+def _restore_leaves(
     targets: Mapping[str, Any], sums: Mapping[str, int], restore: Any, version: int, prefix: str = ""
 ) -> dict[str, Any]:
     """Read the leaves `targets`, by name and in their order, verify their checksums of that version, and rewrap PRNG

@@ -110,7 +110,19 @@ class BaseRunConfig(Checked):
 
 @dataclass(frozen=True)
 class RunConfig(BaseRunConfig):
-    """The options of a training run: where it writes, how often, and whether it continues an earlier run."""
+    """The options of a training run: where it writes, how often, and whether it continues an earlier run.
+
+    **Raises:** `ValueError` for an option out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.RunConfig(name="cartpole", seed=1, checkpoint_every=10)
+    >>> str(config.folder)
+    'runs/cartpole'
+    ```
+    """
 
     log_every: PositiveInt = field(default=1, metadata=FREE)
     """Updates per line of `metrics.jsonl`."""

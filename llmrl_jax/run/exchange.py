@@ -24,7 +24,7 @@ from llmrl_jax.parallel.hosts import put
 from llmrl_jax.run import pytrees as trees
 
 
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """Seconds between checks for a stop signal while a run waits for an answer."""
 
 Arrays = dict[str, np.ndarray]
@@ -73,7 +73,7 @@ class Exchanges:
         answer: Arrays | str | None = None
         if jax.process_index() == 0:
             answer = self._answered(request, stop)
-        answer = from_first(answer)
+        answer = _from_first(answer)
         self.seconds += time.monotonic() - started
         if answer is None:
             return None
@@ -108,7 +108,7 @@ class Exchanges:
                 "the request changed since the exchange before it: with ahead=True it must be read from a part of the "
                 "state that only take writes"
             )
-        while not self._pending.done.wait(POLL_SECONDS):
+        while not self._pending.done.wait(_POLL_SECONDS):
             if stop():
                 return None
         if self._pending.error is not None:
@@ -187,7 +187,7 @@ def _checked(answer: Any) -> Arrays:
 # --- over processes ---------------------------------------------------------------------------------------------------
 
 
-def from_first(answer: Arrays | str | None) -> Arrays | str | None:
+def _from_first(answer: Arrays | str | None) -> Arrays | str | None:
     """Broadcast the result of process 0 to every process. A collective operation; other processes' values are
     ignored."""
     if jax.process_count() == 1:

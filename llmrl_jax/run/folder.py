@@ -331,7 +331,7 @@ def _refuse_lost_checkpoints(folder: Path) -> None:
 # --- `status.json`: how a run ended ---------------------------------------------------------------------------------
 
 
-STATUS = "status.json"
+_STATUS = "status.json"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 
@@ -358,12 +358,12 @@ class Status:
 
 def write_status(folder: str | Path, status: Status) -> None:
     """Write the status of a run."""
-    write_whole(Path(folder) / STATUS, json.dumps(asdict(status)) + "\n")
+    write_whole(Path(folder) / _STATUS, json.dumps(asdict(status)) + "\n")
 
 
 def read_status(folder: str | Path) -> Status | None:
     """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
     try:
-        return Status(**json.loads((Path(folder) / STATUS).read_text(encoding="utf-8")))
+        return Status(**json.loads((Path(folder) / _STATUS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None

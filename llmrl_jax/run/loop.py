@@ -361,7 +361,7 @@ class _Run:
             results = {name: _number(value) for name, value in self.evaluate(state, key).items()}
         named = {f"eval/{name}": value for name, value in results.items() if isinstance(value, float)}
         if _best_is_evaluated(self.config):
-            check_best(self.config, named)
+            _check_best(self.config, named)
         self.latest.update(named)
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}
@@ -503,10 +503,10 @@ def _check_best_of_training(
     **Arguments:** `state`, the learner's; `before`, the last line of metrics of each kind, of a resumed run."""
     if config.best and not _best_is_evaluated(config):
         reported = jax.eval_shape(learner.update, state)[1]
-        check_best(config, [*metrics.window({name: np.zeros(1) for name in reported}), *metrics.known(before)])
+        _check_best(config, [*metrics.window({name: np.zeros(1) for name in reported}), *metrics.known(before)])
 
 
-def check_best(config: RunConfig, names: Iterable[str]) -> None:
+def _check_best(config: RunConfig, names: Iterable[str]) -> None:
     """**Raises** `ValueError` if the metric is not among `names`, naming the nearest, or all."""
     metric_names = sorted(set(names))
     if config.best not in metric_names:

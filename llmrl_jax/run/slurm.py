@@ -27,7 +27,7 @@ from llmrl_jax.core.files import expanded
 from llmrl_jax.run.config import BaseRunConfig, RunConfig, flag, resume_value
 
 
-SAVE_SIGNAL = "USR2"
+_SAVE_SIGNAL = "USR2"
 """The signal that SLURM sends shortly before the time limit. (submitit's choice; NCCL may use USR1.)"""
 _LINGER_S = 600
 """Seconds that a process waits for SLURM to end it after saving."""
@@ -133,7 +133,7 @@ class Job:
         """Run the command; on a signal of SLURM make it save and stop. Ends the process with its exit code."""
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         signals: list[int] = []
-        save = getattr(signal, f"SIG{SAVE_SIGNAL}")
+        save = getattr(signal, f"SIG{_SAVE_SIGNAL}")
         # a child inherits ignored signals but not handlers; some clusters signal the children too
         signal.signal(save, signal.SIG_IGN)
         command = self.command(restarts)
@@ -255,7 +255,7 @@ def parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
     options |= {field: value for field in _SAME_NAMES if (value := getattr(config, field))}
     further: dict[str, Any] = {
         "time": config.time,
-        "signal": f"{SAVE_SIGNAL}@{config.grace}",
+        "signal": f"{_SAVE_SIGNAL}@{config.grace}",
         "requeue" if config.requeues else "no-requeue": True,
     }
     for option in config.extra:

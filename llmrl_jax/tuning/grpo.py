@@ -71,7 +71,19 @@ def pad_prompts(prompts: Sequence[Sequence[int]], pad: int, rows: Sequence[Mappi
 
 @dataclass(frozen=True)
 class GRPOConfig(Checked):
-    """Hyper-parameters. The defaults are GRPO's, without the length bias that 2503.20783 describes."""
+    """Hyper-parameters. The defaults are GRPO's, without the length bias that 2503.20783 describes.
+
+    **Raises:** `ValueError` for an option out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.GRPOConfig(prompts=4, group=8, max_new_tokens=16, kl_coef=0.01)
+    >>> config.prompts * config.group  # continuations of an update
+    32
+    ```
+    """
 
     PREFIX: ClassVar[str] = "grpo."
 
@@ -270,6 +282,22 @@ def make_grpo(
     log-probabilities are computed on whole rows.
     **Raises:** `ValueError` if sizes do not divide, an option is out of range, or a token is not in the model's
     vocabulary.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> tokenizer, (model, variables) = lr.load_tokenizer("tiny"), lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> questions = ["what colour is blood ?", "what colour is the sky ?"]
+    >>> prompts = lr.tuning.pad_prompts([tokenizer.encode(text) for text in questions], tokenizer.pad_id)
+    >>> red = tokenizer.encode("red")[0]
+    >>> reward = lambda result, rows: jnp.mean(result.tokens == red, axis=-1)  # float32 [prompts, group]
+    >>> config = lr.GRPOConfig(prompts=2, group=2, max_new_tokens=4)
+    >>> learner = lr.make_grpo(config, model, variables, prompts, reward)
+    >>> state = learner.init(jax.random.key(0))
+    >>> "first_ratio_error" in jax.eval_shape(learner.update, state)[1]
+    True
+    ```
     """
     check(config, prompts, mesh)
     check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)

@@ -38,7 +38,19 @@ from llmrl_jax.tuning.packing import Packed
 
 @dataclass(frozen=True)
 class SFTConfig(Checked):
-    """Hyper-parameters of supervised fine-tuning."""
+    """Hyper-parameters of supervised fine-tuning.
+
+    The loss is the cross-entropy of the targets, in nats per token.
+    **Raises:** `ValueError` for an option out of range.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.SFTConfig(batch_size=4, learning_rate=1e-3).batch_size
+    4
+    ```
+    """
 
     PREFIX: ClassVar[str] = "sft."
 
@@ -179,6 +191,20 @@ def make_sft(
     of targets), `epoch`.
     **Raises:** `ValueError` if sizes do not divide, an option is out of range, there are too few rows, or a token is
     not in the model's vocabulary.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, llmrl_jax as lr
+    >>> tokenizer, (model, variables) = lr.load_tokenizer("tiny"), lr.load_model("tiny", lora=lr.LoRAConfig(rank=4))
+    >>> rows = [{"prompt": "what colour is blood ?", "response": " red"}, {"prompt": "the sky ?", "response": " blue"}]
+    >>> examples = [lr.tuning.encode_row(row, f"row {i}", tokenizer) for i, row in enumerate(rows)]
+    >>> data = lr.tuning.pack(examples, 16, several=False)
+    >>> learner = lr.make_sft(lr.SFTConfig(batch_size=2), model, variables, data, updates=10)
+    >>> state = learner.init(jax.random.key(0))
+    >>> sorted(state.params), "loss" in jax.eval_shape(learner.update, state)[1]
+    (['layers'], True)
+    ```
     """
     _check(config, data, updates, mesh)
     check_tokens(data.tokens, None, model.config.vocab_size)

@@ -24,11 +24,12 @@ from llmrl_jax.workflows.experiment import (
     restore,
     write_results,
 )
+from llmrl_jax.workflows.loading import settings_of
 
 
 def evaluate(
-    folder: Path,
-    config: Any,
+    folder: str | Path,
+    config: Any = None,
     *,
     episodes: int = 0,
     checkpoint: int = -1,
@@ -39,12 +40,28 @@ def evaluate(
     """Evaluate a run's checkpoint on held-out episodes beside random actions, print the results, and write
     `eval-UPDATE.json`.
 
-    **Arguments:** `folder`, the run's; `config`, its settings, with `experiment()`; `episodes`, for each way of acting
+    **Arguments:** `folder`, the run's; `config`, its settings, with `experiment()` (None: read from the folder);
+    `episodes`, for each way of acting
     (0: as many as the run's own evaluations); `checkpoint`, by update number (-1: newest); `seed`, of the episodes;
     `gif`, whether to also write an episode; `json`, whether to print the results as JSON.
-    **Returns:** the results. **Raises:** `ValueError` for numbers out of range, or a run without an environment;
-    `FileNotFoundError` for a missing checkpoint.
+    **Returns:** the results by name, floats or dicts of them: means over the episodes (returns in units of the reward,
+    lengths in steps, success as a fraction) and the bounds of their 95% intervals.
+    **Raises:** `ValueError` for numbers out of range, a run without an environment, or one of another kind;
+    `FileNotFoundError` for a missing run or checkpoint.
+
+    **Example:** of a run that `train` wrote.
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> results = lr.evaluate("runs/cartpole", episodes=16)
+    >>> 8 <= results["greedy/episode_length"] <= 500
+    True
+    >>> results["random/episode_return_low"] < results["random/episode_return"]
+    True
+    ```
     """
+    folder = Path(folder)
+    config = settings_of(folder) if config is None else config
     episodes = episodes or config.eval_episodes
     in_interval("episodes", episodes, COUNT)
     check_seed("seed", seed)

@@ -24,7 +24,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.core.statistics import over_runs
 from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.checkpoint import Checkpoints
-from llmrl_jax.run.folder import saved_updates, write_summary
+from llmrl_jax.run.folder import folder_name, opened, saved_updates, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
 from llmrl_jax.run.progress import SHOWN
 
@@ -42,7 +42,19 @@ def _variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a run trains, and how it is judged."""
+    """What a run trains, and how it is judged.
+
+    `train` trains it, `load` and `evaluate` read it from its run's folder.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> x = lr.settings_class("ppo")(env="CartPole-v1").experiment()
+    >>> isinstance(x, lr.Experiment), type(x.env).__name__, x.learner.steps_per_update
+    (True, 'EpisodeStatistics', 1024)
+    ```
+    """
 
     config: Any
     """The run's settings, with `run` (a `RunConfig`), `steps` (without `updates`) and `eval_episodes`."""
@@ -92,7 +104,7 @@ class Experiment:
 
 def train(
     x: Experiment,
-    folder: Path,
+    folder: Path | None = None,
     *,
     facts: Callable[[RunResult], Mapping[str, Any]] | None = None,
     at_end: bool = True,
@@ -100,10 +112,29 @@ def train(
 ) -> RunResult:
     """Train, evaluate what was learnt beside random actions, and write `eval-UPDATE.json` and `summary.json`.
 
-    **Arguments:** `folder`, the run's, which is open; `facts`, more for the summary; `at_end`, whether the run ends
-    with an evaluation; `again`, see `llmrl_jax.run.loop.train`.
-    **Returns:** how it ended. **Raises:** what `llmrl_jax.run.loop.train` raises.
+    A run whose settings have `run.resume` continues from its last checkpoint, with the bits of an uninterrupted one.
+
+    **Arguments:** `x`; `folder`, the run's, which is open (None: that of `x.config.run`, which is opened and locked);
+    `facts`, more for the summary; `at_end`, whether the run ends with an evaluation; `again`, see
+    `llmrl_jax.run.loop.train`.
+    **Returns:** how it ended: `state`, `update`, `steps`, `seconds`, `folder`.
+    **Raises:** what `llmrl_jax.run.loop.train` raises: `RunStopped` for a loss that is not finite or a metric above its
+    bound, `FileExistsError` for a new run in a folder with another one.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> options = {"ppo": lr.PPOConfig(num_envs=8, num_steps=32), "run": lr.RunConfig(name="cartpole")}
+    >>> config = lr.settings_class("ppo")(env="CartPole-v1", steps=512, eval_episodes=16, **options)
+    >>> result = lr.train(config.experiment())
+    >>> result.update, result.steps, str(result.folder)
+    (2, 512, 'runs/cartpole')
+    ```
     """
+    if folder is None:
+        with opened(x.config.run, folder_name(x.title)) as folder:
+            return train(x, folder, facts=facts, at_end=at_end, again=again)
     config, run = x.config, x.config.run
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
     if x.at_ends and x.during is not None:

@@ -97,6 +97,15 @@ def settings_class(algo: str) -> type[RLRun]:
     """`RLRun` with the options of an algorithm, as `algo` and as a field of that name.
 
     **Raises:** `KeyError`, naming the nearest, for an unknown algorithm.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.settings_class("iql")(data="steps.npz", steps=1_000, seeds=2)
+    >>> config.iql.expectile, config.KIND
+    (0.7, 'rl train')
+    ```
     """
     if algo != spelled(algo):
         return settings_class(spelled(algo))

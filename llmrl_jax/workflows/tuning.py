@@ -98,7 +98,18 @@ class Tuned(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(Tuned):
-    """Settings of supervised fine-tuning: model, text and run."""
+    """Settings of supervised fine-tuning: model, text and run.
+
+    **Raises:** `ValueError` for an option out of range, or quantised weights that are to be trained.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> lr.TuneConfig(model="tiny", data="rows.jsonl", length=16, lora=lr.LoRAConfig(rank=4)).tune
+    'lora'
+    ```
+    """
 
     KIND: ClassVar[str] = "lm sft"
 
@@ -120,7 +131,19 @@ class TuneConfig(Tuned):
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoRun(Tuned):
-    """Settings of GRPO: model, prompts, reward and run."""
+    """Settings of GRPO: model, prompts, reward and run.
+
+    **Raises:** as `TuneConfig`.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> config = lr.GrpoRun(model="tiny", data="rows.jsonl", reward="exact", grpo=lr.GRPOConfig(max_new_tokens=4))
+    >>> config.updates
+    100
+    ```
+    """
 
     KIND: ClassVar[str] = "lm grpo"
 
@@ -262,6 +285,18 @@ def sft(config: TuneConfig) -> RunResult:
     """Fine-tune a language model on text, and write the run to its folder, with the adapters or the model.
 
     **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for an unusable model or data.
+
+    **Example:**
+
+    ```pycon
+    >>> import json, pathlib, llmrl_jax as lr
+    >>> rows = [{"prompt": f"what colour is {thing} ?", "response": " red"} for thing in ("blood", "grass", "the sky")]
+    >>> _ = pathlib.Path("rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    >>> options = {"length": 16, "pack": False, "sft": lr.SFTConfig(batch_size=3), "run": lr.RunConfig(name="red")}
+    >>> result = lr.sft(lr.TuneConfig(model="tiny", data=pathlib.Path("rows.jsonl"), **options))
+    >>> result.update, sorted(path.name for path in result.folder.glob("adapter*/*.safetensors"))
+    (1, ['adapter_model.safetensors'])
+    ```
     """
     shape = lm.read_config(config.model)
     if config.length > (positions := shape.max_position_embeddings):
@@ -326,6 +361,18 @@ def grpo(config: GrpoRun) -> RunResult:
     """Train a language model by rewards, and write the run to its folder, with the adapters or the model.
 
     **Returns:** how it ended. **Raises:** `ValueError` and `FileNotFoundError` for an unusable model, reward or data.
+
+    **Example:**
+
+    ```pycon
+    >>> import pathlib, llmrl_jax as lr
+    >>> _ = pathlib.Path("questions.jsonl").write_text('{"prompt": "what colour is blood ?", "response": "red"}\\n')
+    >>> options = {"grpo": lr.GRPOConfig(prompts=1, group=2, max_new_tokens=4), "run": lr.RunConfig(name="answers")}
+    >>> config = lr.GrpoRun(model="tiny", data=pathlib.Path("questions.jsonl"), reward="exact", updates=1, **options)
+    >>> result = lr.grpo(config)
+    >>> result.update, result.steps  # completions
+    (1, 2)
+    ```
     """
     reward = load_reward(config.reward)
     folder = lm.locate(config.model)

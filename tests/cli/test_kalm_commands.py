@@ -13,7 +13,6 @@ import pytest
 import envs_jax
 from envs_jax.clevr import to_published
 from envs_jax.metaworld.instructions import NAMES
-from llmrl_jax.cli.loading import load
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import config as configs
 from llmrl_jax.data.masked import read_published, to_masked, write_masked
@@ -27,6 +26,7 @@ from llmrl_jax.systems.kalm.commands import GROUND, IMAGINE, TEST, TRAIN
 from llmrl_jax.systems.kalm.eval import key_of, play_random, rates
 from llmrl_jax.systems.kalm.train import get_dataset, sentence_table
 from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, metaworld_goals, world_of
+from llmrl_jax.workflows.loading import load
 from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 

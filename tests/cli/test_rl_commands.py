@@ -10,12 +10,12 @@ import pytest
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import play_random
-from llmrl_jax.cli.loading import load, settings_of
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.config import load_config
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.registry import ALGORITHMS
 from llmrl_jax.workflows import evaluation, rl_training
+from llmrl_jax.workflows.loading import load, settings_of
 
 
 SMALL = {

@@ -28,11 +28,10 @@ def evaluate(
         gif: Also write `episode.gif` into the folder.
         json: Print the results as JSON.
     """
-    from llmrl_jax.cli.loading import settings_of
     from llmrl_jax.workflows import evaluation
 
     options: dict[str, Any] = {"episodes": episodes, "checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
-    evaluation.evaluate(folder, settings_of(folder), **options)
+    evaluation.evaluate(folder, **options)
 
 
 COMMAND = evaluate

@@ -19,8 +19,8 @@ def play(
         sampled: Sample actions; otherwise the most likely ones are taken.
         gif: Also write its pictures to this file.
     """
-    from llmrl_jax.cli.loading import settings_of
     from llmrl_jax.workflows import evaluation
+    from llmrl_jax.workflows.loading import settings_of
 
     evaluation.play(folder, settings_of(folder), checkpoint=checkpoint, seed=seed, sampled=sampled, gif=gif)
 

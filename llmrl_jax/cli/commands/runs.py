@@ -21,7 +21,7 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
         folder: The folder that holds the runs.
         json: Print all facts as JSON.
     """
-    from llmrl_jax.cli.kinds import kind_of
+    from llmrl_jax.options.kinds import kind_of
     from llmrl_jax.report import runs
 
     facts = runs.list_runs(folder, kind_of)
@@ -40,7 +40,7 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
         folder: The run's folder, `runs/NAME`.
         json: Print all facts as JSON.
     """
-    from llmrl_jax.cli.kinds import defaults, kind_of
+    from llmrl_jax.options.kinds import defaults, kind_of
     from llmrl_jax.report import runs
 
     folder = runs.the_run(folder)
@@ -89,8 +89,8 @@ def compare(
             Missing folders above it are created.
         json: Print the results as JSON.
     """
-    from llmrl_jax.cli.kinds import loaded
     from llmrl_jax.core.checks import in_interval
+    from llmrl_jax.options.kinds import loaded
     from llmrl_jax.report import compare as comparison, figures, runs
 
     if not folders:
@@ -119,8 +119,8 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
 
     if not folders:
         raise ValueError("there is nothing to delete: name the folders of runs")
-    from llmrl_jax.cli.kinds import is_known
     from llmrl_jax.core.files import expanded
+    from llmrl_jax.options.kinds import is_known
 
     paths = [runs.the_run(expanded(folder).absolute()) for folder in folders]
     for folder in paths:

@@ -147,6 +147,17 @@ def glam_prompt(
     **Returns:** the prompt. Its slots are as narrow as the level allows.
     **Raises:** `ValueError` for an invalid language, window or list of actions, `TypeError` for an environment without
     text.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> env, env_params = lr.make("BabyAI-Text/GoToObjS4-v0")
+    >>> template = lr.glam_prompt(lr.PromptHistory(env, 1), history=1)
+    >>> tokenizer = lr.WordTokenizer.from_prompt(template.prompt, template.actions)
+    >>> template.actions[0], template.compile(tokenizer).max_length < 100
+    ('turn left', True)
+    ```
     """
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     if language is None:

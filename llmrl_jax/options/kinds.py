@@ -12,15 +12,28 @@ from typing import Any
 from llmrl_jax.core import config as configs
 
 
+PACKAGE = Path(__file__).parent.parent
+
+
+def command_modules() -> dict[str, str]:
+    """Group of commands -> its module: those of `llmrl_jax/cli/commands/`, and `commands.py` or `commands/` of every
+    system. Found by listing folders; nothing is imported."""
+    paths = {path.stem: path for path in (PACKAGE / "cli" / "commands").glob("*.py") if path.stem != "__init__"}
+    for folder in (PACKAGE / "systems").iterdir():
+        for path in (folder / "commands.py", folder / "commands" / "__init__.py"):
+            if path.is_file():
+                paths[folder.name] = path
+    parts = {name: path.relative_to(PACKAGE.parent).with_suffix("").parts for name, path in sorted(paths.items())}
+    return {name: ".".join(part for part in split if part != "__init__") for name, split in parts.items()}
+
+
 @functools.cache
 def _commands() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
     """Kind of run -> function from the values of a run to its initial settings (`options.command.command`). Imports the
-    commands of all groups."""
-    from llmrl_jax.cli.main import groups
-
+    commands of all groups, by their names: they are in packages above this one."""
     kinds = {}
-    for group in groups().values():
-        module = importlib.import_module(group.module)
+    for name in command_modules().values():
+        module = importlib.import_module(name)
         commands = [*getattr(module, "COMMANDS", {}).values(), getattr(module, "COMMAND", None)]
         for begin in (getattr(command, "begin", None) for command in commands):
             if begin is not None and (kind := getattr(begin({}), "KIND", "")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.cli import kinds
+from llmrl_jax.options import kinds
 from llmrl_jax.workflows.experiment import Experiment, check_saved, experiment_of, kind_of_run, restore
 
 
@@ -60,6 +60,17 @@ def load(folder: str | Path, checkpoint: int = -1) -> Loaded:
     """A run's experiment with the state of a checkpoint, by update number (-1: the newest).
 
     **Raises:** as `settings_of`; `FileNotFoundError` for a missing checkpoint.
+    **Returns:** `Loaded`: `experiment`, `state`, `update`, and `act`, the most likely actions.
+
+    **Example:**
+
+    ```pycon
+    >>> import jax, jax.numpy as jnp, llmrl_jax as lr
+    >>> run = lr.load("runs/cartpole")  # of `train`'s example
+    >>> action, carry = jax.jit(run.act)(jnp.zeros((3, 4)))
+    >>> run.update, action.shape
+    (2, (3,))
+    ```
     """
     folder = Path(folder)
     config = settings_of(folder)
