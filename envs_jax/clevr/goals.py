@@ -152,7 +152,7 @@ PUBLISHED_TYPES = (2, 3)
 
 
 def from_published(codes: Any, level: str) -> np.ndarray:
-    """Goals in the code of KALM's files (kalm reference, section 2.3), as goals of this environment.
+    """Goals in the code of KALM's files, as goals of this environment.
 
     **Arguments:** `codes`, `[..., 6]`, a number per ball (1 for the ball to move, 2 for the reference) and a place; at
     level hard `[..., 6 + 6 k]`, the type in the sixth number and a code for each of two or three relations after it;

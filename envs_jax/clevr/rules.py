@@ -2,7 +2,7 @@
 
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast, and returns arrays of the
 same package; `goal` is int32 `[..., 10]` (see `goals`), a `state` float32 `[..., 10]`, the x and y of the five balls,
-an `action` int32 `[...]`. A state that is not finite satisfies no goal. Definitions: kalm reference, section 2.3.
+an `action` int32 `[...]`. A state that is not finite satisfies no goal. Definitions: KALM's published code.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Crafter lets its objects act in the order of their creation, and what one does changes what the next one can do: it
 enters a cell, opens one, shoots. But what an object wants to do depends on itself, the player and the map only. So the
 wishes of all near objects are computed together, and a short loop over the objects, for all rows of a batch at once,
-decides which wishes come true: it compares each wanted cell with the positions of the others (crafter_speed reference,
-3).
+decides which wishes come true: it compares each wanted cell with the positions of the others.
 """
 
 from __future__ import annotations

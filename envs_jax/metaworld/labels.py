@@ -3,7 +3,7 @@
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast. `goal` is int32 `[..., 1]`,
 an index of `NAMES`; a state is a 91-d entity observation. Success is that of the environment, and so are
 rewards as far as a state shows what they need: the fingers are estimated from the hand, and the initial position of an
-object from the target if that tells it, else it is the middle of the starts. Definitions: kalm reference, section 3.4.
+object from the target if that tells it, else it is the middle of the starts. Definitions: the package metaworld.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of tasks: scene, what is drawn at a reset, what is observed, reward and expert (kalm reference, section 3).
+"""The table of tasks: scene, what is drawn at a reset, what is observed, reward and expert.
 
 A reset draws one vector, uniform between `low` and `high`; every place of a start is three of its numbers, in a row,
 plus an offset (`Drawn`).

@@ -1,4 +1,4 @@
-"""Episodes padded to one length, with masks: the files of KALM and ImagineBench (kalm reference, section 1.5).
+"""Episodes padded to one length, with masks: the files of KALM and ImagineBench (2404.09248, 2505.10010).
 
 `observations` `[N, T, d]`, `actions` `[N, T]` or `[N, T, a]`, `rewards` and `masks` `[N, T]` or `[N, T, 1]`; also
 `next_observations` and `terminals`, if they are there, and what is said of episodes: `instructions`, `goals`,

@@ -440,7 +440,7 @@ def _take(x: jax.Array, indices: Int[AnyArray, "B N"]) -> jax.Array:
 
 
 class ValueHead(nn.Module):
-    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (glam reference, section 3.2).
+    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (2302.02662).
 
     Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
     Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.

@@ -631,7 +631,7 @@ def mixed_exploration(
     fraction: float | jax.Array,
 ) -> Categorical:
     """The best of the offered actions; with probability `epsilon` another one, which is the guide's best with
-    probability `fraction`, else uniformly random (ellm reference, 1.4)."""
+    probability `fraction`, else uniformly random (Du et al., 2302.06692)."""
     exploration = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
     mask = mask_of(obs)
     offered = guide_q if mask is None else jnp.where(mask, guide_q, -jnp.inf)

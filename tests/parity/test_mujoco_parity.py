@@ -25,7 +25,7 @@ APART = {"Reacher-v5": 2e-2, "Hopper-v5": 1e-2, "Walker2d-v5": 1e-2, "HalfCheeta
 STEPS = {"HalfCheetah-v5": 12}
 """30 elsewhere; with its many contacts, a difference in float32's last bits has grown to 2e-2 after 16."""
 GOLDEN = np.array([0.4, 6.0, 0.6, 2.5], np.float32)
-"""Weights that keep the inverted pendulum upright (props reference, section 8)."""
+"""Weights that keep the inverted pendulum upright (`make_videos.py` of ProPS)."""
 SEEDS = 2
 
 

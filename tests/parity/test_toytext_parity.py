@@ -252,7 +252,7 @@ def test_deals():
     np.testing.assert_allclose(pays[:, 0], pays[:, 1:] @ list(blackjack.CARDS.values()), atol=1e-12)
 
 
-# --- ProPS's own worlds, by the words of the props reference, section 5.1 ---------------------------------------------
+# --- ProPS's own worlds, by their published descriptions --------------------------------------------------------------
 
 
 class NimEnv(gymnasium.Env):

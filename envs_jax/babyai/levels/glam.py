@@ -1,4 +1,4 @@
-"""GLAM's own levels: a mix of five tasks, and sequences of two (glam reference, section 2.6)."""
+"""GLAM's own levels: a mix of five tasks, and sequences of two (Carta et al., 2302.02662)."""
 
 from __future__ import annotations
 

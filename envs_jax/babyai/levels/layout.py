@@ -19,7 +19,7 @@ from envs_jax.babyai.verify import members, object_set
 
 @dataclass(frozen=True)
 class Rooms:
-    """A grid of square rooms that share walls (glam reference, section 6.2); cells are numbered `x * height + y`."""
+    """A grid of square rooms that share walls (`minigrid.core.roomgrid`); cells are numbered `x * height + y`."""
 
     size: int
     """Side of a room, walls included."""

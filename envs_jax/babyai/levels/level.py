@@ -1,4 +1,4 @@
-"""The `Level` class, and shared functions for drawing levels (glam reference, sections 2.6, 6.1 and 6.6).
+"""The `Level` class, and shared functions for drawing levels (`minigrid.envs.babyai.core.roomgrid_level`).
 
 Each level has minigrid's distribution (GLAM's levels: that of its fork). If minigrid's tries for one object amount to a
 uniform draw from the allowed cells, this draw is made directly; a world that minigrid rejects as a whole is rejected

@@ -1,4 +1,4 @@
-"""BabyAI's level generator: every mission of its language (glam reference, section 6.6, `LevelGen`)."""
+"""BabyAI's level generator: every mission of its language (`minigrid.envs.babyai.core.levelgen`)."""
 
 from __future__ import annotations
 

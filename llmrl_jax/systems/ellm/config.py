@@ -217,7 +217,7 @@ PUBLISHED = EllmConfig(
     ),
     compat="paper",
 )
-"""The published input and hyper-parameters (ellm reference, 1.3, 2.8 and 5), in 64 environments instead of one: as many
+"""The published input and hyper-parameters (`config.yaml` of ELLM), in 64 environments instead of one: as many
 samples per step played. The memory holds every frame of the run, 38 GB."""
 
 HOUSEKEEP = EllmConfig(

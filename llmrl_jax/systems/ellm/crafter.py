@@ -1,4 +1,4 @@
-"""The goals of Crafter with text: the published oracle and its goals (ellm reference, 2.2 and 3.4)."""
+"""The goals of Crafter with text: the published oracle and its goals (`text_crafter/lm.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The goals of Housekeep, and the symbols that networks see of it (ellm reference, section 4)."""
+"""The goals of Housekeep, and the symbols that networks see of it (Du et al., 2302.06692)."""
 
 from __future__ import annotations
 

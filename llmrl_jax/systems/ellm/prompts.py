@@ -1,4 +1,5 @@
-"""Prompts that ask a chat model for goals, and the goals in its replies (ellm reference, 3.3 and 4.4)."""
+"""Prompts that ask a chat model for goals, and the goals in its replies (`text_crafter/lm.py`,
+`text_housekeep/lm.py`)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_each_definition_of_the_action_probabilities():
 
 @pytest.mark.parametrize("actions, cap", [(3, 0.576), (6, 0.352), (9, 0.254)])
 def test_the_first_released_code_capped_every_probability(actions, cap):
-    """Glam reference, section 3.1: e / (e + A - 1)."""
+    """At most e / (e + A - 1)."""
     certain = scores([0.0] + [-80.0] * (actions - 1), [0.0] * actions, [0.0] * actions)
     probs = Categorical(action_logits(certain, "max_normalised")).probs
     assert float(probs[0, 0]) == pytest.approx(cap, abs=6e-4)
@@ -340,7 +340,7 @@ def test_gradients_by_length_are_the_same_gradients():
 
 
 def test_the_published_values():
-    """Glam reference, sections 1.2 and 3.3."""
+    """Carta et al., 2302.02662."""
     ppo = GLAM.ppo
     assert (ppo.num_envs * ppo.num_steps, ppo.epochs, ppo.minibatches) == (1280, 4, 20)
     assert (ppo.learning_rate, ppo.adam_eps, ppo.gamma, ppo.gae_lambda) == (1e-6, 1e-5, 0.99, 0.99)

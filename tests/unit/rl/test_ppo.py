@@ -392,7 +392,7 @@ def test_statistics_are_needed():
 
 
 def test_glams_preset():
-    """Glam reference, sections 1.2 and 3.3."""
+    """Carta et al., 2302.02662."""
     assert GLAM.num_envs * GLAM.num_steps == 1280 and 1280 // GLAM.minibatches == 64 and GLAM.epochs == 4
     assert (GLAM.gamma, GLAM.gae_lambda, GLAM.learning_rate, GLAM.adam_eps) == (0.99, 0.99, 1e-6, 1e-5)
     assert (GLAM.clip_eps, GLAM.value_clip, GLAM.value_loss_coef, GLAM.entropy_coef) == (0.2, 0.2, 0.5, 0.01)

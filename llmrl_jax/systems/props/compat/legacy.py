@@ -1,5 +1,5 @@
 """The protocol before ProPS: a dialogue over one matrix, with a system message, and a request to convert a matrix of
-the wrong size (props reference, section 3.5).
+the wrong size (`llm-rl_finetune`).
 
 User templates are given by their published option names (`TemplateConfig`). Slots of all: `rows`, `columns`, `shape`
 ("5x2"), `environment` and `actions` (valid ids of an entry, None for numbers). Of `llm_ui_template_name` also, as

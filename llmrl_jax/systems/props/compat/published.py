@@ -1,8 +1,7 @@
 """Reader of the two published YAML schemas: that of the release and that of the fine-tuning repository.
 
-Every key is read, and each deviation from the published programs is reported in a note (props reference, sections 4 and
-10). Template files are optional: if the folder of a named template does not exist, the built-in prompt of the same kind
-is used, and reported in a note.
+Every key is read, and each deviation from the published programs is reported in a note. Template files are optional: if
+the folder of a named template does not exist, the built-in prompt of the same kind is used, and reported in a note.
 """
 
 from __future__ import annotations
@@ -264,7 +263,7 @@ class _Reader:
         return "linear_nobias" if self.get("bias") is False else None
 
     def _init(self) -> Any:
-        """The initial distribution of the file's published program (props reference, section 2)."""
+        """The initial distribution of the file's published program."""
         if self._kind() == "linear_nobias":
             return "uniform_3"
         if self.schema == "finetune":

@@ -31,7 +31,7 @@ IDS = {
     "PickUp-RedBall-S20": (20, 9, 400),
     "PickUp-PurpleKey-S20": (20, 9, 400),
 }
-"""Size of the room, objects, and step limit (bkrl reference, section 9.1)."""
+"""Size of the room, objects, and step limit (2407.03964)."""
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -60,7 +60,7 @@ def test_starts(world):
 
 
 def test_a_push_from_rest(world, step):
-    """Along an axis 0.23 to 0.25 m, the measured numbers of the reference (2.2); diagonally it is pushed harder, by a
+    """Along an axis 0.23 to 0.25 m, as measured in KALM's published environment; diagonally it is pushed harder, by a
     force of 1.13 N, and goes 0.28 m."""
     env, params = world
     balls = np.array([[0.45, 0.5], [0.0, 0.2], [-0.45, 0.5], [-0.45, -0.15], [0.45, -0.15]], np.float32)

@@ -269,7 +269,7 @@ def test_published_policy_balances_the_pole():
 
 @pytest.mark.parametrize(("gain", "expected"), [(5.5, 85.3), (6.0, 88.2), (12.0, 97.7), (40.0, 83.9)])
 def test_published_policy_climbs_the_hill(gain, expected):
-    """The means over 200 random starts of the props reference, section 13; here over an even grid of them."""
+    """The means over 200 random starts, calculated in plain Python; here over an even grid of them."""
     env, params = envs_jax.make("MountainCarContinuous-v0")
     physics = jnp.stack([jnp.linspace(-0.6, -0.4, 201), jnp.zeros(201)], axis=1)
     states = MountainCarState(physics, jnp.zeros(201, jnp.int32))

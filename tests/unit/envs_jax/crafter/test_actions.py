@@ -18,7 +18,7 @@ VALID = (
     *("make crafting table", "make wood pickaxe", "make stone pickaxe", "make iron pickaxe"),
     *("make wood sword", "make stone sword", "make iron sword"),
 )
-"""The 29 actions of ELLM that can have an effect (ellm reference, 2.2)."""
+"""The 29 actions of ELLM that can have an effect (`text_crafter/text_crafter/text_env`)."""
 
 
 def bits(mask):

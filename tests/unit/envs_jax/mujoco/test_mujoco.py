@@ -129,7 +129,7 @@ def test_ended_episodes_stand_still_at_no_cost(calls):
 
 
 def test_golden_pendulum():
-    """The published weights keep it upright for all of 1,000 steps, from 20 starts (props reference, section 8)."""
+    """The published weights keep it upright for all of 1,000 steps, from 20 starts (`make_videos.py` of ProPS)."""
     env, params = envs_jax.make("InvertedPendulum-v5", physics="c")
     weights = jnp.array([0.4, 6.0, 0.6, 2.5])
 

@@ -260,7 +260,7 @@ def played():
 
 
 def glam_by_hand(env, obs, actions, **_):
-    """The template of GLAM, concatenated as its reference does."""
+    """The template of GLAM, concatenated as `agents/base_agent.py` does."""
     prompt = "Possible action of the agent:" + ",".join(f" {a}" for a in actions)
     prompt += f" \n Goal of the agent: {env.describe(obs)['mission']}"
     for k in range(int(obs["count"])):

@@ -43,7 +43,7 @@ def best(id, horizon=None):
 @pytest.mark.parametrize(
     ("id", "horizon", "value", "within"),
     [
-        ("FrozenLake-v1", None, 0.744, 5e-4),  # props reference, section 5.1
+        ("FrozenLake-v1", None, 0.744, 5e-4),  # by dynamic programming
         ("FrozenLake8x8-v1", None, 0.91, 5e-3),  # the optimum that Gymnasium's registry notes
         ("FrozenLake-v1?is_slippery=false", None, 1.0, 0.0),
         ("FrozenLake-v1?is_slippery=false", 5, 0.0, 0.0),  # the goal is six moves away

@@ -157,7 +157,7 @@ def test_words_become_captions_again():
 
 
 def test_the_published_values():
-    """Glam reference, section 3.4."""
+    """`clm_behavioral-cloning.py` of GLAM."""
     config, published = preset("bc", CLONE_PRESETS)
     assert (config.tune, config.history, config.list_actions) == ("full", 3, True)
     assert (published.pairs, published.epochs, published.pack) == (400_000, 1.0, False)

@@ -43,8 +43,8 @@ def drawn():
 
 
 def in_view(image):
-    """Which of the seven actions change anything, from what stands ahead and what is in hand, rule by rule (glam
-    reference, section 6.4)."""
+    """Which of the seven actions change anything, from what stands ahead and what is in hand, rule by rule
+    (`MiniGridEnv.step`)."""
     ahead, color, state = (int(x) for x in image[3, 5])
     held, held_color = (int(x) for x in image[3, 6, :2])
     full = held != EMPTY

@@ -93,7 +93,7 @@ def test_a_test_is_named_by_what_it_changes():
 
 
 def test_the_paper_stands_beside_its_own_setting_only():
-    """Glam reference, section 5."""
+    """The figure of Carta et al., 2302.02662."""
     assert PAPER["no_meaning_words"]["GFlan-T5"] == 0.77 and PAPER["synonym_actions"]["Flan-T5 0-shot"] == 0.01
     assert PAPER["composition"]["Random"] == 0.05 and set(PAPER) <= set(TESTS)
     go_to = "BabyAI-Text/GoToLocal-v0"

@@ -1,4 +1,4 @@
-"""GLAM's prompt in other words (glam reference, section 2.7), and equivalent prompts."""
+"""GLAM's prompt in other words (`agents/base_agent.py`), and equivalent prompts."""
 
 from __future__ import annotations
 

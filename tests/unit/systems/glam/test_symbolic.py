@@ -145,7 +145,7 @@ def test_halving_is_max_pooling():
 
 
 def test_the_published_sizes_and_initial_values():
-    """Glam reference, section 4.2; the words are those there are, not the hundred there might be."""
+    """`train_symbolic_ppo.py`; the words are those there are, not the hundred there might be."""
     words = 40
     network = SymbolicNetwork(6, words, SymbolicConfig())
     empty = jnp.zeros((1, 128))
@@ -252,7 +252,7 @@ def test_a_mesh_plays_the_same_worlds(tiny):
 
 
 def test_the_published_values():
-    """Glam reference, sections 1.2 and 4.2."""
+    """`train_symbolic_ppo.py` of GLAM."""
     ppo = SYMBOLIC.ppo
     assert (ppo.num_envs, ppo.num_steps, ppo.num_envs * ppo.num_steps // ppo.minibatches) == (64, 40, 1280)
     assert (ppo.learning_rate, ppo.epochs, ppo.gamma, ppo.gae_lambda) == (1e-4, 4, 0.99, 0.99)

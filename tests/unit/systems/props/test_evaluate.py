@@ -21,7 +21,7 @@ from llmrl_jax.systems.props.study import EpisodeRecorder
 
 KEYS = episode_keys(jax.random.key(1), 5)
 GOLDEN = jnp.asarray([[-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06]])
-"""CartPole's parameters of a published video (props reference, section 8)."""
+"""CartPole's parameters of a published video (`make_videos.py` of ProPS)."""
 
 
 def built(id):
@@ -222,7 +222,7 @@ def test_the_published_fifteen():
         for method, (mean, _) in task.published.items()
         if mean == max(other for other, _ in task.published.values())
     ]
-    # the page's own count of best methods (props reference, section 6); it lists A2C alone of the maze's baselines
+    # the page's own count of best methods; it lists A2C alone of the maze's baselines
     assert {m: best.count(m) for m in best} == {"ProPS+": 8, "TRPO": 6, "ProPS": 2, "PPO": 1, "A2C": 1}
     assert tasks.get("CartPole-v1") is tasks.get("cartpole")
     assert dataclasses.asdict(tasks.get("maze").plus)["max_steps"] == 20

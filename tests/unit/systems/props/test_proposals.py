@@ -153,7 +153,7 @@ def test_the_explanation_is_kept():
 
 
 def test_the_released_parser_is_an_option():
-    """Numbers in order of appearance, indices not heeded, one line only (props reference, section 3.3)."""
+    """Numbers in order of appearance, indices not heeded, one line only."""
     first = Grammar(2, -6, 6, 1, compat="paper")
     assert read("params[1]: 9, params[1]: -2.55\nwhy", first).proposals == ((9.0, -2.55),)
     with pytest.raises(InvalidReply, match="the first line holds 0 parameters, not 2"):
