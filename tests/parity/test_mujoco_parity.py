@@ -174,9 +174,9 @@ def test_spaces_and_starts(id):
 
 def test_import_refuses():
     env, params = envs_jax.make("Hopper-v5", physics="c")
-    with pytest.raises(ValueError, match="call its reset first"):
+    with pytest.raises(ValueError, match="reset"):
         import_state(gymnasium.make("Hopper-v5"), env, params)
-    with pytest.raises(TypeError, match="Walker2dEnv is not what Hopper re-implements"):
+    with pytest.raises(TypeError, match="Walker2dEnv.*Hopper"):
         import_state(gymnasium.make("Walker2d-v5"), env, params)
     for options, message in (
         ({"frame_skip": 2, "exclude_current_positions_from_observation": True}, "frame_skip"),

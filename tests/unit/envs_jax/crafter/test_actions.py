@@ -94,7 +94,7 @@ def test_ellms_27():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="actions is 28; it is one of 17, 20, 27, 139"):
+    with pytest.raises(ValueError, match="actions.*28.*17, 20, 27, 139"):
         action_set(28)
-    with pytest.raises(KeyError, match=r"no action is named 'chop tre'; did you mean 'chop tree'"):
+    with pytest.raises(KeyError, match="'chop tre'.*'chop tree'"):
         index(action_set(27), "chop tre")

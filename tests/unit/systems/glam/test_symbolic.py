@@ -271,14 +271,14 @@ def test_what_the_baseline_sees():
     assert view.observation_space(params).contains(jax.tree.map(np.asarray, obs))
     assert view.describe(obs)["mission"].startswith("go to ")
     cartpole, _ = envs_jax.make("CartPole-v1")
-    with pytest.raises(TypeError, match="no image with a mission"):
+    with pytest.raises(TypeError, match="'CartPole-v1'.*BabyAI"):
         SymbolicView(cartpole)
 
 
 def test_bad_sizes():
-    with pytest.raises(ValueError, match="symbolic.image_dim is 12; a multiple of 16"):
+    with pytest.raises(ValueError, match="symbolic.image_dim.*12.*16"):
         SymbolicConfig(image_dim=12)
-    with pytest.raises(ValueError, match="symbolic.recurrence is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="symbolic.recurrence.*0.*1"):
         SymbolicConfig(recurrence=0)
 
 
