@@ -107,7 +107,7 @@ class Worlds:
 
 @dataclass
 class Took:
-    """What an update cost."""
+    """Times of an update."""
 
     rollout: float
     """Seconds of play, with the values of the last observations."""

@@ -31,7 +31,7 @@ def members(objects: jax.Array, n: int) -> jax.Array:
 
 
 def member(objects: jax.Array, id: jax.Array) -> jax.Array:
-    """Whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
+    """Return whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
     value, word = jnp.zeros(jnp.shape(id), jnp.uint32), jnp.asarray(id) // WORD
     for k in range(objects.shape[-1]):
         value = jnp.where(word == k, objects[..., k], value)

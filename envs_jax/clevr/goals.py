@@ -91,7 +91,7 @@ NOMINAL = 0.33
 
 
 def attainable(triples: Iterable[Triple]) -> bool:
-    """Whether several relations fit the table together.
+    """Return whether several relations fit the table together.
 
     No ball is moved twice, references make no circle, and if every ball lies exactly at its place, 0.33 m from its
     reference, no two overlap and all fit between the walls.

@@ -25,7 +25,7 @@ ball climbs another."""
 
 
 def implausible(state: Any, next_state: Any) -> dict[str, Any]:
-    """Which steps are physically impossible, and in what way.
+    """Steps that are physically impossible, by kind.
 
     **Arguments:** `state` and `next_state`, float32 `[..., 10]`, NumPy or jax arrays that broadcast.
     **Returns:** bool `[...]` each: `out_of_table`, a centre beyond a wall after the step; `in_wall`, a centre too close

@@ -70,12 +70,12 @@ class _Loop(NamedTuple):
 
 
 def _any_equal(rows: jax.Array, value: jax.Array) -> jax.Array:
-    """Whether any of `rows` `[n, B]` equals `value` `[B]`; written out, since XLA reduces booleans slowly."""
+    """Return whether any of `rows` `[n, B]` equals `value` `[B]`; written out, since XLA reduces booleans slowly."""
     return functools.reduce(jnp.bitwise_or, [rows[i] == value for i in range(rows.shape[0])])
 
 
 def _enterable(material: jax.Array, flies: Any) -> jax.Array:
-    """Whether a material lets an object in; an arrow flies over water and lava too."""
+    """Return whether a material lets an object in; an arrow flies over water and lava too."""
     masks = np.uint32(OPEN | 1 << c.WATER | 1 << c.LAVA), np.uint32(OPEN)
     return (jnp.where(flies, *masks) >> material.astype(jnp.uint32)) & 1 > 0
 

@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parent / "data" / "preferences.json"
 
 @dataclass(frozen=True)
 class Preferences:
-    """Where `N` categories of objects belong among `K` room-receptacles."""
+    """Correct and misplaced places of `N` categories of objects among `K` room-receptacles."""
 
     objects: tuple[str, ...]
     """Names of categories, with underscores."""

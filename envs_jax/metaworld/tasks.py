@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is wanted, and how it is done: a task, or a part of a composite one."""
+    """Reward and expert of a task, or a part of a composite one."""
 
     judge: Judge
     expert: Expert

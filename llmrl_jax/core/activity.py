@@ -52,7 +52,7 @@ class Activity:
     began: float = field(default_factory=time.monotonic)
 
     def text(self) -> str:
-        """What is done, and how much of it."""
+        """Activity and its progress, as a line."""
         return self.what if self.total is None else f"{self.what}: {self.done} of {self.total} {self.unit}"
 
 

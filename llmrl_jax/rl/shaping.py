@@ -80,7 +80,7 @@ class OfObservation:
 
 @dataclass(frozen=True)
 class ShapingConfig(Checked):
-    """How a potential changes rewards. Floats are traced."""
+    """Settings of potential-based shaping. Floats are traced."""
 
     PREFIX: ClassVar[str] = "shaping."
     """Of its options on the command line."""

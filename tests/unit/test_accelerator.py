@@ -66,7 +66,7 @@ def test_a_result_that_is_not_finite_is_refused():
 
 
 def spread(value) -> bool:
-    """Whether a value holds a median between its ends, all above zero."""
+    """Return whether a value holds a median between its ends, all above zero."""
     return all(value[k] > 0 for k in ("median", "min", "max")) and value["min"] <= value["median"] <= value["max"]
 
 

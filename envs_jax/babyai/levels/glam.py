@@ -38,7 +38,7 @@ TRAIN_DOORS, TEST_DOORS = (YELLOW, GREEN, BLUE, PURPLE), (RED, GREY)
 
 
 def _named(names: tuple[tuple[int, int], ...], kind, color):
-    """Whether a mission may name an object."""
+    """Return whether a mission may name an object."""
     table = np.zeros((max(LOOSE) + 1, len(COLORS)), bool)
     table[tuple(zip(*names))] = True
     return jnp.asarray(table)[kind, color]

@@ -167,7 +167,8 @@ def check_room(name: str, room_size: int, count: int, *, agent_first: bool = Tru
 
 
 def reachable_rooms(rooms: Rooms, count: int, agent_first: bool) -> np.ndarray:
-    """Whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first` draw."""
+    """Return whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first`
+    draw."""
     cells = np.flatnonzero(rooms.interior(0, 0))
     x, y = cells // rooms.height, cells % rooms.height
     distant = np.abs(x[:, None] - x) + np.abs(y[:, None] - y) >= 2

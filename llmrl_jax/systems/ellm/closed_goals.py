@@ -351,7 +351,7 @@ def ask_pairs(
 
 
 def _cut_early(reply: ChatReply) -> bool:
-    """Whether the token limit cut a sample before its answer could be read."""
+    """Return whether the token limit cut a sample before its answer could be read."""
     return any(choice.finish_reason == "length" and read_yes(choice.text) is None for choice in reply.choices)
 
 

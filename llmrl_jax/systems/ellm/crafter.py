@@ -59,7 +59,7 @@ VERBS = ("sleep", "eat", "attack", "chop", "drink", "place", "make", "mine")
 
 
 def in_view(view: Any, name: str) -> Bool[Array, ""]:
-    """Whether a view shows a material or creature; what stands on a cell hides its material."""
+    """Return whether a view shows a material or creature; what stands on a cell hides its material."""
     material, top = view[..., 0], view[..., 1]
     if name in _CREATURES:
         return jnp.any(jnp.isin(top, jnp.array(_CREATURES[name])))

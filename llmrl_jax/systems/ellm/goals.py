@@ -62,7 +62,7 @@ class GoalState:
 
 @dataclass(frozen=True)
 class RewardRules:
-    """Which goals are suggested, and when they pay."""
+    """Rules of which goals are suggested, and when they pay."""
 
     suggester: SuggesterName = "oracle"
     draws: int = 10

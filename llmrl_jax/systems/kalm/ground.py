@@ -147,7 +147,7 @@ SENTENCES = 256
 
 
 def has_model(folder: str | Path) -> bool:
-    """Whether a folder is a run with a grounded model."""
+    """Return whether a folder is a run with a grounded model."""
     return (Path(folder) / FOLDER / METADATA).is_file()
 
 

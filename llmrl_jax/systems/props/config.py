@@ -248,7 +248,7 @@ class PropsConfig(Checked):
 
     @property
     def asks(self) -> bool:
-        """Whether the method queries a language model."""
+        """Return whether the method queries a language model."""
         return self.method in get_args(ModelMethod)
 
     def view(self, policy: Policy) -> HistoryView:

@@ -144,7 +144,7 @@ def _values(values: Values) -> str:
 
 @dataclass(frozen=True)
 class HistoryView(Checked):
-    """Which rows a prompt shows, and in which order. Default: all of them, in order of evaluation.
+    """Rows that a prompt shows, and their order. Default: all of them, in order of evaluation.
 
     `last` and `top` combine: with both, a prompt shows the best rows and the most recent ones.
     """
@@ -350,7 +350,7 @@ class ProposalPrompt(Checked):
 
     @property
     def names_box(self) -> bool:
-        """Whether the prompt states the policy's box; a published template has numbers of its own."""
+        """Return whether the prompt states the policy's box; a published template has numbers of its own."""
         return self.template is None or {"low", "high"} <= slots_of(self._template)
 
     @property

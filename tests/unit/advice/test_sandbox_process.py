@@ -225,7 +225,7 @@ def test_a_child_is_killed_before_its_number_is_free(monkeypatch, tmp_path):
 
 
 def running(number: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
+    """Return whether a process runs; one that ended and waits for its parent does not."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

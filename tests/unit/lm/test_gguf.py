@@ -49,7 +49,7 @@ def file_of(path, config, tensors, arch="llama", kind="F32", extra=None, split=0
 
 
 def same(params, tensors, config):
-    """Whether the parameters are those tensors."""
+    """Return whether the parameters are those tensors."""
     for name, value in written(params, config).items():
         np.testing.assert_array_equal(value, tensors[name], err_msg=name)
 

@@ -110,7 +110,7 @@ def close(a, b):
 
 
 def followed(trained, after, name, tau=TAU):
-    """Whether a target network made a step of `tau` towards its network after that one's own step."""
+    """Return whether a target network made a step of `tau` towards its network after that one's own step."""
     wanted = jax.tree.map(lambda t, p: t + tau * (p - t), trained.target[name], after.params[name])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target[name], wanted)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained.params[name], after.params[name])

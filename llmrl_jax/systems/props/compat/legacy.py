@@ -167,7 +167,7 @@ class LegacyOptimizer(HostOptimizer):
 
     @property
     def has_system(self) -> bool:
-        """Whether there is a system message."""
+        """Return whether there is a system message."""
         return bool(self.templates.llm_ui_template_name or not self.templates.llm_si_template_name)
 
     def _fill(self, kind: str, slots: dict[str, Any]) -> str:

@@ -252,7 +252,7 @@ class _Reader:
         return name
 
     def _is_legacy(self) -> bool:
-        """Whether it is the dialogue over a matrix, not the later numeric prompt."""
+        """Return whether it is the dialogue over a matrix, not the later numeric prompt."""
         names = " ".join(str(self.get(k, "")) for k in ("llm_si_template_name", "llm_ui_template_name"))
         numeric = any(word in names for word in ("numeric", "num_optim", "semantic", "non_standard/"))
         return not numeric or bool(self.get("use_replay_buffer", False)) and "numeric" not in names
@@ -271,13 +271,13 @@ class _Reader:
         return None if self._box() else "normal_unbounded"  # a box in the file applies to initial policies too
 
     def _replays(self) -> bool:
-        """Whether the dialogue shows the replay buffer; programs without that option always do."""
+        """Return whether the dialogue shows the replay buffer; programs without that option always do."""
         if self.values.get("use_replay_buffer") is None:
             self.note("use_replay_buffer is not given: the replay buffer is shown, as before there was such an option")
         return bool(self.get("use_replay_buffer", True))
 
     def _resets(self) -> bool:
-        """Whether the dialogue is cleared; programs without that option always do."""
+        """Return whether the dialogue is cleared; programs without that option always do."""
         if self.values.get("reset_llm_conversation") is None:
             self.note(
                 "reset_llm_conversation is not given: every question stands alone, as before there was such an option"

@@ -38,7 +38,7 @@ def checked(id: str, **options) -> None:
 
 
 def can_draw(id: str) -> bool:
-    """Whether the world's pictures can be drawn here: MuJoCo's need OpenGL (`MUJOCO_GL=egl` where there is no
+    """Return whether the world's pictures can be drawn here: MuJoCo's need OpenGL (`MUJOCO_GL=egl` where there is no
     screen)."""
     world, params = envs_jax.make(id)
     if not isinstance(world, MujocoEnv):
