@@ -1,4 +1,4 @@
-"""Whether a transition is possible: for statistics of imagined rollouts (Pang et al., 2404.09248).
+"""Impossible transitions: for statistics of imagined rollouts (Pang et al., 2404.09248).
 
 The paper counts transitions that leave the table and transitions that break a limit of the dynamics. It gives no
 limits; those here come from play in this environment, see `docs/environments/clevr.md`.

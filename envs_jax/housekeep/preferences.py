@@ -1,4 +1,4 @@
-"""Where objects belong: a table of correct and of misplaced (object, room-receptacle) pairs.
+"""Places where objects belong: a table of correct and of misplaced (object, room-receptacle) pairs.
 
 The project's own table is common sense, written as rules in `data/preferences.json`. Another file of rules, or the
 annotations of Housekeep (`cos_eor/scripts/orm/amt_data`), can replace it.

@@ -380,12 +380,12 @@ class LlamaConfig:
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """Return whether queries, keys and values have biases."""
         return self.model_type == "qwen2"
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head's queries and keys are normalised before they are rotated."""
+        """Return whether each head's queries and keys are normalised before they are rotated."""
         return self.model_type == "qwen3"
 
     @property

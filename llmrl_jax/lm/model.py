@@ -367,7 +367,7 @@ class Llama(nn.Module):
         return Block(self.config, scale, self.matmul_dtype, self.attention)
 
     def _is_few(self, tokens: int) -> bool:
-        """Whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
+        """Return whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
         return 2 * tokens < self.config.hidden_size
 
     def _mask(self, visible: Any, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> Mask:
@@ -380,7 +380,7 @@ class Llama(nn.Module):
 
     @property
     def _has_window(self) -> np.ndarray | None:
-        """Whether the window applies to each layer; None if it applies to all or there is none."""
+        """Return whether the window applies to each layer; None if it applies to all or there is none."""
         return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
 
     @property

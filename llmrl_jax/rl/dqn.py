@@ -145,7 +145,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a target network."""
+        """Return whether there is a target network."""
         return bool(self.target_every or self.target_steps)
 
     @property
@@ -567,7 +567,7 @@ def update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, "
 
 
 def crosses_multiple(update: Int[Array, "*B"], steps: int, period: int) -> Bool[Array, "*B"]:
-    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
+    """Return whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
 
     **Arguments:** `update`, int32; `steps` and `period`, from 1 to 2^31 - 1. Exact although the product of both may
     have 62 bits: the remainder of a division by `period` is doubled and added to, one bit of `steps` after another."""
