@@ -88,7 +88,7 @@ def test_a_run_is_resumed_by_its_name_alone(run):
 
 
 def test_what_a_resume_was_told_is_not_told_to_the_next(tmp_path):
-    """Which checkpoint to go back to, and when to stop: of one start; a flag still says so."""
+    """Settings of one start: the checkpoint to go back to, and the limit of time; a flag still says so."""
     for saved in (RunConfig(name="r", out=str(tmp_path), max_seconds=5.0), RunConfig(name="r", resume=True)):
         saved = replace(saved, out=str(tmp_path), resume_from=4 if saved.resume else -1, keep=7)
         (tmp_path / "r").mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ READING = ReadingConfig(updates=2, env=TINY.env, rows=40, batch_size=8)
 
 
 class Killed(BaseException):
-    """What no `except` of the program catches, as a SIGKILL."""
+    """Exception that no `except` of the program catches, as a SIGKILL."""
 
 
 def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):

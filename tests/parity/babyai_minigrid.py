@@ -225,7 +225,7 @@ class Bot(BabyAIBot):
 
 @dataclass
 class Episode:
-    """What minigrid did from the moment of import on; `T` steps, to the end of the episode or the cap."""
+    """Steps of minigrid from the moment of import on; `T` steps, to the end of the episode or the cap."""
 
     mission: str
     first: tuple[np.ndarray, int]

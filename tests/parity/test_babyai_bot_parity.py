@@ -119,7 +119,7 @@ def player():
 
 
 def episodes(level, version="v0"):
-    """Which episodes succeeded, and their lengths: `[EPISODES]` each; they end by minigrid's own limit."""
+    """Success and length of episodes: `[EPISODES]` each; they end by minigrid's own limit."""
     return jax.device_get(player()(*worlds(f"BabyAI-{level}-{version}")))
 
 

@@ -31,7 +31,7 @@ SEEDS = 2
 
 @dataclass
 class Episodes:
-    """What Gymnasium did: lists over episodes, arrays over steps."""
+    """Recorded episodes of Gymnasium: lists over episodes, arrays over steps."""
 
     starts: list[Any]
     """`(obs, state)`, taken over after each reset."""

@@ -46,7 +46,7 @@ def bits(folder: Path) -> dict[str, np.ndarray]:
 
 
 def lines(folder: Path) -> list[dict]:
-    """What was logged, without the clock's readings."""
+    """Lines of the log, without the clock's readings."""
     found = metrics.read(folder / "metrics.jsonl")
     return [{n: repr(v) for n, v in line.items() if n not in TIMING} for line in found]
 

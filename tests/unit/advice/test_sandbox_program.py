@@ -23,7 +23,7 @@ from tests.unit.advice.test_sandbox import OBSERVATION, SPEC, VERSION
 
 
 def made(source: str, spec: Spec = SPEC, bound: float = 1000.0) -> Program:
-    """What `admit` returns, without the child process."""
+    """Result of `admit`, without the child process."""
     traced = trace(source, spec)
     return Program(lower(traced), VERSION, source, spec, traced.components, bound, {"windows": 128.0})
 

@@ -68,7 +68,7 @@ def test_an_old_configuration_is_read():
 
 @pytest.mark.parametrize("config", [CHANGED, GlamConfig()])
 def test_an_old_checkpoint_has_the_same_identity(config):
-    """That of the language model's runs too, which had DRRN's settings at their defaults."""
+    """Runs of the language model keep theirs too; they had DRRN's settings at their defaults."""
     now = TrainConfig(glam=config)
     old = {name: x for name, x in identity(now).items() if not name.startswith(("glam.drrn", "glam.dqn"))}
     old |= {f"glam.drrn.{name}": x for name, x in before(config)["drrn"].items()}

@@ -176,7 +176,7 @@ def test_the_player_beside_a_plain_loop(caplog):
 
 
 class Paid(Walk):
-    """Whose parameter multiplies rewards."""
+    """Environment whose parameter multiplies rewards."""
 
     def step(self, key, state, action, params):
         obs, state, reward, *rest = super().step(key, state, action, params)

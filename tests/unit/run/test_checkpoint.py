@@ -419,7 +419,7 @@ def test_another_jax_or_device_is_named(states, folder, changed):
 
 
 def test_a_frozen_part_without_a_checkpoint_is_written_anew(states, tmp_path):
-    """What a run left that was killed while it wrote its first checkpoint, and began with other weights."""
+    """Folder of a run that was killed while it wrote its first checkpoint, and began with other weights."""
     other = states[0].replace(frozen=jax.tree.map(lambda x: x + 1, states[0].frozen))
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, other)

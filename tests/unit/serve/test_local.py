@@ -63,7 +63,7 @@ def ask(text="Colors: red", **options):
 
 
 def generated(served, request, config):
-    """What `lm.generate` says to one request alone, without padding."""
+    """Reply of `lm.generate` to one request alone, without padding."""
     tokens = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
     key = jax.random.key(sample_seed(request.seed, request.sample))
     stops = (

@@ -32,7 +32,7 @@ class StandInState:
 
 
 class StandInClassicNoAutoReset:
-    """What the adapter calls of a craftax environment; the action is the damage."""
+    """Methods of a craftax environment that the adapter calls; the action is the damage."""
 
     name = "Craftax-Classic-Symbolic-NoAutoReset-v1"
     default_params = StandInParams()

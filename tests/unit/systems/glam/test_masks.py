@@ -43,7 +43,7 @@ def drawn():
 
 
 def in_view(image):
-    """Which of the seven actions change anything, from what stands ahead and what is in hand, rule by rule
+    """Actions among the seven that change anything, from what stands ahead and what is in hand, rule by rule
     (`MiniGridEnv.step`)."""
     ahead, color, state = (int(x) for x in image[3, 5])
     held, held_color = (int(x) for x in image[3, 6, :2])

@@ -44,7 +44,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def observations(world):
-    """Those of 24 environments after 1, 4 and 12 random steps: all tasks, doors, things carried, windows half full."""
+    """24 environments after 1, 4 and 12 random steps: all tasks, doors, things carried, windows half full."""
     env, params = world
     batch = envs_jax.VectorEnv(env, 24, policy="none")
 

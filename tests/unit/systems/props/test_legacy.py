@@ -19,7 +19,7 @@ VALLEY = Policy("linear", 2, 1, False)
 
 
 def asked(turns=1, episodes=(), **options):
-    """What a model was asked in some turns after the first matrix."""
+    """Messages to a model in some turns after the first matrix."""
     replies = ["1, 2, 3\n4", "1\n2\n3"] * turns  # one that has the wrong size, and its conversion
     opt = LegacyOptimizer(Says(*replies), VALLEY, **options)
     params, state = opt.ask(opt.init(jax.random.key(0)))

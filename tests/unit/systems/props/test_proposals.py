@@ -18,7 +18,7 @@ FORM = Format()
 
 
 def read(text, grammar):
-    """What a reply says; raises where anything is wrong with it."""
+    """Proposals of a reply; raises where anything is wrong with it."""
     parsed = parse(text, grammar)
     if parsed.problems:
         raise InvalidReply(parsed)

@@ -41,7 +41,7 @@ def mountain_car(params, starts=20):
 
 
 def hidden_table(params):
-    """How many of 16 actions are the right ones."""
+    """Number of 16 actions that are the right ones."""
     return (np.asarray(params) == np.arange(16) % 4).sum(1).astype(float)
 
 
