@@ -211,9 +211,7 @@ def test_an_alarm_stops_the_run_by_its_reason(tmp_path):
             state, found = super().update(state)
             return state, {**found, "alarm/echo": jax.numpy.float32(state.update == 5)}
 
-    with pytest.raises(
-        RunStopped, match="alarm/echo.*update 5.*rewards.*update 4"
-    ):
+    with pytest.raises(RunStopped, match="alarm/echo.*update 5.*rewards.*update 4"):
         train(Alarmed(), run_config(tmp_path, checkpoint_every=2), num_updates=8)
 
 
