@@ -46,7 +46,7 @@ ORDER = (
 
 
 def current(name: str) -> bool:
-    """Whether the record of a benchmark is of this commit and this processor."""
+    """Return whether the record of a benchmark is of this commit and this processor."""
     record = harness.load(harness.path_of(name))
     return bool(record) and (record.get("commit"), record["machine"]["cpu"]) == (harness.commit(), info.cpu())
 

@@ -169,7 +169,8 @@ class Ours:
 
 
 def notes(glam: Glam, agents: list[Agent], ours: Ours, mixed: Ours, cores: int) -> list[str]:
-    """What is measured. **Arguments:** `agents`, in torch, the published pipeline first; `mixed`, ours in it."""
+    """Description of the measurement. **Arguments:** `agents`, in torch, the published pipeline first; `mixed`, ours in
+    it."""
     unbuilt = f" {compiler_error()}." if compiler_error() else ""
     ppo, lora = ours.ppo, glam.config.lora
     head, most = len(glam.policy.prefix), glam.compiled.max_length

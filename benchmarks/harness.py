@@ -114,7 +114,7 @@ class Result:
 
 
 def less_is_better(unit: str) -> bool:
-    """Whether a unit counts seconds, and not something per second."""
+    """Return whether a unit counts seconds, and not something per second."""
     return unit.startswith("s") and "/" not in unit
 
 
@@ -128,7 +128,7 @@ def fastest(rows: Sequence[Row]) -> Row:
 
 
 def speedup(ours: Sequence[Row], theirs: Sequence[Row]) -> Figure:
-    """How many times faster our fastest row is than the fastest row of a peer."""
+    """Ratio of the speed of our fastest row to that of the fastest row of a peer."""
     mine, other = fastest(ours), fastest(theirs)
     if mine.unit != other.unit:
         raise ValueError(f"{mine.unit!r} cannot be compared with {other.unit!r}")

@@ -110,7 +110,7 @@ def _compilation(layers: int) -> tuple[Row, str]:
 
 
 def note(threads: int) -> str:
-    """How the models are measured."""
+    """Description of the measurement of models."""
     return (
         f"float32, {threads} threads, random weights. Before anything is timed, logits agree within 2e-3, first losses "
         "within 1e-3, and nine of ten greedy tokens. torch computes with its default attention, eagerly and through "

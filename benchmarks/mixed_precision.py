@@ -29,7 +29,7 @@ HOW = SFTConfig(batch_size=BATCH, learning_rate=1e-4, schedule="constant", warmu
 
 
 def matrix_units() -> str:
-    """What the processor has for bfloat16, from the kernel's list."""
+    """Instructions of the processor for bfloat16, from the kernel's list."""
     file = Path("/proc/cpuinfo")
     flags = set(file.read_text().split()) if platform.system() == "Linux" and file.exists() else set()
     return ", ".join(sorted(flags & {"amx_bf16", "avx512_bf16"})) or "none for bfloat16"

@@ -44,7 +44,7 @@ ROLLOUT_CALLS = (
 )
 
 BALANCED = (0.4, 6.0, 0.6, 2.5, 0.0)
-"""InvertedPendulum's published parameters, whose episodes last until the time limit (props reference, section 8)."""
+"""InvertedPendulum's published parameters, whose episodes last until the time limit (`make_videos.py` of ProPS)."""
 
 
 class Ours(NamedTuple):

@@ -25,7 +25,7 @@ BAR = 40
 """Target speed-up over SyncVectorEnv."""
 
 BALANCED = (-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06)
-"""CartPole's published parameters, whose episodes last until the time limit (props reference, section 8)."""
+"""CartPole's published parameters, whose episodes last until the time limit (`make_videos.py` of ProPS)."""
 
 
 def populations(count: int) -> dict[str, tuple[str, np.ndarray]]:

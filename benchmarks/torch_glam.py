@@ -17,11 +17,11 @@ from llmrl_jax.rl.ppo import PPOConfig
 
 Tokens = list[int]
 PAIRS = 4
-"""Sequences in a pass of the published pipeline (`minibatch_size`; glam reference, section 1.2)."""
+"""Sequences in a pass of the published pipeline (`minibatch_size` of its `lamorel_args`)."""
 
 
 def describe(image: np.ndarray) -> list[str]:
-    """BabyAI-Text's sentences of a view of minigrid, `[7, 7, 3]` (glam reference, section 2.3)."""
+    """BabyAI-Text's sentences of a view of minigrid, `[7, 7, 3]`."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     def steps(n: int) -> str:
@@ -77,7 +77,7 @@ class Worlds:
             self.step(rng.integers(0, len(self.actions), len(self.envs)).tolist())
 
     def prompts(self) -> list[str]:
-        """The prompt of every environment (glam reference, section 2.4), without the space at its end, which belongs
+        """The prompt of every environment (`agents/base_agent.py` of GLAM), without the space at its end, which belongs
         to the action."""
         head = f"Possible action of the agent: {', '.join(self.actions)} \n Goal of the agent: "
         texts = []
@@ -107,7 +107,7 @@ class Worlds:
 
 @dataclass
 class Took:
-    """What an update cost."""
+    """Times of an update."""
 
     rollout: float
     """Seconds of play, with the values of the last observations."""

@@ -31,7 +31,7 @@ def nearest(name: str, names: list[str], n: int = 3) -> str:
 
 
 def _is_misspelled(name: str, right: str) -> bool:
-    """Whether one edit for every four characters, at most 3, makes `right` of `name`, or its beginning."""
+    """Return whether one edit for every four characters, at most 3, makes `right` of `name`, or its beginning."""
     limit = min(3, max(1, max(len(name), len(right)) // 4))
     full, start = _edits(name, right)
     return full <= limit or len(name) >= 3 and start <= min(limit, max(0, len(name) // 4 - 1))

@@ -41,7 +41,7 @@ class Stack:
 
 
 def traced(*trees: Any) -> bool:
-    """Whether the value of a leaf is not known yet, since a program is being traced."""
+    """Return whether the value of a leaf is not known yet, since a program is being traced."""
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
 
 

@@ -35,7 +35,7 @@ class PromptHistory(Wrapper):
     `env.captions` names the parts of the observation that are captions. In the observation, those that stay the same
     throughout an episode (`env.episode_captions`, a mission) are unchanged, every other one is `[n, C]`, oldest first;
     `actions` int32 `[n - 1]` and `count` int32 `[]` are added. Unused entries are -1. In BabyAI: `{mission [M], text
-    [n, C], actions, count}` (GLAM keeps three captions and two actions; glam reference, section 2.4).
+    [n, C], actions, count}` (GLAM keeps three captions and two actions, 2302.02662).
 
     **Example:**
 

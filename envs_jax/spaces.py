@@ -19,7 +19,7 @@ class Space:
         raise NotImplementedError
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a member: shape, dtype and bounds. On the host."""
+        """Return whether `x` is a member: shape, dtype and bounds. On the host."""
         raise NotImplementedError
 
 

@@ -79,14 +79,14 @@ class Experiment:
 
 
 def finished(folder: Path, steps: int = 0) -> bool:
-    """Whether a run has ended as it should, with as many steps."""
+    """Return whether a run has ended as it should, with as many steps."""
     file = folder / "summary.json"
     found = json.loads(file.read_text()) if file.exists() else {"stopped": "not begun"}
     return not found.get("stopped") and found.get("steps", 0) >= steps
 
 
 def who(x: Experiment) -> str:
-    """Who is asked, as a part of file names."""
+    """Name of the adviser, as a part of file names."""
     return x.chat.replace(":", "-").replace("/", "-")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
-    """How the experiment `x`, a dataclass whose fields have defaults, is started: `python experiments/<script>` with
+    """Command of the experiment `x`, a dataclass whose fields have defaults: `python experiments/<script>` with
     the options that differ from the defaults of its class. Places (`left_out`) do not decide the results."""
     default = type(x)()
     options = [

@@ -112,14 +112,14 @@ def random_of(env: Environment) -> Act:
 
 
 def solved(first: np.ndarray, chosen: Any = slice(None)) -> dict[str, Any]:
-    """How many episodes succeeded, of how many, and their mean number of steps."""
+    """Number of episodes that succeeded, of all, and their mean number of steps."""
     some = first[chosen]
     found = {"solved": int((some > 0).sum()), "of": len(some)}
     return found | ({"steps": round(float(some[some > 0].mean()), 1)} if (some > 0).any() else {})
 
 
 def ends(played: Played) -> np.ndarray:
-    """Which steps are of an episode, the first success included: bool `[episodes, steps]`."""
+    """Steps that belong to an episode, the first success included: bool `[episodes, steps]`."""
     return np.arange(played.success.shape[1]) < np.where(played.first, played.first, played.success.shape[1])[:, None]
 
 

@@ -38,7 +38,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class Runs:
-    """How often and how long agents learn."""
+    """Seeds and lengths of training."""
 
     seeds: int
     steps: int

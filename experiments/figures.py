@@ -94,7 +94,7 @@ ASKED = 256
 
 
 def draw_agreement(file: Path, out: Path) -> Path:
-    """How often models choose the bot's action (`glam_smollm2.py`): with more imitation, and after it in other words.
+    """Agreement of models with the bot's action (`glam_smollm2.py`): with more imitation, and after it in other words.
     95% intervals (Wilson), and the share of the most frequent action as a line. Models, and other words, are those that
     were asked all of it."""
     rows = json.loads(file.read_text())["rows"]

@@ -10,7 +10,7 @@ from llmrl_jax.core import config as configs
 
 
 def finished(folder: Path, config: Any) -> bool:
-    """Whether a run has ended as it should.
+    """Return whether a run has ended as it should.
 
     **Raises:** `ValueError` if it was begun with other settings, whose numbers would enter the table under these.
     """

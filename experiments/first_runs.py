@@ -83,7 +83,7 @@ def newest(folder: Path, pattern: str) -> dict[str, Any]:
 
 
 def success_of(system: str, runs: Path) -> dict[str, Any]:
-    """What a system's runs reached: rates with the bounds of their 95% intervals."""
+    """Results of a system's runs: rates with the bounds of their 95% intervals."""
     if system == "bkrl":
         found = newest(runs, "*/eval-*.json")["agent"]
         return {way: rate(found, f"{way}/success") for way in WAYS}

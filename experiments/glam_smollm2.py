@@ -138,9 +138,9 @@ def bot_steps(x: Experiment, name: str, steps: int, seed: int) -> Path:
 
 
 def agreement(x: Experiment, model: str, init: Init, tests: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """How often a model's most likely action is the bot's, with its 95% Wilson interval, and the mean log-probability
-    of the bot's action and its standard error, in nats: in `asked` steps that no model was taught, in the words of each
-    test. The interval takes steps as independent, though some are of one episode."""
+    """Rate at which a model's most likely action is the bot's, with its 95% Wilson interval, and the mean
+    log-probability of the bot's action and its standard error, in nats: in `asked` steps that no model was taught, in
+    the words of each test. The interval takes steps as independent, though some are of one episode."""
     file = bot_steps(x, "asked", x.asked, ASKED + x.seed)
     agent = make_agent(replace(settings(x, CLONE_PRESETS["bc-demo"][0]), model=model, init=init))
     obs, done = (

@@ -81,7 +81,7 @@ def trained(x: Experiment) -> Path:
 
 
 def collected(x: Experiment, agent: Path, noise: float) -> dict[str, Any]:
-    """What `llmrl kalm collect` says of the agent's episodes."""
+    """Summary by `llmrl kalm collect` of the agent's episodes."""
     folder = Path(x.out) / f"recorded-{noise:g}-{x.seed}"
     run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed, resume=folder.exists())
     config = CollectRun(agent=str(agent), episodes=x.episodes, noise=noise, run=run)

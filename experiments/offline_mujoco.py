@@ -166,7 +166,7 @@ def seeds_of(x: Experiment, name: str) -> tuple[int, int]:
 
 
 def settings_of(x: Experiment, name: str) -> dict[str, Any]:
-    """What the table says of an algorithm's settings: those that both sides have, or, of ours alone, all."""
+    """Settings of an algorithm in the table: those that both sides have, or, of ours alone, all."""
     config, shared = config_of(x, name), ALGORITHMS[name][2]
     return {of: getattr(config, of) for of in (*shared.values(), "normalize")} if shared else asdict(config)
 
@@ -180,7 +180,7 @@ def returns(world_id: str, policy: Any, episodes: int) -> Callable[[Any, Any], f
 
 
 def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is in a JSON file, which `make` makes if it is not there."""
+    """Contents of a JSON file, which `make` makes if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         today = datetime.date.today().isoformat()
@@ -342,7 +342,7 @@ def known_row(worlds: dict[str, Any], world: str, data: str, name: str) -> dict[
 
 
 def is_known(x: Experiment, world: str, data: str, name: str, who: str) -> bool:
-    """Whether the known table has a side of a case, with as many seeds and gradient steps as are asked for."""
+    """Return whether the known table has a side of a case, with as many seeds and gradient steps as are asked for."""
     side = known_row(known_worlds(x), world, data, name).get("ours" if who == "ours" else "d3rlpy", {})
     seeds = seeds_of(x, name)[0 if who == "ours" else 1]
     return len(side.get("returns", ())) >= seeds and side["gradient_steps"] == steps_of(x, name)

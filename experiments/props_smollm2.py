@@ -98,13 +98,13 @@ ADAPTERS = lm.LoRAConfig(rank=16, alpha=32.0, targets=lm.lora.TARGETS)
 
 
 def ended(folder: Path) -> bool:
-    """Whether a run has ended as it should."""
+    """Return whether a run has ended as it should."""
     file = folder / "summary.json"
     return file.exists() and not json.loads(file.read_text()).get("stopped")
 
 
 def searches_ended(folder: Path) -> bool:
-    """Whether all searches of a run ended, some perhaps because no reply could be read any more."""
+    """Return whether all searches of a run ended, some perhaps because no reply could be read any more."""
     file = folder / "summary.json"
     found = json.loads(file.read_text()) if file.exists() else {"searches": []}
     return bool(found["searches"]) and all(one["finished"] for one in found["searches"])

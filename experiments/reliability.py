@@ -67,7 +67,7 @@ def here(arguments: list[str]) -> None:
 
 
 def result(folder: Path) -> tuple[dict[str, np.ndarray], list[dict[str, str]]]:
-    """What a run leaves: every leaf of its last state, and its metrics without the times."""
+    """Result of a run: every leaf of its last state, and its metrics without the times."""
     with np.load(folder / "final.npz") as arrays:
         state = dict(arrays)
     lines = metrics.read(folder / "metrics.jsonl")
@@ -75,7 +75,7 @@ def result(folder: Path) -> tuple[dict[str, np.ndarray], list[dict[str, str]]]:
 
 
 def same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    """Whether two runs left the same bits."""
+    """Return whether two runs left the same bits."""
     state = a[0].keys() == b[0].keys() and all(np.array_equal(a[0][n], b[0][n], equal_nan=True) for n in a[0])
     return state and a[1] == b[1]
 
@@ -168,7 +168,7 @@ def damage(trials: int, seed: int, work: Path) -> Trials:
 
 
 def _resumed(folder: Path, whole: tuple[Any, Any]) -> tuple[str, str]:
-    """How the resume of a damaged run ends, and what it printed."""
+    """Outcome of the resume of a damaged run, and its output."""
     said = io.StringIO()
     arguments = options(folder.parent, folder.name, "--run.resume")
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):

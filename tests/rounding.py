@@ -74,7 +74,7 @@ def rounded(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 
 def is_exact(equation: Any) -> bool:
-    """Whether a product asks for the highest precision of both factors."""
+    """Return whether a product asks for the highest precision of both factors."""
     precision = equation.params["precision"]
     return precision is not None and all(p == jax.lax.Precision.HIGHEST for p in precision)
 

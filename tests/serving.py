@@ -117,7 +117,7 @@ def head(path, *more, method="POST", host="x", body=b""):
 
 
 def everything(sock):
-    """What arrives until the connection ends."""
+    """Bytes that arrive until the connection ends."""
     parts = []
     while part := sock.recv(100_000):
         parts.append(part)

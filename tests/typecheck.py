@@ -38,7 +38,7 @@ def check(function):
 
 
 def has_shapes(function: FunctionType) -> bool:
-    """Whether an annotation of the function names an array's shape, as in `Float[Array, "rows columns"]`."""
+    """Return whether an annotation of the function names an array's shape, as in `Float[Array, "rows columns"]`."""
     names = {name for hint in function.__annotations__.values() for name in re.findall(r"\w+", str(hint))}
     found = (function.__globals__.get(name) for name in names)
     return any(getattr(x, "__module__", "").startswith("jaxtyping") for x in found)

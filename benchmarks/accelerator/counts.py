@@ -14,7 +14,7 @@ from llmrl_jax import lm
 
 @dataclass(frozen=True)
 class Peak:
-    """What a device can do at most, by its data sheet."""
+    """Peak rates of a device, by its data sheet."""
 
     flops: float
     """Operations per second of matrix products in bfloat16, dense."""

@@ -66,7 +66,7 @@ def write_folder(path: Path, config: GlamConfig, sizes: lm.LlamaConfig) -> None:
 
 
 class Program:
-    """What `llmrl glam train` runs, in two programs: the rollout alone, and the update that contains it."""
+    """Programs of `llmrl glam train`: the rollout alone, and the update that contains it."""
 
     def __init__(self, config: GlamConfig, attention: str):
         self.config, self.glam = config, build(config)

@@ -56,7 +56,7 @@ NO_TIME = "no time"
 
 @dataclass(frozen=True)
 class Settings:
-    """What all parts are called with."""
+    """Arguments of all parts."""
 
     size: Size
     model: str = ""
@@ -81,7 +81,7 @@ class Budget:
     end: float
 
     def slices(self, names: Sequence[str]) -> dict[str, float]:
-        """When each part's share of the time ends."""
+        """Ends of the parts' shares of the time."""
         shares = [SHARES.get(name, 1) for name in names]
         duration = self.end - self.start
         return {
@@ -343,7 +343,7 @@ def status_of(cases: Sequence[dict[str, Any]]) -> str:
 
 
 def expected_seconds(case: Case, value: dict[str, Any]) -> float:
-    """How long a case will take, compilation included: as the longest one of its part so far, if it does not say."""
+    """Duration of a case, compilation included: as the longest one of its part so far, if it does not say."""
     took = [old["took_seconds"] for old in value["cases"] if old["status"] in ("ok", "failed")]
     return case.expected or max(took, default=EXPECTED_S)
 

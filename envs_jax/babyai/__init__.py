@@ -1,6 +1,6 @@
 """BabyAI and BabyAI-Text: grid worlds with text missions, and GLAM's levels.
 
-See the glam reference, sections 2 and 6.
+Chevalier-Boisvert et al. (1810.08272), as in minigrid 3.2.0; Carta et al. (2302.02662) for BabyAI-Text.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ _NAMED: dict[str, dict[str, Any]] = {
     "PickUp-RedBall-S20": {"target": "red ball", "verb": "pick_up", "num_dists": 8},
     "PickUp-PurpleKey-S20": {"target": "purple key", "verb": "pick_up", "num_dists": 8},
 }
-"""BK-RL's ids without their prefix (bkrl reference, section 9.1). `GoTo-PurpleBallGreenKey-S20` is what its name says;
+"""BK-RL's ids without their prefix (Zhang et al., 2407.03964). `GoTo-PurpleBallGreenKey-S20` is what its name says;
 the published class of that name is `GoTo-PurpleBallPurpleBox-S20`."""
 
 

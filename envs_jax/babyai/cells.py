@@ -46,7 +46,7 @@ def single(x: jax.Array, y: jax.Array, width: int) -> jax.Array:
 
 
 def holds(cells: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether the cells `x`, `y`, integers `[N]` or `[]`, are in sets `[..., W]`: bool `[..., N]` or `[...]`."""
+    """Return whether the cells `x`, `y`, integers `[N]` or `[]`, are in sets `[..., W]`: bool `[..., N]` or `[...]`."""
     return jnp.take(cells, x, axis=-1, mode="clip") >> y.astype(jnp.uint32) & 1 == 1
 
 

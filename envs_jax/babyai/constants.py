@@ -1,4 +1,4 @@
-"""MiniGrid's numbers: types, colours, states, directions, actions (glam reference, sections 2.2 and 6.2)."""
+"""MiniGrid's numbers: types, colours, states, directions, actions (`minigrid.core.constants` and `actions`)."""
 
 TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, AGENT = range(11)

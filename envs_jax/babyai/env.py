@@ -242,7 +242,7 @@ def make(
     sentences of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same
     captions; `done_actions`, whether a clause only succeeds if the action `done` follows on the next step; `actions`,
     the actions that are offered: `all`, or `useful`, those that change anything (a mask in the observation); `compat`,
-    empty, or `minigrid` for minigrid 3.2.0 with its bugs (glam reference, section 6.7); `options`, those of the family
+    empty, or `minigrid` for minigrid 3.2.0 with its bugs; `options`, those of the family
     (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
     """

@@ -1,7 +1,7 @@
 """A mission as integers: up to four clauses in BabyAI's tree `(A [and B]) [then | after] (C [and D])`.
 
 Missions are plain data: the generator fills them, the verifier (`verify.py`) judges them, the phrasebooks (`text/`)
-render them (glam reference, section 6.5).
+render them (`minigrid.envs.babyai.core.verifier`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Params:
 
     max_steps: jax.Array
     """int32 `[]`: the steps after which an episode is truncated; 0 means the level's own rule,
-    `room_size**2 * rows * columns * navigations` (glam reference, section 2.5)."""
+    `room_size**2 * rows * columns * navigations`."""
     reward_decay: jax.Array
     """float32 `[]`: the reward of a success is `1 - decay * steps / max_steps`. Rounded to the nearest thousandth."""
     task_weights: jax.Array

@@ -1,4 +1,4 @@
-"""The effects of actions (glam reference, section 6.4)."""
+"""The effects of actions (`minigrid.minigrid_env`, `MiniGridEnv.step`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Success and failure of missions: BabyAI's verifiers with their memories (glam reference, section 6.5)."""
+"""Success and failure of missions: BabyAI's verifiers with their memories (`minigrid.envs.babyai.core.verifier`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def members(objects: jax.Array, n: int) -> jax.Array:
 
 
 def member(objects: jax.Array, id: jax.Array) -> jax.Array:
-    """Whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
+    """Return whether the object `id` `[...]` (-1: none) is in a set uint32 `[S]`: bool `[...]`."""
     value, word = jnp.zeros(jnp.shape(id), jnp.uint32), jnp.asarray(id) // WORD
     for k in range(objects.shape[-1]):
         value = jnp.where(word == k, objects[..., k], value)
@@ -128,7 +128,7 @@ def verify(
 
     The action that completes the first half of a sequence does not fail the second. In minigrid it does: a strict "open
     A, then open B" fails when A opens, and so does every sequence of `done_actions`; there, a premature `done` never
-    fails an `and` either (glam reference, sections 6.5 and 6.7).
+    fails an `and` either.
     """
     hand = id_of(state.carrying)
     holds = _holds(state, action, front, front_cell, clauses, kinds)

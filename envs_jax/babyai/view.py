@@ -1,4 +1,4 @@
-"""The agent's 7x7 view with MiniGrid's occlusion (glam reference, section 6.3)."""
+"""The agent's 7x7 view with MiniGrid's occlusion (`Grid.process_vis` of `minigrid.core.grid`)."""
 
 from __future__ import annotations
 

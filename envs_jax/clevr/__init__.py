@@ -1,6 +1,7 @@
 """CLEVR-Robot: five balls to push about a table, by instructions in words.
 
-See the kalm reference, section 2. MuJoCo is imported when the environment is made; MJX when it is first used.
+The environment of KALM (Pang et al., 2404.09248), a fork of clevr_robot_env (1906.07343). MuJoCo is imported when the
+environment is made; MJX when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The numbers of the table, its balls, the pusher and the actions (kalm reference, section 2)."""
+"""The numbers of the table, its balls, the pusher and the actions, as in KALM (2404.09248)."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ NOMINAL = 0.33
 
 
 def attainable(triples: Iterable[Triple]) -> bool:
-    """Whether several relations fit the table together.
+    """Return whether several relations fit the table together.
 
     No ball is moved twice, references make no circle, and if every ball lies exactly at its place, 0.33 m from its
     reference, no two overlap and all fit between the walls.
@@ -152,7 +152,7 @@ PUBLISHED_TYPES = (2, 3)
 
 
 def from_published(codes: Any, level: str) -> np.ndarray:
-    """Goals in the code of KALM's files (kalm reference, section 2.3), as goals of this environment.
+    """Goals in the code of KALM's files, as goals of this environment.
 
     **Arguments:** `codes`, `[..., 6]`, a number per ball (1 for the ball to move, 2 for the reference) and a place; at
     level hard `[..., 6 + 6 k]`, the type in the sixth number and a code for each of two or three relations after it;

@@ -1,4 +1,4 @@
-"""Random layouts of the balls (kalm reference, section 2.1)."""
+"""Random layouts of the balls, as in KALM (2404.09248)."""
 
 from __future__ import annotations
 

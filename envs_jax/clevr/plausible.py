@@ -1,4 +1,4 @@
-"""Whether a transition is possible: for statistics of imagined rollouts (kalm reference, section 6).
+"""Impossible transitions: for statistics of imagined rollouts (Pang et al., 2404.09248).
 
 The paper counts transitions that leave the table and transitions that break a limit of the dynamics. It gives no
 limits; those here come from play in this environment, see `docs/environments/clevr.md`.
@@ -25,7 +25,7 @@ ball climbs another."""
 
 
 def implausible(state: Any, next_state: Any) -> dict[str, Any]:
-    """Which steps are physically impossible, and in what way.
+    """Steps that are physically impossible, by kind.
 
     **Arguments:** `state` and `next_state`, float32 `[..., 10]`, NumPy or jax arrays that broadcast.
     **Returns:** bool `[...]` each: `out_of_table`, a centre beyond a wall after the step; `in_wall`, a centre too close

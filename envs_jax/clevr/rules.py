@@ -2,7 +2,7 @@
 
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast, and returns arrays of the
 same package; `goal` is int32 `[..., 10]` (see `goals`), a `state` float32 `[..., 10]`, the x and y of the five balls,
-an `action` int32 `[...]`. A state that is not finite satisfies no goal. Definitions: kalm reference, section 2.3.
+an `action` int32 `[...]`. A state that is not finite satisfies no goal. Definitions: KALM's published code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALLOWED = np.array([[k in directions for k in range(8)] for directions in ((1, 4
 
 @struct.dataclass
 class Weights:
-    """What success and progress are worth."""
+    """Rewards of success and progress."""
 
     progress: Any = 10.0
     """Per metre that the ball of a single relation comes closer to its place."""
@@ -80,7 +80,7 @@ def _triples(goal: Any) -> Any:
 
 
 def relation_holds(state: Any, ball: Any, side: Any, reference: Any) -> Any:
-    """Whether a ball is on a side of another one, close to it: bool `[...]`.
+    """Return whether a ball is on a side of another one, close to it: bool `[...]`.
 
     The plane around the reference is cut along its diagonals: behind from 45 up to but excluding 135 degrees,
     left from 135 to 225, front from 225 to 315, right the rest. Balls at one point are on no side of each other.
@@ -99,7 +99,7 @@ def relation_holds(state: Any, ball: Any, side: Any, reference: Any) -> Any:
 
 
 def in_line(state: Any) -> Any:
-    """Which neighbours in the order of colours stand from left to right, within 30 degrees: bool `[..., 4]`."""
+    """Neighbours in the order of colours that stand from left to right, within 30 degrees: bool `[..., 4]`."""
     xp, centres = package(state), balls(state)
     offset = centres[..., 1:, :] - centres[..., :-1, :]
     length = xp.hypot(offset[..., 0], offset[..., 1])
@@ -107,7 +107,7 @@ def in_line(state: Any) -> Any:
 
 
 def gathered(state: Any) -> Any:
-    """Which of the other four balls are near the green one: bool `[..., 4]`."""
+    """Other balls that are near the green one: bool `[..., 4]`."""
     xp, centres = package(state), balls(state)
     offset = centres - centres[..., GREEN : GREEN + 1, :]
     close = xp.hypot(offset[..., 0], offset[..., 1]) <= GATHERED
@@ -133,13 +133,14 @@ def subgoals(goal: Any, state: Any) -> tuple[Any, Any]:
 
 
 def holds(goal: Any, state: Any) -> Any:
-    """Whether a state satisfies a goal: bool `[...]`; False for `PUSH`."""
+    """Return whether a state satisfies a goal: bool `[...]`; False for `PUSH`."""
     parts, counts = subgoals(goal, state)
     return (parts == counts).all(axis=-1) & counts.any(axis=-1)
 
 
 def push_by_action(goal: Any, action: Any) -> Any:
-    """Whether an action pushes the ball of a `PUSH` goal in a direction that counts, as 3 of 40 do: bool `[...]`."""
+    """Return whether an action pushes the ball of a `PUSH` goal in a direction that counts, as 3 of 40 do: bool
+    `[...]`."""
     xp = package(goal, action)
     action = xp.asarray(action)
     ball, direction = action // len(DIRECTIONS), action % len(DIRECTIONS)
@@ -148,7 +149,7 @@ def push_by_action(goal: Any, action: Any) -> Any:
 
 
 def push_by_state(goal: Any, state: Any, next_state: Any, *, compat: bool = False) -> Any:
-    """Whether the ball of a `PUSH` goal has moved at least 0.15 m towards its place: bool `[...]`.
+    """Return whether the ball of a `PUSH` goal has moved at least 0.15 m towards its place: bool `[...]`.
 
     With `compat`, any ball counts, as in KALM's published code.
     """
@@ -161,7 +162,7 @@ def push_by_state(goal: Any, state: Any, next_state: Any, *, compat: bool = Fals
 
 
 def stationary(state: Any, next_state: Any) -> Any:
-    """Which balls stand still in a step: bool `[..., 5]`."""
+    """Balls that stand still in a step: bool `[..., 5]`."""
     xp = package(state, next_state)
     return (xp.abs(balls(next_state) - balls(state)) < STATIONARY_TOLERANCE).all(axis=-1)
 
@@ -169,7 +170,7 @@ def stationary(state: Any, next_state: Any) -> Any:
 def succeeds(
     goal: Any, state: Any, next_state: Any, action: Any, *, push_test: str = "action", compat: bool = False
 ) -> Any:
-    """Whether a step reaches its goal: bool `[...]`.
+    """Return whether a step reaches its goal: bool `[...]`.
 
     **Arguments:** `goal`, `state`, `next_state`, `action`; `push_test`, `"action"` or `"state"`, how a step of level
     easy is judged; `compat`, see `push_by_state`.

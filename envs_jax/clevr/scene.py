@@ -39,7 +39,7 @@ def _ball(number: int) -> str:
 
 
 def xml() -> str:
-    """The text of the model (kalm reference, section 2.1).
+    """The text of the model.
 
     Balls hit everything; the pusher hits balls and passes through walls. It also passes through the table, which it
     never reaches, so this pair is left out; and its slides have no limits, which are ten metres away.

@@ -1,4 +1,4 @@
-"""The wordings of instructions, written for this project; their numbers are those of the paper (kalm reference, 2.4).
+"""The wordings of instructions, written for this project; their numbers are those of the paper (2404.09248).
 
 `{a}` is the ball to move, `{b}` the reference, `{where}` a side, `{way}` a direction. No wording of one level occurs
 at another: those of level real are for training, all others are held out.

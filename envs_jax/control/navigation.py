@@ -1,6 +1,6 @@
 """NavigationTrack-v0 of gym_navigation: a robot with five range finders on a track between walls.
 
-The tracks, constants and order of events are those of gym_navigation (props reference, section 5.1), the time limit
+The tracks, constants and order of events are those of gym_navigation, the time limit
 that of ProPS.
 """
 

@@ -1,4 +1,4 @@
-"""ProPS's Pong: five numbers instead of pixels, and an opponent that does not miss (props reference, section 5.1)."""
+"""ProPS's Pong: five numbers instead of pixels, and an opponent that does not miss (2511.21928)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Crafter with the rules of the package crafter 1.8.3, its images and text; the variants of ELLM and SmartPlay.
 
-See the ellm reference, sections 2 and 7, and the bkrl reference, 9.2.
+Hafner (2109.06780); ELLM (Du et al., 2302.06692); SmartPlay (Wu et al., 2310.01557), as in BK-RL (2407.03964).
 """
 
 from typing import TYPE_CHECKING

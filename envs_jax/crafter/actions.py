@@ -73,7 +73,7 @@ _SMARTPLAY = {
     "place plant": "place_plant",
     **{f"make {x} {tool}": f"make_{x}_{tool}" for tool in ("pickaxe", "sword") for x in ("wood", "stone", "iron")},
 }
-"""SmartPlay's 20 actions and their commands; its four verbs all do the same (bkrl reference, 9.2)."""
+"""SmartPlay's 20 actions and their commands; its four verbs all do the same (as in BK-RL, 2407.03964)."""
 
 
 def _smartplay() -> ActionSet:
@@ -88,7 +88,8 @@ NOUNS = (
     *("crafting table", "furnace", "plant"),
     *(f"{x} {tool}" for tool in ("pickaxe", "sword") for x in ("wood", "stone", "iron")),
 )
-"""ELLM's verbs and nouns; its actions are all pairs, after six without a noun (ellm reference, 2.2)."""
+"""ELLM's verbs and nouns; its actions are all pairs, after six without a noun
+(`text_crafter/text_crafter/text_env`)."""
 _OBJECTS_OF = {
     "eat": ("plant", "cow"),
     "attack": ("zombie", "skeleton", "cow"),

@@ -237,7 +237,7 @@ def _random_cells(flags: jax.Array, dice: jax.Array, rule: Rule, material: jax.A
 
 
 def _occupied(flags: jax.Array, cell: jax.Array, slots: jax.Array) -> jax.Array:
-    """Whether an object is in the cell of each flagged chunk, bool; the player is never near enough to be."""
+    """Return whether an object is in the cell of each flagged chunk, bool; the player is never near enough to be."""
 
     def is_occupied(row, chunk):
         words = slots[row]

@@ -3,8 +3,7 @@
 Crafter lets its objects act in the order of their creation, and what one does changes what the next one can do: it
 enters a cell, opens one, shoots. But what an object wants to do depends on itself, the player and the map only. So the
 wishes of all near objects are computed together, and a short loop over the objects, for all rows of a batch at once,
-decides which wishes come true: it compares each wanted cell with the positions of the others (crafter_speed reference,
-3).
+decides which wishes come true: it compares each wanted cell with the positions of the others.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ class _Loop(NamedTuple):
 
 
 def _any_equal(rows: jax.Array, value: jax.Array) -> jax.Array:
-    """Whether any of `rows` `[n, B]` equals `value` `[B]`; written out, since XLA reduces booleans slowly."""
+    """Return whether any of `rows` `[n, B]` equals `value` `[B]`; written out, since XLA reduces booleans slowly."""
     return functools.reduce(jnp.bitwise_or, [rows[i] == value for i in range(rows.shape[0])])
 
 
 def _enterable(material: jax.Array, flies: Any) -> jax.Array:
-    """Whether a material lets an object in; an arrow flies over water and lava too."""
+    """Return whether a material lets an object in; an arrow flies over water and lava too."""
     masks = np.uint32(OPEN | 1 << c.WATER | 1 << c.LAVA), np.uint32(OPEN)
     return (jnp.where(flies, *masks) >> material.astype(jnp.uint32)) & 1 > 0
 

@@ -57,7 +57,7 @@ class Crafter(Environment[State, Params]):
 
     `info`: `achievements` int32 `[22]`, counts in this episode; `unlocked` bool `[22]`, those that this step counted
     for the first time; `eval_success` and `action_success` bool, whether the action had its effect, and ELLM's lenient
-    test (ellm reference, 2.3); `effective_action` int32, `sleep` for who is asleep; `task_done` bool; `lost` int32,
+    test; `effective_action` int32, `sleep` for who is asleep; `task_done` bool; `lost` int32,
     objects that found no slot so far, 0 for an exact world; with the option `task` also `success` bool, the same as
     `task_done`, by which evaluations count.
     """

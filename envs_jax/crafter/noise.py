@@ -190,7 +190,7 @@ def corners(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def position(lattice: np.ndarray) -> np.ndarray:
-    """Where lattice points are in space: float64, of the shape of `lattice`, `[..., 3]`."""
+    """Positions of lattice points in space: float64, of the shape of `lattice`, `[..., 3]`."""
     return lattice + np.sum(lattice, -1, keepdims=True) / 3
 
 

@@ -228,7 +228,7 @@ def take_turn(
 
 
 def _nearby(material: UInt8[Array, "4096"], position: Int[Array, "2"]) -> tuple[Bool[Array, ""], Bool[Array, ""]]:
-    """Whether a table and a furnace are among the 3 x 3 cells around the player.
+    """Return whether a table and a furnace are among the 3 x 3 cells around the player.
 
     In the first column and the first row nothing is: the package cuts its map at index -1 there, which is empty."""
     x, y = (position[axis] + np.array([-1, 0, 1]) for axis in range(2))

@@ -167,7 +167,7 @@ def gray(
     tiles: Tiles,
     side: int = GRAY,
 ) -> UInt8[Array, "side side"]:
-    """The gray frame of ELLM's agent (its reference, section 2.8): the mean of the three colours, then a bilinear
+    """The gray frame of ELLM's agent (2302.06692): the mean of the three colours, then a bilinear
     resize to 84 x 84, then cut off to integers; inside jit. Of tiles whose image has `side` pixels already, the mean.
 
     Pixels count as areas whose centres are aligned, as in OpenCV's `INTER_LINEAR`, which the published code calls. All

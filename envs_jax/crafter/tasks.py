@@ -1,4 +1,4 @@
-"""Single tasks: sequences of events, rewarded once, with the last one (ellm reference, 2.7; bkrl reference, 9.2)."""
+"""Single tasks: sequences of events, rewarded once, with the last one (ELLM, 2302.06692; BK-RL, 2407.03964)."""
 
 from __future__ import annotations
 

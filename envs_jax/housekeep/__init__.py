@@ -1,6 +1,6 @@
 """Housekeep: a grid apartment in which misplaced objects are to be put where they belong.
 
-See the ellm reference, section 4.
+Kant et al. (2205.10712), as used by ELLM (Du et al., 2302.06692).
 """
 
 from typing import TYPE_CHECKING

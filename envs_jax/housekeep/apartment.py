@@ -1,6 +1,6 @@
 """The apartment: five rooms, and the receptacles in them. One plan, made by hand; nothing about it is random.
 
-It has the footprint, the rooms and the number of receptacles of the scene that ELLM uses (ellm reference, section 4.3),
+It has the footprint, the rooms and the number of receptacles of the scene that ELLM uses (iGibson's Rs_int),
 whose plan is not available. Receptacles have the names of Housekeep's annotations, so that these apply to it.
 """
 

@@ -1,4 +1,4 @@
-"""Numbers of Housekeep: the grid, headings, heights and actions (ellm reference, sections 4.4 and 4.6)."""
+"""Numbers of Housekeep: the grid, headings, heights and actions (ELLM, 2302.06692)."""
 
 HEIGHT, WIDTH = 30, 24
 """Cells of the apartment, outer walls included; a cell is 0.25 m wide, so 7.5 m by 6 m."""

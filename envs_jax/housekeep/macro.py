@@ -1,4 +1,4 @@
-"""The second tier of Housekeep: whole trips as single actions (ellm reference, section 4.6).
+"""The second tier of Housekeep: whole trips as single actions.
 
 An action is to go to a receptacle, to pick an object of the receptacle that the agent stands at, or to place the object
 in hand there. The clock advances by the low-level steps that the shortest way takes, grab or release included.

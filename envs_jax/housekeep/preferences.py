@@ -1,7 +1,7 @@
-"""Where objects belong: a table of correct and of misplaced (object, room-receptacle) pairs.
+"""Places where objects belong: a table of correct and of misplaced (object, room-receptacle) pairs.
 
 The project's own table is common sense, written as rules in `data/preferences.json`. Another file of rules, or the
-annotations of Housekeep (ellm reference, section 4.2), can replace it.
+annotations of Housekeep (`cos_eor/scripts/orm/amt_data`), can replace it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parent / "data" / "preferences.json"
 
 @dataclass(frozen=True)
 class Preferences:
-    """Where `N` categories of objects belong among `K` room-receptacles."""
+    """Correct and misplaced places of `N` categories of objects among `K` room-receptacles."""
 
     objects: tuple[str, ...]
     """Names of categories, with underscores."""

@@ -1,4 +1,4 @@
-"""The effects of actions, rewards and metrics (ellm reference, section 4.4)."""
+"""The effects of actions, rewards and metrics (ELLM, 2302.06692)."""
 
 from __future__ import annotations
 

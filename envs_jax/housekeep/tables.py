@@ -123,8 +123,8 @@ def _cells_on_line(dy: int, dx: int) -> list[set[tuple[int, int]]]:
 
 
 def _lines_of_sight(content: np.ndarray, walkable: np.ndarray) -> np.ndarray:
-    """Whether the straight line between the centres of two cells meets no wall and no high furniture between them:
-    bool `[CELLS, CELLS]`, the first cell walkable. A line between two cells is free if one of them is."""
+    """Return whether the straight line between the centres of two cells meets no wall and no high furniture between
+    them: bool `[CELLS, CELLS]`, the first cell walkable. A line between two cells is free if one of them is."""
     opaque = np.ones((HEIGHT + 2 * SIGHT, WIDTH + 2 * SIGHT), bool)
     inner = slice(SIGHT, SIGHT + HEIGHT), slice(SIGHT, SIGHT + WIDTH)
     opaque[inner] = ((content[MIDDLE] >= 0) & (content[HIGH] >= 0) | (content[LOW] == SOLID)).reshape(HEIGHT, WIDTH)

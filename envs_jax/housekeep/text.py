@@ -1,4 +1,4 @@
-"""Housekeep in words: what has been seen in this episode, and what is held (ellm reference, section 4.4).
+"""Housekeep in words: what has been seen in this episode, and what is held (ELLM, 2302.06692).
 
 The original lists sets, whose order is random. Here objects are in the order of their slots, and receptacles in that of
 their numbers. A receptacle is named with its room, and a name occurs once.

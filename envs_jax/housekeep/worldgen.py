@@ -23,7 +23,7 @@ from envs_jax.housekeep.tables import Tables, words
 PER_RECEPTACLE = 2
 """The largest number of objects on a receptacle at the start."""
 TEMPERATURE = 3.0
-"""Receptacles are sampled by a softmax over minus their mean ranks, divided by this (ellm reference, section 4.3)."""
+"""Receptacles are sampled by a softmax over minus their mean ranks, divided by this (2205.10712)."""
 
 TASKS = Path(__file__).parent / "data" / "tasks.json"
 

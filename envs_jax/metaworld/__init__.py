@@ -1,7 +1,7 @@
 """Meta-World: a robot arm at a table, twenty of its tasks and KALM's two composites.
 
-See the kalm reference, section 3. MuJoCo is imported, and the scene converted from the package metaworld, when a task
-is first reset; MJX when it is first used.
+Yu et al. (1910.10897), as used by KALM (Pang et al., 2404.09248). MuJoCo is imported, and the scene converted from the
+package metaworld, when a task is first reset; MJX when it is first used.
 """
 
 from typing import TYPE_CHECKING

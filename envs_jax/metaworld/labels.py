@@ -3,7 +3,7 @@
 Every function takes NumPy or jax arrays with any number of leading axes, which broadcast. `goal` is int32 `[..., 1]`,
 an index of `NAMES`; a state is a 91-d entity observation. Success is that of the environment, and so are
 rewards as far as a state shows what they need: the fingers are estimated from the hand, and the initial position of an
-object from the target if that tells it, else it is the middle of the starts. Definitions: kalm reference, section 3.4.
+object from the target if that tells it, else it is the middle of the starts. Definitions: the package metaworld.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def label(goal: Any, states: Any, actions: Any) -> tuple[Any, Any]:
 
 
 def holds(goal: Any, state: Any) -> Any:
-    """Whether a goal is reached: bool `[...]`."""
+    """Return whether a goal is reached: bool `[...]`."""
     xp = package(goal, state)
     return judged(goal, state, xp.zeros((*state.shape[:-1], 4), state.dtype))[1]
 
@@ -146,7 +146,7 @@ STRIDE = 0.05
 
 
 def implausible(state: Any, next_state: Any) -> dict[str, Any]:
-    """Which steps are impossible, by the paper's four kinds; for limits see `docs/environments/metaworld.md`.
+    """Impossible steps, by the paper's four kinds; for limits see `docs/environments/metaworld.md`.
 
     **Arguments:** `state` and `next_state`, float32 `[..., 91]`, NumPy or jax arrays that broadcast.
     **Returns:** bool `[...]` each: `floating`, an object in the air without the gripper; `out_of_table`, the hand or an

@@ -81,8 +81,8 @@ def hamacher(xp: Any, a: Any, b: Any) -> Any:
 
 
 def caging(xp: Any, v: View, object: Any, radius: float, pads: float, xz: float, effort: float = 1.0) -> Any:
-    """How well the gripper cages an object, between its pads along y and close in x and z; and whether it is closed
-    on it too.
+    """Degree to which the gripper cages an object, between its pads along y and close in x and z; and whether it is
+    closed on it too.
 
     **Arguments:** `object`, its place; `radius`, its radius; `pads`, how far from it a pad may be; `xz`, how far the
     gripper may be in x and z; `effort`, that closes it fully.
@@ -100,7 +100,8 @@ def caging(xp: Any, v: View, object: Any, radius: float, pads: float, xz: float,
 
 
 def _signed_sides(xp: Any, v: View, radius: float, high: float) -> Any:
-    """How well the object lies between the pads, each on its own side of it. Margins follow the pads as they move."""
+    """Degree to which the object lies between the pads, each on its own side of it. Margins follow the pads as they
+    move."""
 
     def side(pad, distance):
         margin = xp.abs(xp.abs(v.object[..., 1] - pad[..., 1]) - 0.05)
@@ -111,7 +112,7 @@ def _signed_sides(xp: Any, v: View, radius: float, high: float) -> Any:
 
 
 def _close_in_plane(xp: Any, v: View) -> Any:
-    """How close the gripper is to the object in x and z."""
+    """Closeness of the gripper to the object in x and z."""
     margin = length(xp, (v.object_start - v.tcp_start)[..., XZ]) - 0.005
     return tolerance(xp, length(xp, (v.tcp - v.object)[..., XZ]), 0.005, margin)
 

@@ -1,4 +1,4 @@
-"""The table of tasks: scene, what is drawn at a reset, what is observed, reward and expert (kalm reference, section 3).
+"""The table of tasks: scene, what is drawn at a reset, what is observed, reward and expert.
 
 A reset draws one vector, uniform between `low` and `high`; every place of a start is three of its numbers, in a row,
 plus an offset (`Drawn`).
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """What is wanted, and how it is done: a task, or a part of a composite one."""
+    """Reward and expert of a task, or a part of a composite one."""
 
     judge: Judge
     expert: Expert

@@ -1,4 +1,4 @@
-"""The wordings of instructions, written for this project; their numbers are those of the paper (kalm reference, 3.2).
+"""The wordings of instructions, written for this project; their numbers are those of the paper (2404.09248).
 
 Every level has 20 frames for each of its tasks, and no wording of one level occurs at another: those of level real are
 for training, all others are held out.

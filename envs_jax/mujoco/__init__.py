@@ -1,6 +1,6 @@
 """Gymnasium's MuJoCo tasks, v5, on C MuJoCo or MJX.
 
-See the props reference, section 5. MuJoCo, and Gymnasium for its models, are imported when a task is made; MJX when it
+MuJoCo, and Gymnasium for its models, are imported when a task is made; MJX when it
 is first used.
 """
 

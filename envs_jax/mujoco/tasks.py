@@ -291,7 +291,7 @@ class Walker2d(Runner):
         return WalkerParams()
 
     def healthy(self, xp: Any, now: Any, params: Any) -> Any:
-        """Whether the walker has not fallen: bool `[...]`."""
+        """Return whether the walker has not fallen: bool `[...]`."""
         height, angle = now.qpos[..., 1], now.qpos[..., 2]
         (low, high), (left, right) = params.healthy_z_range, params.healthy_angle_range
         return (low < height) & (height < high) & (left < angle) & (angle < right)

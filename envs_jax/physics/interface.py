@@ -70,7 +70,7 @@ def load_model(xml_file: str | Path) -> Any:
 
 
 def collides(model: Any) -> bool:
-    """Whether any two geoms of a `mujoco.MjModel` may ever be in contact, by its masks and explicit pairs."""
+    """Return whether any two geoms of a `mujoco.MjModel` may ever be in contact, by its masks and explicit pairs."""
     pairs = (model.geom_contype[:, None] & model.geom_conaffinity[None, :]) != 0
     np.fill_diagonal(pairs, False)
     return bool(pairs.any() or model.npair or model.nflex)

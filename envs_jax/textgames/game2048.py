@@ -109,7 +109,7 @@ def slide(lines: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def valid_actions(board: jax.Array) -> jax.Array:
-    """Which of up, right, down and left change the board: bool `[4]`."""
+    """Moves among up, right, down and left that change the board: bool `[4]`."""
 
     def slides(lines: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = lines[:, :-1], lines[:, 1:]

@@ -19,8 +19,7 @@ class CliffWalking(TabularEnvironment):
 
     Observation: the cell of a board of 4 by 12, row-major, an int32 scalar. Actions: up, right, down, left; if
     slippery, the chosen direction or one of the two perpendicular ones, each with probability 1/3. Reward: -1, and -100
-    for a fall, which moves the agent back to the start. Terminated at the goal; no time limit (section 5 of the props
-    reference sets 100).
+    for a fall, which moves the agent back to the start. Terminated at the goal; no time limit (ProPS sets 100).
     """
 
     names = ("up", "right", "down", "left")

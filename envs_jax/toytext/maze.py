@@ -1,4 +1,4 @@
-"""maze-sample-3x3-v0 of gym-maze, observed as ProPS does (props reference, section 5.1)."""
+"""maze-sample-3x3-v0 of gym-maze, observed as ProPS does (2511.21928)."""
 
 from __future__ import annotations
 

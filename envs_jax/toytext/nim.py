@@ -1,4 +1,4 @@
-"""Nim-v0 of ProPS (props reference, section 5.1)."""
+"""Nim-v0 of ProPS (2511.21928)."""
 
 from __future__ import annotations
 

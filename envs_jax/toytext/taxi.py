@@ -131,7 +131,7 @@ class Taxi(TabularEnvironment):
         self._masks = moves[:NUM_STATES].astype(np.int8)
 
     def action_mask(self, state: ToyTextState) -> jax.Array:
-        """Which actions change anything: int8 `[6]`."""
+        """Actions that change anything: int8 `[6]`."""
         return jnp.asarray(self._masks)[state.index % NUM_STATES]
 
     def advance(self, uniform, state, action, params):

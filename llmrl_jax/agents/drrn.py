@@ -1,4 +1,4 @@
-"""DRRN: Q-values of actions given as text (He et al., 1511.04636), GLAM's off-policy baseline (glam reference, 4.1).
+"""DRRN: Q-values of actions given as text (He et al., 1511.04636), GLAM's off-policy baseline (2302.02662).
 
 One GRU reads the prompt, another each action, and an MLP on the two states gives the action's value. Actions are
 sampled from a softmax over the values. It is trained by `llmrl_jax.rl.dqn`. Not reproduced: the published code discards
@@ -50,7 +50,7 @@ DRRN_DQN = DQNConfig(
     huber_delta=1.0,
     acting="softmax",
 )
-"""The published hyper-parameters (glam reference, section 4.1): one network without a separate target network. The
+"""The published hyper-parameters (`agents/drrn` of GLAM): one network without a separate target network. The
 replay buffer takes 265 bytes per step in MixedTrainLocal. The published capacity is 5,000,000 steps; runs of 1,500,000
 steps never fill it."""
 

@@ -21,7 +21,7 @@ from llmrl_jax.rl.policy import Policy, masked_categorical
 
 
 Scoring = Literal["sum", "mean", "per_word", "raw_logits", "max_normalised"]
-"""How scores become action logits (glam reference, section 3.1).
+"""How scores become action logits (Carta et al., 2302.02662, and its released code).
 
 * `sum`: the log-probability of the whole action string, as the paper defines it. The default.
 * `mean`: per token, against the bias towards short actions (TWOSOME, 2401.14151).
@@ -54,7 +54,7 @@ class LanguagePolicy(Policy):
 
     The trained parameters are `{"lora": ..., "value": ...}` over a frozen base, or `{"params": ..., "value": ...}` if
     all weights are trained. Actor and critic share the model: the value is an MLP on the hidden state of the last
-    prompt token (section 3.2), so that one forward pass serves both.
+    prompt token, so that one forward pass serves both.
 
     Subclasses define `distribution_and_hidden`: `ScoringPolicy` and `HeadsPolicy`, whose examples build one.
 

@@ -114,13 +114,13 @@ def _thoughts(text: str) -> list[Span]:
 
 
 def _quoted(text: str, match: re.Match[str]) -> bool:
-    """Whether a tag is between backquotes."""
+    """Return whether a tag is between backquotes."""
     start, end = match.span()
     return text[max(0, start - 1) : start] == "`" == text[end : end + 1]
 
 
 def _is_own_line(text: str, match: re.Match[str]) -> bool:
-    """Whether a tag is alone on its line."""
+    """Return whether a tag is alone on its line."""
     start, end = match.span()
     line = text[text.rfind("\n", 0, start) + 1 : start] + text[end : (text.find("\n", end) + 1 or len(text) + 1) - 1]
     return not line.strip()

@@ -180,5 +180,5 @@ def usage(prog: str, kind: str, rows: dict[str, str], description: str) -> str:
 
 
 def is_requested(args: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
+    """Return whether a command line asks for help."""
     return any(arg in ("-h", "--help", "--help-all") for arg in args)

@@ -93,7 +93,7 @@ class _Usage(Exception):
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether an exception was raised by a `raise` in this project's code, not by an operation."""
+    """Return whether an exception was raised by a `raise` in this project's code, not by an operation."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -105,7 +105,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _is_a(module: str, name: str, error: BaseException) -> bool:
-    """Whether an error is of the class `name` in `module`, without importing that slow module."""
+    """Return whether an error is of the class `name` in `module`, without importing that slow module."""
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
@@ -195,7 +195,7 @@ def _run(args: list[str], prog: str) -> int:
 
 
 def _is_first() -> bool:
-    """Whether this is the first of the processes of a program, or the only one."""
+    """Return whether this is the first of the processes of a program, or the only one."""
     jax = sys.modules.get("jax")
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 

@@ -108,7 +108,7 @@ def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def has_picture(env: Any) -> bool:
-    """Whether a world draws its states."""
+    """Return whether a world draws its states."""
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     return type(inner).render is not Environment.render
 

@@ -49,15 +49,15 @@ class WorkloadConfig(FitConfig):
 
     @property
     def trains(self) -> bool:
-        """Whether the workload has a gradient and an optimiser."""
+        """Return whether the workload has a gradient and an optimiser."""
         return self.workload not in ("generate", "kalm-imagine", "world")
 
     @property
     def adapts(self) -> bool:
-        """Whether the trained parameters are adapters of a frozen base."""
+        """Return whether the trained parameters are adapters of a frozen base."""
         return super().adapts and self.workload in OF_A_MODEL
 
     @property
     def repeats(self) -> bool:
-        """Whether the program is that of a run, a loop over any number of updates."""
+        """Return whether the program is that of a run, a loop over any number of updates."""
         return self.workload not in WITHOUT_UPDATES

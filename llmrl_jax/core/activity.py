@@ -1,4 +1,4 @@
-"""What the program does at the moment (compiling, playing episodes, reading weights), and its display.
+"""Activity of the program at the moment (compiling, playing episodes, reading weights), and its display.
 
 Code that may take over some seconds names its work with `doing`. That prints nothing unless a display is on: the
 command line turns one on (`display`), which writes to stderr. On a terminal it is one line that is rewritten; into a
@@ -52,7 +52,7 @@ class Activity:
     began: float = field(default_factory=time.monotonic)
 
     def text(self) -> str:
-        """What is done, and how much of it."""
+        """Activity and its progress, as a line."""
         return self.what if self.total is None else f"{self.what}: {self.done} of {self.total} {self.unit}"
 
 

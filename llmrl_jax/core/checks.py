@@ -93,7 +93,7 @@ class Needs:
     """Its value, or a tuple of its values; None: any except an empty one, False or 0."""
 
     def holds(self, value: Any) -> bool:
-        """Whether the other field has such a value."""
+        """Return whether the other field has such a value."""
         if self.value is None:
             return bool(value)
         return value in self.value if isinstance(self.value, tuple) else value == self.value

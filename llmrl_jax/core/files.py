@@ -31,7 +31,7 @@ _LACK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def lack_of_space(error: BaseException) -> str:
-    """What an error says about a disk that takes no more, with the remedy; empty for any other error."""
+    """Message of an error about a disk that takes no more, with the remedy; empty for any other error."""
     if not isinstance(error, OSError) or error.errno not in _LACK:
         return ""
     subject = f"{error.filename} could not be written" if error.filename else "a file could not be written"
@@ -212,7 +212,7 @@ def _left(pattern: re.Pattern[str], entry: Path) -> re.Match[str] | None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process with this id runs on this machine."""
+    """Return whether a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

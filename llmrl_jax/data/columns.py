@@ -287,7 +287,7 @@ def _typed(name: str, column: np.ndarray) -> np.ndarray:
 
 
 def _ends(columns: Columns, parts: list[str], source: str, has_next: bool) -> np.ndarray:
-    """Which steps are the last of their episodes, bool `[N]`."""
+    """Last steps of their episodes, bool `[N]`."""
     last = np.ones(1, bool)
     if EPISODE in columns:
         return np.concatenate([columns[EPISODE][1:] != columns[EPISODE][:-1], last])

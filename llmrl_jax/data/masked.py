@@ -1,4 +1,4 @@
-"""Episodes padded to one length, with masks: the files of KALM and ImagineBench (kalm reference, section 1.5).
+"""Episodes padded to one length, with masks: the files of KALM and ImagineBench (2404.09248, 2505.10010).
 
 `observations` `[N, T, d]`, `actions` `[N, T]` or `[N, T, a]`, `rewards` and `masks` `[N, T]` or `[N, T, 1]`; also
 `next_observations` and `terminals`, if they are there, and what is said of episodes: `instructions`, `goals`,
@@ -193,7 +193,7 @@ def _flat(value: Any, rows: tuple[int, ...], source: str) -> np.ndarray:
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Those of the arrays that a file has; others are not looked at, whatever they are."""
+    """Arrays among the known names that a file has; others are not looked at, whatever they are."""
     if not path.is_file():
         neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
@@ -253,12 +253,12 @@ _TEXTS = re.compile(r"object|str|[<>=|]?(O|U[0-9]{1,6})")
 
 
 def is_rows(names: Any) -> bool:
-    """Whether columns of these names are of this form."""
+    """Return whether columns of these names are of this form."""
     return INDEX in names and any(name.endswith(DATA) for name in names)
 
 
 def read_rows(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Those of the arrays `names` that a file has, of numbers `[N, ...]` or of texts, episodes in the order of
+    """Arrays `names` that a file has, of numbers `[N, ...]` or of texts, episodes in the order of
     `row_index`.
 
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for a file of another form, or whose bytes do not fit

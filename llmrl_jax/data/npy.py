@@ -82,7 +82,7 @@ def _number(kind: Any, data: Any = b"") -> Any:
 
 
 class _Name:
-    """What a name of the pickle stands for: it can be called, and nothing else."""
+    """Stand-in for a name of the pickle: it can be called, and nothing else."""
 
     __slots__ = ("_call",)
 
@@ -140,7 +140,7 @@ def read_objects(path: Path) -> list[Any]:
 
 
 def is_object(path: Path) -> bool:
-    """Whether a file is an npy file of Python objects."""
+    """Return whether a file is an npy file of Python objects."""
     if path.suffix != ".npy" or not path.is_file():
         return False
     with path.open("rb") as file:

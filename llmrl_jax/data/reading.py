@@ -247,7 +247,7 @@ def read_hdf5(path: Path, names: Mapping[str, str]) -> Loaded:
 
 
 def _is_masked(h5py: Any, file: Any) -> bool:
-    """Whether these are padded episodes, `[episodes, steps, ...]`."""
+    """Return whether these are padded episodes, `[episodes, steps, ...]`."""
     masks = file.get("masks", file.get("action_masks"))
     if isinstance(masks, h5py.Dataset):
         return masks.ndim > 1

@@ -79,7 +79,7 @@ class Trajectories:
 
     @property
     def mask(self) -> Bool[Array, "E T"]:
-        """Which entries hold a step."""
+        """Entries that hold a step."""
         return jnp.arange(self.reward.shape[1]) < self.length[:, None]
 
     def take(self, index: Int[Array, " *B"]) -> Trajectories:

@@ -106,7 +106,7 @@ class Mask(NamedTuple):
 def in_window(
     window: int, queries: Int[Array | np.ndarray, "b q"], keys: Int[Array | np.ndarray, "c t"]
 ) -> Bool[Array, "d q t"]:
-    """Whether a key is among the last `window` positions up to and including the query's; `d` is `b` or `c`."""
+    """Return whether a key is among the last `window` positions up to and including the query's; `d` is `b` or `c`."""
     return jnp.asarray(keys)[:, None, :] > jnp.asarray(queries)[:, :, None] - window
 
 

@@ -49,7 +49,7 @@ def _ends(a: Sequence[Any]) -> list[int]:
 
 
 def merges(x: Float[Array, "*b i"], outputs: Sequence[int]) -> bool:
-    """Whether `W + s A B` costs less than the products of `x` with `A` and with `B`, and loses nothing.
+    """Return whether `W + s A B` costs less than the products of `x` with `A` and with `B`, and loses nothing.
 
     Per rank it takes `i o` multiplications and additions, and they take `i + o` per token.
 

@@ -26,8 +26,8 @@ UNROLLED = 4
 
 
 def decodes_per_layer(layers: int) -> bool:
-    """Whether a model of so many layers decodes from weights, keys and values in separate arrays for each layer, made
-    once before the loop over tokens: the weights are then in memory twice.
+    """Return whether a model of so many layers decodes from weights, keys and values in separate arrays for each layer,
+    made once before the loop over tokens: the weights are then in memory twice.
 
     On GPUs every model does. From a stack XLA would copy each weight, key and value before the product that reads it:
     three times the traffic, of which decoding consists. A TPU reads weights inside the stack.
@@ -187,12 +187,12 @@ class DecodeState:
 
     @property
     def per_layer(self) -> bool:
-        """Whether there is an array for each layer."""
+        """Return whether there is an array for each layer."""
         return isinstance(self.keys, tuple)
 
     @property
     def merged(self) -> bool:
-        """Whether heads lie side by side."""
+        """Return whether heads lie side by side."""
         return not self.per_layer and self.keys.ndim == 4
 
     @property

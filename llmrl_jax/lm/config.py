@@ -393,12 +393,12 @@ class LlamaConfig:
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """Return whether queries, keys and values have biases."""
         return self.model_type == "qwen2"
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head's queries and keys are normalised before they are rotated."""
+        """Return whether each head's queries and keys are normalised before they are rotated."""
         return self.model_type == "qwen3"
 
     @property
@@ -492,7 +492,7 @@ class LlamaConfig:
         """Forward floating-point operations per token, averaged over a causal context of `context` tokens.
 
         `2 N + 2 L T H h`, where `N` is the size of the matrices (including the head if `logits`) and the second term is
-        the causal half of scores and values (jax_llm reference, section 2.2). Training costs 3 times this for all
+        the causal half of scores and values. Training costs 3 times this for all
         weights, 2 times with frozen weights and LoRA.
         """
         n = self.matmul_params - (0 if logits else self.hidden_size * self.vocab_size)

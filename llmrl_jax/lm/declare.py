@@ -44,7 +44,8 @@ class ParamSpec:
 
     @property
     def stacked(self) -> bool:
-        """Whether the first axis is that of the layers, each of which is a separate tensor in Hugging Face's files."""
+        """Return whether the first axis is that of the layers, each of which is a separate tensor in Hugging Face's
+        files."""
         return "{}" in (self.hf or "")
 
     @default_types

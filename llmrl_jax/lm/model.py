@@ -388,7 +388,7 @@ class Llama(nn.Module):
         return Block(self.config, scale, self.matmul_dtype, self.attention)
 
     def _is_few(self, tokens: int) -> bool:
-        """Whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
+        """Return whether so many tokens, the activations of a step, are smaller than the weights that `fsdp` splits."""
         return 2 * tokens < self.config.hidden_size
 
     def _mask(self, visible: Any, queries: AnyArray, keys: AnyArray, longest: int | None = None) -> Mask:
@@ -401,7 +401,7 @@ class Llama(nn.Module):
 
     @property
     def _has_window(self) -> np.ndarray | None:
-        """Whether the window applies to each layer; None if it applies to all or there is none."""
+        """Return whether the window applies to each layer; None if it applies to all or there is none."""
         return None if self.config.sliding_layers is None else np.array(self.config.sliding_layers)
 
     @property
@@ -461,7 +461,7 @@ def _take(x: jax.Array, indices: Int[AnyArray, "B N"]) -> jax.Array:
 
 
 class ValueHead(nn.Module):
-    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (glam reference, section 3.2).
+    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (2302.02662).
 
     Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
     Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.

@@ -80,7 +80,7 @@ def _check_fields(raw: Mapping[str, Any], config: LlamaConfig) -> None:
 
 
 def _match(pattern: str, name: str, field: str, full: bool) -> bool:
-    """Whether a regular expression matches a module's name: the `full` name, or a suffix after a dot too."""
+    """Return whether a regular expression matches a module's name: the `full` name, or a suffix after a dot too."""
     try:
         return bool(re.fullmatch(pattern if full else rf"(.*\.)?({pattern})", name))
     except re.error as error:
@@ -88,14 +88,16 @@ def _match(pattern: str, name: str, field: str, full: bool) -> bool:
 
 
 def _named(entries: Any, name: str, field: str) -> bool:
-    """Whether `target_modules` or `exclude_modules` selects a module: a regular expression, or suffixes of names."""
+    """Return whether `target_modules` or `exclude_modules` selects a module: a regular expression, or suffixes of
+    names."""
     if isinstance(entries, str):
         return _match(entries, name, field, full=True)
     return any(name == entry or name.endswith(f".{entry}") for entry in entries)
 
 
 def _in_layers(raw: Mapping[str, Any], name: str, layer: int) -> bool:
-    """Whether `layers_to_transform` allows a matrix; it applies only to matrices that suffixes of names select."""
+    """Return whether `layers_to_transform` allows a matrix; it applies only to matrices that suffixes of names
+    select."""
     layers, targets = raw.get("layers_to_transform"), raw["target_modules"]
     if layers is None or layers == [] or isinstance(targets, str) or name in targets:
         return True
@@ -117,7 +119,7 @@ def _pattern(pattern: Mapping[str, Any] | None, name: str, field: str, default: 
 
 
 def _saved(entries: Sequence[str] | None, name: str) -> bool:
-    """Whether a module, or one that contains it, is among `modules_to_save`.
+    """Return whether a module, or one that contains it, is among `modules_to_save`.
 
     PEFT compares suffixes of names as text: `norm` selects `input_layernorm` too.
     """

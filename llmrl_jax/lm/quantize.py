@@ -98,7 +98,7 @@ def is_quantized(x: Any) -> bool:
 
 
 def any_quantized(tree: Any) -> bool:
-    """Whether a tree of parameters holds a quantised kernel."""
+    """Return whether a tree of parameters holds a quantised kernel."""
     return any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized)))
 
 

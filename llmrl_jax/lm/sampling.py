@@ -97,12 +97,12 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether decoding is greedy, without random samples."""
+        """Return whether decoding is greedy, without random samples."""
         return isinstance(self.temperature, int | float) and self.temperature == 0
 
     @property
     def penalises(self) -> bool:
-        """Whether the distribution depends on the tokens so far through a repetition penalty."""
+        """Return whether the distribution depends on the tokens so far through a repetition penalty."""
         return not _equals(self.repetition_penalty, 1.0)
 
 

@@ -156,7 +156,7 @@ class Scores:
     log_probs: Float[Array, "B A W"]
     """Log-probability of each token; 0 after a candidate's end."""
     raw_sum: Float[Array, "B A"]
-    """The sum of a candidate's unnormalised logits, the score in GLAM's released code (glam reference, section 3.1).
+    """The sum of a candidate's unnormalised logits, the score in GLAM's released code (`LogScoringModuleFn`).
     For compatibility only."""
     hidden: Float[Array, "B D"]
     """The final hidden state of the last prompt token, for a value head."""

@@ -247,7 +247,7 @@ def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray
 
 
 def _reachable(table: np.ndarray) -> bool:
-    """Whether some sequence of tokens leads from the first state to the last."""
+    """Return whether some sequence of tokens leads from the first state to the last."""
     reached, queue = {0}, [0]
     for state in queue:
         new = set(np.unique(table[state]).tolist()) - reached

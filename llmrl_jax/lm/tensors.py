@@ -84,7 +84,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def all_finite(array: np.ndarray, kind: str) -> bool:
-    """Whether every value is a finite number. **Arguments:** `kind`, the dtype's name in the format."""
+    """Return whether every value is a finite number. **Arguments:** `kind`, the dtype's name in the format."""
     mask = _EXPONENT[kind]
     bits = array.reshape(-1).view(mask.dtype)
     return not bits.size or int(np.max(bits & mask)) != int(mask)

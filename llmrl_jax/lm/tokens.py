@@ -133,7 +133,7 @@ class FastTokenizer:
 
     @functools.cached_property
     def _adds_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text, as SentencePiece does."""
+        """Return whether the tokenizer puts a space before a text, as SentencePiece does."""
         head = self.encode("\n")
         return self.encode("\na") != head + self.encode("a")
 

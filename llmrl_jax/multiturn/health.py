@@ -159,7 +159,7 @@ ALARMS = {
 
 @struct.dataclass
 class WatchState:
-    """What the watch remembers, part of a learner's state."""
+    """Memory of the watch, part of a learner's state."""
 
     updates: Int[Array, ""]
     """Updates so far."""
@@ -256,7 +256,7 @@ class Watch:
         )
 
     def _signs(self, state: WatchState) -> Bool[Array, "3"]:
-        """Whether there are the signs of each collapse."""
+        """Return whether there are the signs of each collapse."""
         recent, usual = state.recent, state.usual
         noise = {name: 2 * state.noise[name] for name in WATCHED}
 

@@ -257,7 +257,7 @@ def _names(form: ReplyFormat, actions: Sequence[str]) -> dict[str, int]:
 
 
 class _Name(NamedTuple):
-    """What has been read of a name."""
+    """Part of a name that has been read."""
 
     prefix: str | None
     """The text without the white space that it begins with; None if no name begins with it."""
@@ -505,7 +505,7 @@ def _over_tokens(
 
 
 def _successors(moves: np.ndarray) -> np.ndarray:
-    """Whether some token leads from one state to another, bool `[M, M]`."""
+    """Return whether some token leads from one state to another, bool `[M, M]`."""
     successors = np.zeros((len(moves), len(moves)), bool)
     successors[np.arange(len(moves))[:, None], moves] = True
     return successors

@@ -253,9 +253,9 @@ def read_command_line(config: type, args: Sequence[str], read: Reader | None) ->
 
 
 def _is_of_a_run(path: Path, values: Mapping[str, Any]) -> bool:
-    """Whether a file is the config.json that a run wrote, or a copy of it: it lies beside the run's other files, or has
-    every option of `run` and its kind or, as earlier versions wrote it, the name of its folder or none. A user may
-    write a file of that name too."""
+    """Return whether a file is the config.json that a run wrote, or a copy of it: it lies beside the run's other files,
+    or has every option of `run` and its kind or, as earlier versions wrote it, the name of its folder or none. A user
+    may write a file of that name too."""
     run = values.get("run", {})
     if path.name != "config.json" or not isinstance(run, Mapping):
         return False

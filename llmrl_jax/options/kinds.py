@@ -61,7 +61,7 @@ def kind_of(values: Mapping[str, Any]) -> str:
 
 
 def is_known(values: Mapping[str, Any]) -> bool:
-    """Whether the values are those of a run of one of our commands."""
+    """Return whether the values are those of a run of one of our commands."""
     return kind_of(values) in _commands()
 
 

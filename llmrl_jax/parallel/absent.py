@@ -98,7 +98,7 @@ class Target:
 
     @property
     def facts(self) -> Kind:
-        """What one of the devices can do."""
+        """Capabilities of one of the devices."""
         return KINDS[self.kind]
 
     @property

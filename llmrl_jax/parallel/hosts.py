@@ -79,7 +79,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def expected() -> bool:
-    """Whether a launcher or the environment names other processes to join."""
+    """Return whether a launcher or the environment names other processes to join."""
     return launched() is not None or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""How much memory there is, for refusing what cannot fit before it is allocated."""
+"""Size of the memory, for refusing what cannot fit before it is allocated."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _count(value: Any) -> int:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a value of a log is a number that a float can hold."""
+    """Return whether a value of a log is a number that a float can hold."""
     try:
         return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:  # an integer of more than 308 digits

@@ -1,6 +1,6 @@
 """Networks with branches: an image, symbols, texts and a set of goals, each with an encoder of its own, then fused.
 
-The encoders are those of ELLM (2302.06692; ellm reference, 1.4) with sizes as options. Embeddings of texts and goals
+The encoders are those of ELLM (Du et al., 2302.06692) with sizes as options. Embeddings of texts and goals
 are frozen tables; a linear layer on each is learned.
 """
 

@@ -157,7 +157,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a target network."""
+        """Return whether there is a target network."""
         return bool(self.target_every or self.target_steps)
 
     @property
@@ -593,7 +593,7 @@ def _update_target(config: DQNConfig, update: Int[Array, ""], tau: Float[Array, 
 
 
 def crosses_multiple(update: Int[Array, "*B"], steps: int, period: int) -> Bool[Array, "*B"]:
-    """Whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
+    """Return whether the steps of update `update` (from 0, `steps` each) reach a multiple of `period`.
 
     **Arguments:** `update`, int32; `steps` and `period`, from 1 to 2^31 - 1. Exact although the product of both may
     have 62 bits: the remainder of a division by `period` is doubled and added to, one bit of `steps` after another."""
@@ -657,7 +657,7 @@ def mixed_exploration(
     fraction: float | jax.Array,
 ) -> Categorical:
     """The best of the offered actions; with probability `epsilon` another one, which is the guide's best with
-    probability `fraction`, else uniformly random (ellm reference, 1.4)."""
+    probability `fraction`, else uniformly random (Du et al., 2302.06692)."""
     exploration = epsilon_greedy(q, obs, epsilon * (1 - fraction) / (1 - epsilon * fraction + 1e-9))
     mask = mask_of(obs)
     offered = guide_q if mask is None else jnp.where(mask, guide_q, -jnp.inf)

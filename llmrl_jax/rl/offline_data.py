@@ -195,7 +195,7 @@ def prepared(
 
 
 def has_instruction(obs: Any) -> bool:
-    """Whether observations index a table of sentence vectors."""
+    """Return whether observations index a table of sentence vectors."""
     return isinstance(obs, dict) and INSTRUCTION in obs
 
 

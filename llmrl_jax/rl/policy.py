@@ -183,7 +183,7 @@ class RandomBox(Policy):
 
 
 def drawable(space: Space) -> bool:
-    """Whether actions of a space have a uniform distribution: a discrete space, or a box with finite bounds."""
+    """Return whether actions of a space have a uniform distribution: a discrete space, or a box with finite bounds."""
     finite = isinstance(space, Box) and bool(np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)))
     return isinstance(space, Discrete) or finite
 

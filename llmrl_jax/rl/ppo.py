@@ -126,7 +126,7 @@ class PPOConfig(AdamConfig, RolloutConfig):
     """Whether to bootstrap from the last observation of a time-out; False treats it as terminal, as GLAM does."""
     value_broadcast: Literal["off", "glam"] = "off"
     """`glam`: every value is compared with every return of its microbatch, a bug of the published code that pulls
-    values to the mean return (glam reference, section 3.3)."""
+    values to the mean return (`train_language_agent.py`)."""
 
 
 GLAM = PPOConfig(
@@ -139,7 +139,7 @@ GLAM = PPOConfig(
     learning_rate=1e-6,
     normalize_advantages=False,
 )
-"""GLAM's published hyper-parameters (glam reference, section 3.3): 1,280 steps and 80 gradient steps per update, in
+"""GLAM's published hyper-parameters (Carta et al., 2302.02662): 1,280 steps and 80 gradient steps per update, in
 minibatches of 64. The bugs of the published code are not included: add `bootstrap_truncation=False,
 value_broadcast="glam"` for them."""
 

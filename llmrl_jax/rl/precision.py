@@ -88,8 +88,8 @@ def sampling_metrics(log_ratio: Float[Array, "*B"], weight: Any = None) -> dict[
 
 
 def compares_sampling(policy: Any) -> bool:
-    """Whether a learner reports `sampling_metrics` of a policy: those that state the `dtype` in which they compute do,
-    as language models."""
+    """Return whether a learner reports `sampling_metrics` of a policy: those that state the `dtype` in which they
+    compute do, as language models."""
     return hasattr(policy, "dtype")
 
 

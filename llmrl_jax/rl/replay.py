@@ -180,7 +180,7 @@ class Replay:
     # --- drawing ------------------------------------------------------------------------------------------------------
 
     def can_sample(self, buffer: BufferState, minimum: int = 1) -> Bool[Array, ""]:
-        """Whether at least `minimum` items were added, of those that fit."""
+        """Return whether at least `minimum` items were added, of those that fit."""
         return buffer.size >= minimum
 
     def num_readable(self, buffer: BufferState) -> Int[Array, ""]:
@@ -310,7 +310,7 @@ class Replay:
         return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
 
     def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
-        """Whether steps continue the episode of the first one, bool `[B, count]`."""
+        """Return whether steps continue the episode of the first one, bool `[B, count]`."""
         items, stored = buffer.items, buffer.size // (self.rows or 1)
         oldest = jnp.where(stored == self.length, buffer.next, 0)
         left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included

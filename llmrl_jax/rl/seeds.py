@@ -149,7 +149,7 @@ def _remaining(state: Any) -> Any:
 
 
 def _is_shared(state: Any, parts: tuple[str, ...]) -> list[bool]:
-    """Whether a leaf is in one of the `parts`, by name, for each leaf."""
+    """Return whether a leaf is in one of the `parts`, by name, for each leaf."""
     names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(state))
     return [any(f"{name}.".startswith(f"{part}.") for part in parts) for name in names]
 
@@ -169,6 +169,6 @@ def _stacked(*trees: Any) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two trees of arrays are equal, bit for bit."""
+    """Return whether two trees of arrays are equal, bit for bit."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(x is y or x.shape == y.shape and bool(np.all(np.asarray(x == y))) for x, y in pairs)

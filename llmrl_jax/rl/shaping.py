@@ -3,7 +3,7 @@
 `r + gamma * phi(h') - phi(h)` (Ng, Harada and Russell, 1999, eq. 2), where `h` is the newest observation with the last
 `K` observations and actions of its episode. The potential of a terminal state is 0; a truncated one keeps its
 potential, as the learner bootstraps there. So every policy's return changes by `-phi(h_0)` only, and the optimal policy
-is unchanged (bkrl reference, section 7). `K = 0` is the ordinary potential of an observation.
+is unchanged. `K = 0` is the ordinary potential of an observation.
 
 An observation is encoded once (`Potential.encode`), when it is played; windows are made of these features.
 """
@@ -80,7 +80,7 @@ class OfObservation:
 
 @dataclass(frozen=True)
 class ShapingConfig(Checked):
-    """How a potential changes rewards. Floats are traced."""
+    """Settings of potential-based shaping. Floats are traced."""
 
     PREFIX: ClassVar[str] = "shaping."
     """Of its options on the command line."""
@@ -173,7 +173,7 @@ class Shaping:
         return BonusState(replicated, after), reward, report
 
     def _published(self, state: BonusState, phi: Float[Array, "T N"], gamma: float | jax.Array):
-        """The published rewards (bkrl reference, section 7): `gamma * phi_t - phi_{t-1}` at step `t`."""
+        """The published rewards (`train_rs.py` of BK-RL): `gamma * phi_t - phi_{t-1}` at step `t`."""
 
         def add(total, x):
             total = gamma * total + x

@@ -247,7 +247,7 @@ class Checkpoints:
             )
 
     def _is_same(self, fresh: Any, meta: Mapping[str, Any], update: int) -> bool:
-        """Whether the frozen part equals the saved one. **Raises:** `CheckpointError` if its data differ."""
+        """Return whether the frozen part equals the saved one. **Raises:** `CheckpointError` if its data differ."""
         leaves = trees.named_leaves(fresh)
         if not leaves:
             return False

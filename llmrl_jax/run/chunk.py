@@ -70,7 +70,7 @@ def compile_chunk(learner: Any, state: Any, capacity: int) -> tuple[Any, float]:
 
 
 def must_be_finite(name: str) -> bool:
-    """Whether a metric must be finite, because otherwise learning has failed: losses and gradient norms."""
+    """Return whether a metric must be finite, because otherwise learning has failed: losses and gradient norms."""
     last = name.split("/")[-1]
     return last.endswith("loss") or "grad_norm" in last
 

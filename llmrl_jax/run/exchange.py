@@ -51,7 +51,7 @@ class Exchanges:
         self._pending: _Request | None = None
 
     def due(self, update: int) -> bool:
-        """Whether an exchange is due after `update` updates."""
+        """Return whether an exchange is due after `update` updates."""
         return 0 < update < self._last and update % self.every == 0
 
     def prepare(self, state: Any, update: int) -> None:

@@ -26,7 +26,7 @@ PORTION_BYTES = 1 << 30
 
 
 def is_given(name: str) -> bool:
-    """Whether a leaf of a frozen part is of its part `given`, which is in no file."""
+    """Return whether a leaf of a frozen part is of its part `given`, which is in no file."""
     return name.partition(".")[0] == "given"
 
 
@@ -78,7 +78,7 @@ def portions(like: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def changed(root: Path) -> str:
-    """What is missing, or differs in size or time from the record, as a clause; empty if nothing does. Reads no
+    """Files that are missing, or differ in size or time from the record, as a clause; empty if nothing does. Reads no
     contents. A collective operation: process 0 looks."""
     wrong = _changed(root) if jax.process_index() == 0 else ""
     if jax.process_count() > 1:

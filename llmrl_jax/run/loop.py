@@ -42,7 +42,7 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """Outcome of a run."""
 
     state: Any
     """The learner's last state."""
@@ -75,7 +75,7 @@ class RunResult:
 
 
 def _any_process(flag: bool) -> bool:
-    """Whether the flag of any process is set; a collective operation of all processes."""
+    """Return whether the flag of any process is set; a collective operation of all processes."""
     if jax.process_count() == 1:
         return flag
     from jax.experimental import multihost_utils
@@ -473,7 +473,7 @@ def _open_files(config: RunConfig, full_config: Any, folder: Path, checkpoints: 
 
 
 def _best_is_evaluated(config: RunConfig) -> bool:
-    """Whether the metric is one of evaluations, `eval/<name>`."""
+    """Return whether the metric is one of evaluations, `eval/<name>`."""
     return config.best.startswith("eval/")
 
 
@@ -487,8 +487,8 @@ def _check_best_is_evaluated(config: RunConfig, evaluates: bool) -> None:
 
 
 def _best_is_unknown(config: RunConfig, before: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether no evaluation yet says that the metric exists: then one is made before training, which names a misspelt
-    metric and scores the checkpoints before the next evaluation.
+    """Return whether no evaluation yet says that the metric exists: then one is made before training, which names a
+    misspelt metric and scores the checkpoints before the next evaluation.
 
     **Arguments:** `before`, the last line of metrics of each kind, of a resumed run."""
     return _best_is_evaluated(config) and config.best not in metrics.known(before)
@@ -533,5 +533,5 @@ class _Boundaries:
         return min([self.last, *((update // n + 1) * n for n in intervals)])
 
     def due(self, intervals: int, update: int) -> bool:
-        """Whether work that is due every `intervals` updates and at the end is due after `update`."""
+        """Return whether work that is due every `intervals` updates and at the end is due after `update`."""
         return bool(intervals) and (update % intervals == 0 or update == self.last)

@@ -30,7 +30,7 @@ _OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second"
 
 
 def is_of_episodes(name: str) -> bool:
-    """Whether a metric averages over ended episodes (`success`, `success/<task>`, `episode_return`, ...)."""
+    """Return whether a metric averages over ended episodes (`success`, `success/<task>`, `episode_return`, ...)."""
     return name.split("/")[0] == "success" or name.startswith("episode_")
 
 
@@ -194,7 +194,7 @@ def last(path: str | Path, update: int) -> dict[str, dict[str, Any]]:
 
 
 def fault(path: str | Path, update: int) -> tuple[str, int]:
-    """Whether the lines of training in a `metrics.jsonl` cover every update up to `update` once, without damage.
+    """Return whether the lines of training in a `metrics.jsonl` cover every update up to `update` once, without damage.
 
     **Returns:** what is wrong, naming the file and the line (empty: nothing), and the update up to which nothing is.
     """

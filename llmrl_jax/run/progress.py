@@ -29,7 +29,7 @@ def count(n: float) -> str:
 
 
 def _on_terminal() -> bool:
-    """Whether stdout is a terminal. It may also be missing (`llmrl ... >&-`), or closed."""
+    """Return whether stdout is a terminal. It may also be missing (`llmrl ... >&-`), or closed."""
     try:
         return sys.stdout.isatty()
     except (AttributeError, ValueError):
@@ -43,7 +43,7 @@ def mute_stdout() -> None:
 
 
 def stdout_has_no_reader() -> bool:
-    """Whether stdout is a pipe whose reader has ended, as in `llmrl ... | head`."""
+    """Return whether stdout is a pipe whose reader has ended, as in `llmrl ... | head`."""
     try:
         sys.stdout.flush()
         poll = select.poll()

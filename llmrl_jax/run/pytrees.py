@@ -15,7 +15,7 @@ from llmrl_jax.parallel import Placement
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array (or its abstract value) holds typed PRNG keys."""
+    """Return whether an array (or its abstract value) holds typed PRNG keys."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

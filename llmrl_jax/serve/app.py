@@ -143,7 +143,7 @@ class _Server:
         self.readers.stop()
 
     async def health(self, request: Request) -> Any:
-        """Whether the server answers. Needs no key and reveals nothing else."""
+        """Return whether the server answers. Needs no key and reveals nothing else."""
         return json_response({"status": "ok" if self._engine.alive else "stopping"}, 200 if self._engine.alive else 503)
 
     def guarded(

@@ -106,12 +106,12 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it accepts jobs."""
+        """Return whether it accepts jobs."""
         return self._thread.is_alive() and not self._closed
 
     @property
     def stuck(self) -> bool:
-        """Whether it was closed and its thread still runs: a compilation cannot be interrupted."""
+        """Return whether it was closed and its thread still runs: a compilation cannot be interrupted."""
         return self._closed and self._thread.is_alive()
 
     @property

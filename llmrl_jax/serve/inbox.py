@@ -93,7 +93,7 @@ async def collect(inbox: Inbox, count: int, receive: Callable[[], Awaitable[Any]
 
 
 def ended(outputs: Sequence[Sequence[Sample]]) -> bool:
-    """Whether all samples of all prompts have finished."""
+    """Return whether all samples of all prompts have finished."""
     return all(samples and all(sample.finish for sample in samples) for samples in outputs)
 
 
@@ -123,7 +123,7 @@ class Readers:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is still at work."""
+        """Return whether a thread is still at work."""
         with self._lock:
             return self._running > 0
 

@@ -191,7 +191,7 @@ class LocalLlama:
 
 
 def _ended_in_thoughts(outcome: ChatReply | ChatError) -> bool:
-    """Whether a sample of a reply ended before its answer began."""
+    """Return whether a sample of a reply ended before its answer began."""
     return isinstance(outcome, ChatReply) and any(
         c.finish_reason == "stop" and bool(c.text) and not strip_thinking(c.text) for c in outcome.choices
     )

@@ -30,7 +30,7 @@ CONNECTIONS = 512
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Return whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

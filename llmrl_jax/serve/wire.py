@@ -52,7 +52,7 @@ def blamed(param: str, call: Callable[[], Any]) -> Any:
 
 
 def is_prompt(value: Any) -> bool:
-    """Whether a value is a text or a list of token ids."""
+    """Return whether a value is a text or a list of token ids."""
     tokens = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
     return isinstance(value, str) or tokens
 

@@ -100,7 +100,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def marks(self) -> bool:
-        """Whether the template marks what the assistant says, by `{% generation %}`."""
+        """Return whether the template marks what the assistant says, by `{% generation %}`."""
         from jinja2 import nodes
 
         blocks = self._environment.parse(self.source).find_all(nodes.CallBlock)
@@ -175,7 +175,7 @@ class ChatTemplate:
 
 
 def _merges(tokenizer: FastTokenizer, text: str, prompt: str) -> bool:
-    """Whether a tokenizer merges what ends a generation prompt, anywhere in a text, with what follows it."""
+    """Return whether a tokenizer merges what ends a generation prompt, anywhere in a text, with what follows it."""
     if not prompt:
         return True
     ends = [match.end() for match in re.finditer(re.escape(prompt), text)]

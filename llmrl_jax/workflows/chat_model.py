@@ -82,7 +82,7 @@ class ChatConfig(Checked):
 
     @property
     def remote(self) -> bool:
-        """Whether the model is on a server."""
+        """Return whether the model is on a server."""
         return self.model != SCRIPTED and not self.model.startswith(LOCAL)
 
     @property

@@ -404,7 +404,7 @@ ALONE = 0.9
 
 
 def continuation(folder: Path) -> str:
-    """How to continue a run whose lessons are in `folder`, for messages."""
+    """Instructions to continue a run whose lessons are in `folder`, for messages."""
     return f"the same command continues it with --run.resume {folder}"
 
 

@@ -70,7 +70,7 @@ class RLRun(Checked):
         return getattr(self, self.algo)
 
     def experiment(self) -> Experiment:
-        """What the run trains, and how it is judged."""
+        """Training and evaluation of the run."""
         return make(self)
 
 

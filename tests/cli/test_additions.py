@@ -85,7 +85,7 @@ def test_the_page_counts_what_is_added():
 
 @pytest.fixture(scope="module")
 def outcomes(house, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
-    """What every line of `LINES` returned and printed, all run by one process."""
+    """Exit codes and output of the lines of `LINES`, all run by one process."""
     folder = tmp_path_factory.mktemp("runs")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(house), str(ADDITIONS)])}
     done = subprocess.run(

@@ -203,15 +203,15 @@ def test_a_server_takes_the_place_of_the_scripted_adviser(command, out, server, 
 @pytest.mark.parametrize(
     ("args", "match"),
     [
-        (["train", "--alg", "bk-code"], "is empty: give the --potential folder"),
-        (["train", "--alg", "none", "--potential", "x"], "which nothing reads: leave it out"),
-        (["train", "--alg", "random"], "is empty: give the --data folder"),
+        (["train", "--alg", "bk-code"], "empty: give the --potential"),
+        (["train", "--alg", "none", "--potential", "x"], "nothing reads"),
+        (["train", "--alg", "random"], "empty: give the --data"),
         (["train", "--alg", "none", "--shaping.coef", "2"], "shaping"),
-        (["train", "--env", "CartPole-v1"], "BK-RL has no description of CartPole-v1"),
-        (["train", "--alg", "bk-pref", "--potential", "nowhere"], "there is no potential in nowhere"),
+        (["train", "--env", "CartPole-v1"], "CartPole-v1"),
+        (["train", "--alg", "bk-pref", "--potential", "nowhere"], "potential in nowhere"),
         (["collect", "--run.eval-every", "0"], "--run.eval-every is 0"),
-        (["collect", "--preset", "crafter", "--npy"], "the published layout (--npy) has pictures, which"),
-        (["code"], "data is empty: give the --data folder"),
+        (["collect", "--preset", "crafter", "--npy"], "--npy"),
+        (["code"], "data is empty"),
         (["prefer", "--data", "nowhere"], "nowhere"),
         (["goals", "--data", "nowhere", "--window", "1"], "window is 1"),
     ],
@@ -226,4 +226,4 @@ def test_a_potential_of_another_world_is_refused(preferred, capsys, tmp_path):
     crafter = "Crafter-Text-CollectDrink?view=true&image=none"
     args = ["--alg", "bk-pref", "--potential", str(preferred), "--env", crafter, "--run.out", str(tmp_path)]
     assert main(["bkrl", "train", *args]) != 0
-    assert "was made for worlds of babyai" in capsys.readouterr().err
+    assert "worlds of babyai" in capsys.readouterr().err

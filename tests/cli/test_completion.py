@@ -18,7 +18,7 @@ def bash(tmp_path_factory):
     subprocess.run(["bash", "-n", path], check=True)
 
     def complete(line: str) -> list[str]:
-        """What TAB offers at the end of a line."""
+        """Words that TAB offers at the end of a line."""
         words = line.split(" ")
         code = f"source {path}; COMP_WORDS=({' '.join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _llmrl"
         code += '; printf "%s\\n" "${COMPREPLY[@]}"'

@@ -86,7 +86,7 @@ def test_a_backend_that_aborts_its_process_is_named(capsys, monkeypatch):
 def test_a_backend_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(doctor, "PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(doctor, "PATIENCE", 0.2)
-    with pytest.raises(RuntimeError, match="no device within 0 s"):
+    with pytest.raises(RuntimeError, match="within 0"):
         doctor.devices()
 
 

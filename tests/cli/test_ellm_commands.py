@@ -127,7 +127,7 @@ def test_learning_from_recorded_play(run, capsys):
     assert main(["ellm", "collect", *args.split()]) == 0
     assert json.loads((out / "recorded" / "buffer.json").read_text())["steps"] == 48
     assert main(["ellm", "collect", *args.replace("recorded", "other").split(), "--suggester", "novelty"]) == 2
-    assert "--suggester is novelty, but --from" in capsys.readouterr().err
+    assert "--suggester is novelty" in capsys.readouterr().err
     buffer, end = ["--buffer", str(out / "recorded")], ["--run.out", str(out), "--run.progress", "off"]
     args = "--suggester fixed --fixed place\\ table --steps 4 --eval-episodes 4 --run.name learned"
     assert main(["ellm", "offline", *buffer, *shlex.split(args), *end]) == 0
@@ -138,7 +138,7 @@ def test_learning_from_recorded_play(run, capsys):
     assert update == 4 and config.ellm.dqn.replay_size == 48 == int(state.replay.size)
     assert config.ellm.suggester == "fixed" and config.ellm.env == "Yard-v0"
     assert main(["ellm", "offline", *buffer, "--env", "Yard-v0?task=wood", *end]) == 2
-    assert "env is Yard-v0, but in this run it is Yard-v0?task=wood" in capsys.readouterr().err
+    assert "Yard-v0?task=wood" in capsys.readouterr().err
     assert main(["ellm", "offline", "--buffer", str(run), *end]) == 2
     assert "llmrl ellm collect" in capsys.readouterr().err
 
@@ -150,7 +150,7 @@ def test_exploring_with_a_guide(run, capsys):
     assert json.loads((out / "explored" / "summary.json").read_text())["steps"] == 64
     check_eval_and_play(out / "explored", capsys)
     assert main(["ellm", "explore", *args.replace("explored", "other").split(), "--intrinsic", "0.5"]) == 2
-    assert "--intrinsic is 0.5, but a single task" in capsys.readouterr().err and not (out / "other").exists()
+    assert "--intrinsic is 0.5" in capsys.readouterr().err and not (out / "other").exists()
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_answers_of_the_oracle(run, capsys):
         (["--suggester", "fixed"], "--fixed"),
         (["--suggester", "fixed", "--fixed", "chop three"], "did you mean 'chop tree'"),
         (["--uniform-goals", "3"], "--uniform-goals is 3"),
-        (["--env", "CartPole-v1"], "no goals for the world 'CartPole-v1'"),
+        (["--env", "CartPole-v1"], "'CartPole-v1'"),
         ([*CHAT, "--chat.model", "gpt-4o"], "--chat.base-url"),
         ([*CHAT, "--chat.model", "m", "--chat.cache-mode", "replay", "--chat.cache", "no.sqlite"], "no.sqlite"),
         ([*CHAT[:2], "--goals.max-goals", "3"], "--goals.max-goals is 3"),

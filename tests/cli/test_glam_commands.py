@@ -88,7 +88,7 @@ def test_a_run_is_resumed_by_its_name_alone(run):
 
 
 def test_what_a_resume_was_told_is_not_told_to_the_next(tmp_path):
-    """Which checkpoint to go back to, and when to stop: of one start; a flag still says so."""
+    """Settings of one start: the checkpoint to go back to, and the limit of time; a flag still says so."""
     for saved in (RunConfig(name="r", out=str(tmp_path), max_seconds=5.0), RunConfig(name="r", resume=True)):
         saved = replace(saved, out=str(tmp_path), resume_from=4 if saved.resume else -1, keep=7)
         (tmp_path / "r").mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ READING = ReadingConfig(updates=2, env=TINY.env, rows=40, batch_size=8)
 
 
 class Killed(BaseException):
-    """What no `except` of the program catches, as a SIGKILL."""
+    """Exception that no `except` of the program catches, as a SIGKILL."""
 
 
 def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
@@ -183,15 +183,15 @@ def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
             demo.prior_then_ppo(glam, IMITATION, 16, run)
         return list(begun)
 
-    with pytest.raises(FileNotFoundError, match="no run 'r'"):
+    with pytest.raises(FileNotFoundError, match="run 'r'"):
         start("imitation", again)
     with pytest.raises(ValueError, match="16 / 3"):
         start("imitation", run, replace(TINY, ppo=replace(TINY.ppo, minibatches=3)))
     assert not (tmp_path / "r").exists(), "what cannot be right takes no name"
     assert start("imitation", run) == [("imitation", False)]
-    with pytest.raises(FileExistsError, match="continue it with --run.resume"):
+    with pytest.raises(FileExistsError, match="--run.resume"):
         start("PPO", run)
-    with pytest.raises(ValueError, match="begun with other options: glam.history: 1 -> 2.* put these back"):
+    with pytest.raises(ValueError, match="glam.history: 1 -> 2"):
         start("PPO", again, replace(TINY, history=2))
     assert start("prior", again) == [("imitation", True)]
     assert not (tmp_path / "r" / "prior").exists(), "half of one is none"
@@ -246,7 +246,7 @@ def test_wrong_input_is_one_line_and_a_remedy(tmp_path, capsys):
     assert main(["glam", "trian"]) == 2
     assert "did you mean 'train'" in capsys.readouterr().err
     assert main(["glam", "eval", str(tmp_path)]) == 2
-    assert "no config.json" in capsys.readouterr().err
+    assert "config.json" in capsys.readouterr().err
     assert main(["glam", "train", "--model", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
     assert main(["glam", "train", *FLAGS, "--run.out", str(tmp_path), "--ppo.minibatches", "3"]) == 2

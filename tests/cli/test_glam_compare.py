@@ -154,7 +154,7 @@ def test_one_run_is_no_two_seeds(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", RISING, seed=3), write_run(tmp_path / "b", RISING, seed=4)
     (tmp_path / "link").symlink_to(a)
     monkeypatch.chdir(tmp_path)
-    for again, said in ((a, "given twice"), (tmp_path / "link", "are the same run"), (Path("b/../a"), "are the same")):
+    for again, said in ((a, "twice"), (tmp_path / "link", "a and .*link"), (Path("b/../a"), "a and .*/a")):
         with pytest.raises(ValueError, match=said):
             compare_runs((a, b, again))
     # a copy, or the same command run once more, is a line of its own
@@ -174,24 +174,24 @@ def test_the_command_draws_and_says_what_differs(tmp_path, capsys):
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no config.json"):
+    with pytest.raises(FileNotFoundError, match="config.json"):
         read(tmp_path)
-    with pytest.raises(ValueError, match="ended no episode"):
+    with pytest.raises(ValueError, match="ended.*episode"):
         read(write_run(tmp_path / "a", [None]))
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(ValueError, match="compare"):
         compare_runs(())
-    with pytest.raises(ValueError, match="bar is 80"):
+    with pytest.raises(ValueError, match="bar.*80"):
         compare_runs((tmp_path,), bar=80)
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"steps": None}, "the line of update 1: steps is nan; a number, at least 0, is needed"),
-        ({"steps": "many"}, "steps is 'many'; a number"),
-        ({"seconds": -1.0}, "seconds is -1.0; a number, at least 0, is needed"),
-        ({"success": 3.0}, "success is 3.0; a number from 0 to 1 is needed"),
-        ({"episodes": -3.0}, "episodes is -3.0; a number"),
+        ({"steps": None}, "1: steps.*nan.*0"),
+        ({"steps": "many"}, "steps.*'many'"),
+        ({"seconds": -1.0}, "seconds.*-1.0.*0"),
+        ({"success": 3.0}, "success.*3.0.*0.*1"),
+        ({"episodes": -3.0}, "episodes.*-3.0"),
     ],
 )
 def test_a_damaged_line_is_named(change, said, tmp_path):
@@ -206,11 +206,11 @@ def test_no_picture_is_overwritten_and_none_of_an_unknown_format_is_begun(tmp_pa
     run = write_run(tmp_path / "run", RISING)
     mine = tmp_path / "mine.png"
     mine.write_text("a picture of mine")
-    with pytest.raises(FileExistsError, match="mine.png exists already"):
+    with pytest.raises(FileExistsError, match="mine.png"):
         compare_runs((run,), out=mine.with_suffix(""))
-    with pytest.raises(ValueError, match=r"\.txt is no format of pictures: take one of .*png"):
+    with pytest.raises(ValueError, match=r"\.txt.*png"):
         compare_runs((run,), out=tmp_path / "mine.txt")
-    with pytest.raises(NotADirectoryError, match="mine.png is a file"):
+    with pytest.raises(NotADirectoryError, match="mine.png"):
         compare_runs((run,), out=mine / "deep" / "new.png")
     monkeypatch.chdir(tmp_path)
     names = [figures.new_file(None, Path("mine.png"))]
@@ -238,7 +238,7 @@ def test_a_log_in_the_published_columns(tmp_path, capsys):
     assert (second["return_mean"], second["reshaped_return_mean"], second["num_frames_mean"]) == ("0.5", "10.0", "9.0")
     assert (second["return_std"], second["reshaped_return_bonus_max"], second["grad_norm"]) == ("", "0.0", "")
     assert "log.csv" in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match="no configuration"):
+    with pytest.raises(FileNotFoundError, match="configuration"):
         export(tmp_path)
 
 
@@ -249,5 +249,5 @@ def test_runs_from_before_version_1_are_read():
     found = {str(folder.relative_to(results)): load_config(TrainConfig, folder / "config.json") for folder in folders}
     assert len(found) >= 20 and found["mixed/symbolic-1"].glam.agent == "symbolic"
     assert found["mixed/llm-1"].run.seed == 1 and found["mixed/llm-1"].glam.model == "runs/mixed/prior"
-    with pytest.raises(ValueError, match="is not what this command wrote: CloneRun has no field 'steps'"):
+    with pytest.raises(ValueError, match="CloneRun.*'steps'"):
         load_config(CloneRun, results / "mixed" / "llm-0" / "config.json")

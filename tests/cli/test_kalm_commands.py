@@ -81,7 +81,7 @@ def test_a_grounded_model_is_read_as_it_was_written(out):
     text = found.world.instructions.texts[-1]
     assert " ".join(found.tokenizer.decode([token]) for token in found.tokenizer.encode(text)) == text
     assert np.isfinite(np.asarray(found.normalizer.std)).all() and found.normalizer.std.shape == (10,)
-    with pytest.raises(FileNotFoundError, match="give a finished run of `llmrl kalm ground`"):
+    with pytest.raises(FileNotFoundError, match="`llmrl kalm ground`"):
         ground.load_model(out / "recorded")
 
 
@@ -129,7 +129,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     size = ["--episodes", "6", "--together", "4"]
     assert main(["kalm", "imagine", *args, *size, *here, "--run.name", f"imagined-{level}"]) == 0
     world, found, data = collect.read_episodes(out / f"imagined-{level}", imagined=True)
-    with pytest.raises(DataError, match="has imagined episodes, and recorded ones are needed here: .* kalm collect"):
+    with pytest.raises(DataError, match="imagined.*kalm collect"):
         collect.read_episodes(out / f"imagined-{level}")
     said = np.asarray(data.obs["instruction"])[:, 0]
     assert found == level and len(data) == 6 and set(said) <= set(world.instructions.sentence_ids(level))
@@ -153,14 +153,14 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     np.testing.assert_array_equal(published.data.length, data.length)
     assert published.about["instructions"].tolist() == dataset["instructions"]
     assert get_dataset("real", out / "recorded", encoder="hashed")[1] is None
-    with pytest.raises(DataError, match="has episodes of level 'rephrase', and 'hard' is asked for"):
+    with pytest.raises(DataError, match="'rephrase'.*'hard'"):
         get_dataset("hard", out / "recorded", out / "imagined-rephrase", "hashed")
     easy = tmp_path / "easy"
     shutil.copytree(out / "recorded", easy)
     (easy / "data.json").write_text((easy / "data.json").read_text().replace("real", "easy"))
-    with pytest.raises(DataError, match="has recorded episodes of level 'easy', and those of 'real' are needed"):
+    with pytest.raises(DataError, match="'easy'.*'real'"):
         get_dataset("real", easy, encoder="hashed")
-    with pytest.raises(ValueError, match="give the folder of `llmrl kalm imagine` as imagined"):
+    with pytest.raises(ValueError, match="`llmrl kalm imagine`"):
         get_dataset("easy", out / "recorded")
     args = ["--data", str(out / "recorded"), "--imagined", str(out / f"imagined-{level}"), "--encoder", "hashed"]
     small = "--steps 4 --bc.gradient-steps 2 --bc.batch-size 8 --bc.hidden 8 --levels real --eval-episodes 4".split()
@@ -201,7 +201,7 @@ def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_mode
     assert [int(size) for size in state.frozen.sizes[1:]] == [int(np.sum(data.length)) for data in sets]
     odd = ["--bc.batch-size", "10", "--run.name", "odd"]
     assert main(["kalm", "train", *args, *small[:4], *odd]) != 0
-    assert "cannot be mixed 2:1:1; choose a multiple of 4" in capsys.readouterr().err.replace("\n", " ")
+    assert "2:1:1" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys):
@@ -236,7 +236,7 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     found = cloned.experiment.policy.step(state.params, frozen, obs, (), np.zeros(3, bool))[0].mode()
     np.testing.assert_array_equal(data.action[:, 0], found)
     assert main(["kalm", "collect", "--agent", str(out / "model"), *size, *here[:-1], "wrong"]) != 0
-    assert "one of llmrl kalm train or llmrl rl train is needed" in capsys.readouterr().err.replace("\n", " ")
+    assert "llmrl rl train" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_an_agent_of_online_rl_records_episodes(out, capsys):
@@ -255,7 +255,7 @@ def test_an_agent_of_online_rl_records_episodes(out, capsys):
     np.testing.assert_array_equal(data.action[:, 0], act(None, states))
     assert main(["rl", "train", "--algo", "ppo", "--steps", "16", "--eval-episodes", "2", *small, *here, "cart"]) == 0
     assert main(["kalm", "collect", *size, str(out / "cart"), *here, "wrong"]) != 0
-    assert "learned in 'CartPole-v1', and 'clevr' is played" in capsys.readouterr().err.replace("\n", " ")
+    assert "'CartPole-v1'" in capsys.readouterr().err.replace("\n", " ")
 
 
 def state_of(balls, goal):
@@ -282,30 +282,30 @@ def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
         assert tested["random"] == configs.to_json(rates(play_random(world_of("clevr"), ["easy"], 3, key_of(0))))
     args = ["--grounded", str(out / "returns"), "--data", str(out / "recorded"), "--run.out", str(out)]
     assert main(["kalm", "imagine", *args, "--run.name", "wrong"]) != 0
-    assert "so that it can act" in capsys.readouterr().err.replace("\n", " ")
+    assert "it can act" in capsys.readouterr().err.replace("\n", " ")
     assert main(["kalm", "test", str(out / "recorded"), "--episodes", "3"]) != 0
-    assert "one of llmrl kalm train or llmrl kalm ground is needed" in capsys.readouterr().err.replace("\n", " ")
+    assert "llmrl kalm ground" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_wrong_folders_and_names_are_refused(out, capsys):
     for args, said in (
-        (["kalm", "ground"], "data is empty: give the --data folder of `llmrl kalm collect`"),
-        (["kalm", "imagine", "--data", "x"], "grounded is empty: give the --grounded folder of `llmrl kalm ground`"),
+        (["kalm", "ground"], "data is empty"),
+        (["kalm", "imagine", "--data", "x"], "grounded is empty"),
         (
             ["kalm", "imagine", "--grounded", "x", "--data", "x", "--level", "esay"],
-            "unknown level 'esay'; did you mean 'easy'?",
+            "'esay'",
         ),
-        (["kalm", "collect", "--world", "clever"], "there is no world 'clever'; did you mean 'clevr'"),
-        (["kalm", "train", "--agent", "bcd", "--data", "x"], "there is no offline algorithm 'bcd'; did you mean 'bc'"),
-        (["kalm", "train", "--agent", "ppo", "--data", "x"], "there is no offline algorithm 'ppo'"),
-        (["kalm", "train", "--data", str(out)], "give that of `llmrl kalm collect`"),
+        (["kalm", "collect", "--world", "clever"], "'clever'"),
+        (["kalm", "train", "--agent", "bcd", "--data", "x"], "'bcd'"),
+        (["kalm", "train", "--agent", "ppo", "--data", "x"], "'ppo'"),
+        (["kalm", "train", "--data", str(out)], "`llmrl kalm collect`"),
         (
             ["kalm", "train", "--data", "x", "--run.eval-every", "5"],
-            "--run.eval-every is 5, but kalm train does not read",
+            "--run.eval-every is 5",
         ),
         (
             ["kalm", "ground", "--data", "x", "--held-out", "0", "--run.eval-every", "5"],
-            "--run.eval-every is 5, but --held-out 0 does not read it",
+            "--run.eval-every is 5",
         ),
         (
             [
@@ -318,15 +318,15 @@ def test_wrong_folders_and_names_are_refused(out, capsys):
                 "--encoder",
                 "hashed",
             ],
-            "has recorded episodes, and imagined ones are needed here: give the folder of `llmrl kalm imagine`",
+            "`llmrl kalm imagine`",
         ),
-        (["kalm", "ground", "--data", str(out / "recorded"), "--length", "32"], "make rows longer (--length)"),
-        (["kalm", "ground", "--data", "x", "--tune", "lora"], "adapters are not enough, take --tune full"),
+        (["kalm", "ground", "--data", str(out / "recorded"), "--length", "32"], "--length"),
+        (["kalm", "ground", "--data", "x", "--tune", "lora"], "--tune full"),
     ):
         assert main([*args, "--run.out", str(out), "--run.name", "wrong"]) != 0
         assert said in capsys.readouterr().err.replace("\n", " "), args
     assert not (out / "wrong").exists()
-    with pytest.raises(DataError, match="has episodes of 'clevr', and 'metaworld' is needed"):
+    with pytest.raises(DataError, match="'clevr'.*'metaworld'"):
         collect.read_episodes(out / "recorded", "metaworld")
 
 
@@ -336,11 +336,11 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
     about = folder / "data.json"
     kept = json.loads(about.read_text())
     for text, said in (
-        ("{", "is damaged, or of something else than `llmrl kalm collect`"),
-        ("[]", "is damaged"),
+        ("{", "`llmrl kalm collect`"),
+        ("[]", "damaged"),
         (json.dumps({"level": "real"}), "'world'"),
-        (json.dumps(kept | {"world": "clever"}), "there is no world 'clever'; did you mean 'clevr'"),
-        (json.dumps(kept | {"level": "rael"}), "unknown level 'rael'; did you mean 'real'"),
+        (json.dumps(kept | {"world": "clever"}), "'clever'.*'clevr'"),
+        (json.dumps(kept | {"level": "rael"}), "'rael'.*'real'"),
     ):
         about.write_text(text)
         with pytest.raises(DataError, match=said):
@@ -352,12 +352,12 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
         return {part: {**getattr(data, part), name: x} for part in ("obs", "next_obs")}
 
     for changed, said in (
-        (observed("state", np.zeros((len(data), 12), np.float32)), r"obs.state of the data is float32\[12\], but"),
-        ({"action": np.full(len(data), 45, np.int32)}, "action 45 of step 0 of the data is not among the 40 actions"),
-        ({"action": np.zeros((len(data), 4), np.float32)}, "integers are needed of clevr"),
+        (observed("state", np.zeros((len(data), 12), np.float32)), r"obs.state.*data.*float32\[12\]"),
+        ({"action": np.full(len(data), 45, np.int32)}, "action 45.*step 0.*40 actions"),
+        ({"action": np.zeros((len(data), 4), np.float32)}, "integers.*clevr"),
         (
             observed("instruction", np.full(len(data), 99999, np.int32)),
-            "obs.instruction of step 0 of the data is 99999, beyond what clevr has",
+            "obs.instruction.*0.*data.*99999",
         ),
     ):
         write_parquet(folder / "episodes.parquet", data.replace(**changed))
@@ -365,7 +365,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
             collect.read_episodes(folder)
     for command in (["ground"], ["train", "--encoder", "hashed"], ["imagine", "--grounded", str(out / "model")]):
         assert main(["kalm", *command, "--data", str(folder), "--run.out", str(tmp_path), "--run.name", "wrong"]) != 0
-        assert "obs.instruction of step 0 of the data" in capsys.readouterr().err.replace("\n", " ")
+        assert "obs.instruction of step 0" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "wrong").exists()
 
 
@@ -391,12 +391,12 @@ def test_published_episodes_are_taken_over(out, tmp_path, capsys):
     assert summary_of(tmp_path / "taken")["episodes"] == 24
     wide = np.concatenate([whole["observations"], np.zeros((*whole["observations"].shape[:2], 768))], axis=-1)
     for changed, more, why in (
-        ({}, ["--level", "hard"], "goals of the file are not those of level hard"),
-        ({"goals": None}, [], "has no 'goals'"),
-        ({"goals": np.zeros((24, 6))}, [], "goals of the file are not those of level real"),
-        ({"observations": wide, "next_observations": None}, [], "`llmrl rl train --data` learns from them"),
-        ({"actions": whole["actions"] + 40}, [], "is not among the 40 actions"),
-        ({}, ["--noise", "0"], "--noise is 0.0, but --from"),
+        ({}, ["--level", "hard"], "level hard"),
+        ({"goals": None}, [], "'goals'"),
+        ({"goals": np.zeros((24, 6))}, [], "level real"),
+        ({"observations": wide, "next_observations": None}, [], "`llmrl rl train --data`"),
+        ({"actions": whole["actions"] + 40}, [], "40 actions"),
+        ({}, ["--noise", "0"], "--noise is 0.0"),
     ):
         write_masked(tmp_path / "wrong.npy", {name: x for name, x in (whole | changed).items() if x is not None})
         assert main(["kalm", "collect", "--from", str(tmp_path / "wrong.npy"), *more, *here, "wrong"]) != 0
@@ -412,9 +412,9 @@ def test_published_levels_are_ours():
 def test_tasks_of_published_files_are_ours():
     about = {"env_names": np.array(["reach-v2", "rep-pick-place-wall-v2", "door-lock"])}
     assert [NAMES[i] for i in metaworld_goals(about, "real")[:, 0]] == ["reach", "pick-place-wall", "door-lock"]
-    with pytest.raises(DataError, match="env_names has 'basketball', which is none of KALM's tasks"):
+    with pytest.raises(DataError, match="env_names.*'basketball'.*KALM's"):
         metaworld_goals({"env_names": np.array(["basketball-v2"])}, "real")
-    with pytest.raises(DataError, match="has no 'env_names'"):
+    with pytest.raises(DataError, match="'env_names'"):
         metaworld_goals({}, "real")
 
 

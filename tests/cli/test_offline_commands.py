@@ -58,7 +58,7 @@ def test_a_run_is_kept_evaluated_and_continued_with_its_data_only(tmp_path, caps
     other = tmp_path / "other.npz"
     write_arrays(other, steps(reward=steps().reward + 1))
     assert main([*resume, "--data", str(other)]) == 2
-    assert "was made with other data: given.0.reward changed since" in capsys.readouterr().err
+    assert "given.0.reward" in capsys.readouterr().err
     moved = tmp_path / "moved.npz"  # the file may be moved, or written in another form
     write_arrays(moved, to_trajectories(steps()))
     assert main([*resume, "--data", str(moved)]) == 0

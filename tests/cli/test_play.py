@@ -50,12 +50,12 @@ def test_a_script_is_played_without_a_terminal(capsys):
 
 def test_a_wrong_script_is_refused_before_anything_is_played(capsys):
     code, out, err = call(capsys, GAME, "--actions", "left,jump")
-    assert code == 2 and "no action 'jump'" in err and "episode" not in out
+    assert code == 2 and "'jump'" in err and "episode" not in out
 
 
 def test_without_a_terminal_and_without_actions_it_says_so(capsys):
     code, _, err = call(capsys, GAME)
-    assert code == 2 and "standard input is not a terminal" in err and "--actions" in err
+    assert code == 2 and "not a terminal" in err and "--actions" in err
 
 
 def test_mission_text_and_picture_are_shown(capsys):
@@ -90,10 +90,10 @@ def test_the_moving_picture_is_the_worlds_own_pictures(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("Debug-Match-v0", "--gif", "a.gif"), "has no picture"),
-        ((GAME, "--picture", "colour"), "has no picture"),
-        (("CartPole-v1", "--gif", "new/a.png"), "a name that ends in .gif is needed"),
-        (("Debug-Aim-v0", "--actions", "1"), "cannot be played by keys"),
+        (("Debug-Match-v0", "--gif", "a.gif"), "no picture"),
+        ((GAME, "--picture", "colour"), "no picture"),
+        (("CartPole-v1", "--gif", "new/a.png"), ".gif"),
+        (("Debug-Aim-v0", "--actions", "1"), "played by keys"),
     ],
 )
 def test_what_cannot_be_played_or_drawn(capsys, args, message, tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
     )
     args = ["props", "run", "--config", str(file), "--run.out", str(tmp_path)]
     assert main(args) != 0
-    assert "needs a server: name one with --chat.base-url" in capsys.readouterr().err
+    assert "--chat.base-url" in capsys.readouterr().err
     assert main([*args, "--chat.model", "scripted"]) == 0
     summary = json.loads((tmp_path / "cartpole_props" / "summary.json").read_text())
     assert summary["searches"][0]["candidates"] == 4 and summary["searches"][0]["episodes"] == 2 + 4
@@ -81,10 +81,10 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--tasks", "cartpol"], "no task 'cartpol'; did you mean 'cartpole'"),
-        (["--config", "nowhere.yaml"], "there is no configuration nowhere.yaml"),
-        (["--chat.base-url", "http://127.0.0.1:1/v1"], "is in this process"),
-        (["--chat.template", "plain"], "is for a local: model, not 'scripted'"),
+        (["--tasks", "cartpol"], "'cartpol'"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--chat.base-url", "http://127.0.0.1:1/v1"], "in this process"),
+        (["--chat.template", "plain"], "'scripted'"),
         (["--seeds", "0"], "seeds is 0"),
     ],
 )
@@ -106,9 +106,9 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     assert "measured already" in capsys.readouterr().out and (tmp_path / "props-table.md").read_text() == page
     rows = json.loads((tmp_path / "props-table.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["random_search", "scripted"] and len(rows[0]["finals"]) == 2
-    with pytest.raises(ValueError, match="no method 'cmaes'"):
+    with pytest.raises(ValueError, match="'cmaes'"):
         table(methods=("cmaes",), **options)
-    with held(tmp_path), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="being written by"):
+    with held(tmp_path), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match=r"process \d+"):
         pool.submit(table, methods=("scripted",), again=True, **options).result()  # another table in the same place
     assert (tmp_path / "nim-200-0" / "log.jsonl").exists()
 

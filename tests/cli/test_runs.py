@@ -108,7 +108,7 @@ def test_committed_runs_from_before_kinds_are_listed(capsys):
 def test_no_runs(tmp_path, capsys):
     assert cli.main(["runs", "list", str(tmp_path)]) == 0 and "there is no run in" in capsys.readouterr().out
     assert cli.main(["runs", "list", str(tmp_path / "nowhere")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "no folder" in capsys.readouterr().err
 
 
 def test_a_run_is_shown(some, capsys):
@@ -150,7 +150,7 @@ def test_a_run_is_shown(some, capsys):
     assert cli.main(["runs", "show", str(some / "don")]) == 2
     assert "did you mean 'done'" in capsys.readouterr().err
     assert cli.main(["runs", "show", str(some / "llama")]) == 2, "a model"
-    assert "there is no run in" in capsys.readouterr().err
+    assert "no run in" in capsys.readouterr().err
 
 
 def test_runs_are_compared_and_no_picture_is_overwritten(tmp_path, capsys, monkeypatch):
@@ -171,7 +171,7 @@ def test_runs_are_compared_and_no_picture_is_overwritten(tmp_path, capsys, monke
     assert drawn.strip().endswith("compare-2.png") and (tmp_path / "compare.png").read_bytes() == b"another's"
     assert (tmp_path / "compare-2.png").read_bytes()[:4] == b"\x89PNG"
     assert cli.main(["runs", "compare", "abc", "--out", "compare"]) == 2
-    assert "compare.png exists already; give another --out" in capsys.readouterr().err
+    assert "compare.png" in capsys.readouterr().err
 
 
 def test_other_metrics_are_compared(tmp_path, capsys):
@@ -197,17 +197,17 @@ def test_other_metrics_are_compared(tmp_path, capsys):
     assert f"100.000 [{group['final']['low']:.3f}, {group['final']['high']:.3f}]" in said
     assert results["figure"].endswith("json.png") and results["bar"] == 100 and results["metric"] == "episode_return"
     assert cli.main(["runs", "compare", str(one), "--metric", "reward"]) == 2
-    assert "has no line of metrics with a reward" in capsys.readouterr().err
+    assert "with a reward" in capsys.readouterr().err
     # an evaluation in the last tenth that says nothing of an interval
     with (one / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "eval", "update": 20, "steps": 2000, "episode_return": 7.5}\n')
     assert cli.main(["runs", "compare", str(one), "--out", str(tmp_path / "d")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["a", "2000", "7.500", "105.000"]
     assert cli.main(["runs", "compare", str(one), str(one / "..") + "/a"]) == 2
-    assert "are the same run: name each run once" in capsys.readouterr().err
+    assert "the same run" in capsys.readouterr().err
     empty = write_run(tmp_path / "empty", [])
     assert cli.main(["runs", "compare", str(one), str(empty)]) == 2
-    assert "share no metric to compare them by" in capsys.readouterr().err
+    assert "share no metric" in capsys.readouterr().err
 
 
 def test_runs_are_deleted_when_asked(some, capsys, monkeypatch):
@@ -229,11 +229,11 @@ def test_runs_are_deleted_when_asked(some, capsys, monkeypatch):
 def test_what_is_not_deleted(some, capsys):
     with held(some / "live"):
         assert cli.main(["runs", "rm", str(some / "live"), "--yes"]) == 2
-        assert f"is being written by process {os.getpid()}" in capsys.readouterr().err
+        assert f"process {os.getpid()}" in capsys.readouterr().err
     inner = write_run(some / "done" / "part")
     with held(inner):
         assert cli.main(["runs", "rm", str(some / "done"), "--yes"]) == 2
-        assert "part is being written by" in capsys.readouterr().err
+        assert "part is" in capsys.readouterr().err
     assert (some / "live" / "config.json").exists() and (inner / "config.json").exists()
     assert cli.main(["runs", "rm", str(some / "llama"), "--yes"]) == 2 and (some / "llama").exists()
     (some / "package").mkdir()
@@ -244,15 +244,15 @@ def test_what_is_not_deleted(some, capsys):
     (some / "project").mkdir()
     (some / "project" / "config.json").write_text('{"compilerOptions": {}}')
     assert cli.main(["runs", "rm", str(some / "project"), "--yes"]) == 2 and (some / "project").exists()
-    assert "no command of llmrl wrote" in capsys.readouterr().err
+    assert "no command" in capsys.readouterr().err
     (some / "link").symlink_to(some / "done")
     assert cli.main(["runs", "rm", str(some / "link"), "--yes"]) == 2
-    assert "is a symbolic link to" in capsys.readouterr().err and (some / "done" / "config.json").exists()
+    assert "symbolic link" in capsys.readouterr().err and (some / "done" / "config.json").exists()
     done = subprocess.run(
         [sys.executable, "-m", "llmrl_jax.cli.main", "runs", "rm", str(some / "done")],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"},
     )  # fmt: skip
-    assert done.returncode == 2 and "stdin is no terminal to ask on: give --yes" in done.stderr
+    assert done.returncode == 2 and "--yes" in done.stderr
     assert cli.main(["runs", "rm"]) == 2 and cli.main(["runs", "compare"]) == 2
     assert (some / "done" / "config.json").exists()
 

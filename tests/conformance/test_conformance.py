@@ -156,16 +156,16 @@ def test_terminated_and_truncated_at_once():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("observation", "observations of reset and step"),
-        ("state", "states before and after"),
-        ("reward", "reward is int32"),
-        ("flag", "terminated is float32"),
-        ("info", "final_observation belongs to the batch"),
+        ("observation", "observations.*reset.*step"),
+        ("state", "states"),
+        ("reward", "reward.*int32"),
+        ("flag", "terminated.*float32"),
+        ("info", "final_observation"),
         ("x64", "x64, types"),
         ("draw", "x64, resets"),
-        ("space", "is not in"),
-        ("finite", "not finite"),
-        ("memory", "step with and without jit"),
+        ("space", r"Box\(low=0\.0"),
+        ("finite", "'reward'.*finite"),
+        ("memory", "step.*jit"),
     ],
 )
 def test_the_kit_finds(fault, message):

@@ -135,7 +135,7 @@ def test_worlds_play_the_same_under_x64(id):
 
 
 def program(function: Callable[..., Any], *args: Any) -> str:
-    """What is computed, with variables numbered in their order: equal texts mean equal bits."""
+    """Text of a program, with variables numbered in their order: equal texts mean equal bits."""
     numbers: dict[str, str] = {}
     text = re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(function)(*args)))
     return re.sub(r"\b[a-z]{1,4}\b", lambda name: numbers.setdefault(name[0], str(len(numbers))), text)

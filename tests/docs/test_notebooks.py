@@ -117,7 +117,7 @@ def commands_of(name: str, **variables: str) -> list[list[str]]:
 
 
 def asked_by(monkeypatch, commands: list[list[str]], *work: tuple[Any, str]) -> list[Any]:
-    """What commands reach the work itself with: its settings, or all arguments, with those by name last."""
+    """Arguments with which commands reach the work itself: its settings, or all arguments, with those by name last."""
     asked: list[Any] = []
 
     def reached(*given: Any, **options: Any) -> None:

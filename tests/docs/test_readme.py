@@ -41,7 +41,7 @@ class Block:
 
 
 def is_here(name: str) -> bool:
-    """Whether a program, a packaged model or a Python module is installed."""
+    """Return whether a program, a packaged model or a Python module is installed."""
     if name in LANGUAGE_MODELS:
         return LANGUAGE_MODELS[name].folder() is not None
     return shutil.which(name) is not None or importlib.util.find_spec(name) is not None

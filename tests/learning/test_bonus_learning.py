@@ -20,8 +20,8 @@ NOVELTY = RNDConfig(outputs=32, hidden=32, learning_rate=1e-3)
 
 
 def explore(seeds, coefs, updates):
-    """Whether the world's reward was reached, and its mean over the last 10 updates, by seed and by the weight of
-    novelty: one program for all. Without weight PPO's update is what it is without a bonus (tests/unit/rl)."""
+    """Return whether the world's reward was reached, and its mean over the last 10 updates, by seed and by the weight
+    of novelty: one program for all. Without weight PPO's update is what it is without a bonus (tests/unit/rl)."""
     env, params = envs_jax.make("Debug-Corridor-v0")
     policy = NetworkPolicy(env.action_space(params), hidden=(64,))
     ppo = make_ppo(PPO, EpisodeStatistics(env), params, policy, bonus=RND(NOVELTY))

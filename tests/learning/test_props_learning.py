@@ -22,7 +22,7 @@ def found(task, optimizer, seeds, budget=8000):
 
 def test_cma_es_balances_the_pole():
     result = found("cartpole", "cma_es", 5)
-    np.testing.assert_array_equal(result.value, 500)  # TRPO: 465, ProPS: 478 (props reference, section 6)
+    np.testing.assert_array_equal(result.value, 500)  # TRPO: 465, ProPS: 478 (2511.21928)
     assert float(result.final.mean()) > 495
 
 

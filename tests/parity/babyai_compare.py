@@ -89,7 +89,7 @@ def compiled(id, env):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What playing a level beside minigrid found."""
+    """Differences found by playing a level beside minigrid."""
 
     id: str
     episodes: int

@@ -30,7 +30,7 @@ TEST_ONLY = ("yellow box", "red key", "red door", "green ball", "grey door")
 
 
 class GlamLevel(LevelGen):
-    """GLAM's levels by their description (glam reference, section 2.6): tasks of one room, and `open` of two."""
+    """GLAM's levels by their description (2302.02662): tasks of one room, and `open` of two."""
 
     def __init__(self, task: str, test: bool = False, order: str = "either", num_dists: int = 8, room_size: int = 8):
         self.task, self.test, self.order = task, test, order
@@ -112,7 +112,7 @@ class PutNextMaze(RoomGridLevel):
 
 
 class NamedTarget(RoomGridLevel):
-    """BK-RL's levels by their description (bkrl reference, section 9.1): named objects among random ones."""
+    """BK-RL's levels by their description (2407.03964): named objects among random ones."""
 
     def __init__(self, target: str, then: str = "", verb: str = "go_to", num_dists: int = 7, room_size: int = 20):
         self.target, self.then, self.clause, self.num_dists = target, then, verb, num_dists
@@ -225,7 +225,7 @@ class Bot(BabyAIBot):
 
 @dataclass
 class Episode:
-    """What minigrid did from the moment of import on; `T` steps, to the end of the episode or the cap."""
+    """Steps of minigrid from the moment of import on; `T` steps, to the end of the episode or the cap."""
 
     mission: str
     first: tuple[np.ndarray, int]

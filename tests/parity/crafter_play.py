@@ -28,7 +28,7 @@ FLOOR = {
     "139 actions": {"count": 40, "unique achievements": (0.73, 0.87), "length": 162},
     "29 valid actions": {"count": 25, "unique achievements": (2.32, 1.38), "length": 169},
 }
-"""Random play in ELLM's published code: episodes, achievements (mean, deviation), mean length (ellm reference, 6)."""
+"""Random play in ELLM's published code: episodes, achievements (mean, deviation), mean length."""
 
 
 def both_sets() -> ActionSet:

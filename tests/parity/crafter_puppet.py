@@ -81,7 +81,7 @@ class Draws(NamedTuple):
 
 
 def draws(keys, slots):
-    """What our step draws for each of the keys `[T, N]`; `slots`, of objects."""
+    """Random numbers of our step for each of the keys `[T, N]`; `slots`, of objects."""
 
     def one(key):
         turn_key, creature_key, balance_key = jax.random.split(key, 3)

@@ -24,7 +24,7 @@ CHUNK = X // 12 * 6 + Y // 12
 
 
 def measures(material: np.ndarray, kind: np.ndarray, cell: np.ndarray) -> dict[str, float]:
-    """What is counted in one world.
+    """Counts of one world.
 
     **Arguments:** `material`, integers `[4096]`, 1 for the first of `TILES`, of the cells `x * 64 + y`; `kind` and
     `cell`, integers `[N]`, of its creatures, 1 for the first of `CREATURES`.

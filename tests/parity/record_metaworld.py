@@ -62,7 +62,7 @@ def reset(env: Any, drawn: np.ndarray) -> np.ndarray:
 
 
 def start_of(env: Any) -> dict[str, np.ndarray]:
-    """What rewards remember of the start."""
+    """Values of the start that rewards use."""
     return {
         "target": np.array(env._target_pos),
         "object_start": np.array(env.obj_init_pos),
@@ -72,7 +72,7 @@ def start_of(env: Any) -> dict[str, np.ndarray]:
 
 
 def seen(env: Any, name: str) -> dict[str, np.ndarray]:
-    """What rewards and observations are computed from."""
+    """Inputs of rewards and observations."""
     names = {env.model.body(i).name for i in range(env.model.nbody)}
     return {
         "frame": np.array(env._prev_obs),

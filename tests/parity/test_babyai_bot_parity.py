@@ -33,10 +33,10 @@ RECORDED = {
     "MiniBossLevel": (37.8, 15),
     "BossLevel": (88.7, 15),
 }
-"""Mean length and number of the episodes of minigrid's bot, all successful (glam reference, section 6.8)."""
+"""Mean length and number of the episodes of minigrid's bot, all successful (`minigrid.utils.baby_ai_bot`)."""
 
 UNSOLVED = ("KeyInBox", "PutNextS5N2Carrying", "UnlockToUnlock")
-"""Levels where minigrid's bot fails, or hangs in a quarter of the episodes (sections 6.7 and 6.8)."""
+"""Levels where minigrid's bot fails, or hangs in a quarter of the episodes."""
 
 STEPS = {
     "GoToLocal": 144,
@@ -55,7 +55,7 @@ STEPS = {
 faster must leave the actions as they are."""
 
 UNSOLVABLE = {"Unlock": 0.85, "GoToImpUnlock": 0.8}
-"""Levels where a key may lie behind its own door (section 6.7), and the least share that must succeed."""
+"""Levels where a key may lie behind its own door, and the least share that must succeed."""
 
 
 def worlds(id):
@@ -119,7 +119,7 @@ def player():
 
 
 def episodes(level, version="v0"):
-    """Which episodes succeeded, and their lengths: `[EPISODES]` each; they end by minigrid's own limit."""
+    """Success and length of episodes: `[EPISODES]` each; they end by minigrid's own limit."""
     return jax.device_get(player()(*worlds(f"BabyAI-{level}-{version}")))
 
 

@@ -105,7 +105,7 @@ def lawful(id, things, position, mission, grid):
 
 
 def _state(thing):
-    """What features call the state of one of minigrid's objects."""
+    """Name of the state of one of minigrid's objects, in features."""
     if thing.type == "door":
         return "open" if thing.is_open else "locked" if thing.is_locked else "closed"
     return (thing.contains.type, thing.contains.color) if thing.contains is not None else None

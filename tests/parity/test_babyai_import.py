@@ -54,11 +54,11 @@ def test_what_has_vanished_stays_tracked_until_a_drop(local):
 def test_worlds_that_do_not_fit_are_refused(local):
     env, params = local
     take = envs_jax.babyai.import_state
-    with pytest.raises(ValueError, match="grid is 20 x 20; this level's is 8 x 8"):
+    with pytest.raises(ValueError, match="grid.*20 x 20.*8 x 8"):
         take(taken("BabyAI-OneRoomS20-v0"), env, params)
-    with pytest.raises(ValueError, match="no mission with a PickupInstr in place 0"):
+    with pytest.raises(ValueError, match="PickupInstr.*0"):
         take(taken("BabyAI-PickupLoc-v0"), env, params)
-    with pytest.raises(ValueError, match="world has 9 objects; this level's 8"):
+    with pytest.raises(ValueError, match="9 objects.*8"):
         take(taken("BabyAI-GoToLocal-v0", num_dists=9), env, params)
-    with pytest.raises(ValueError, match="needs a BabyAI world"):
+    with pytest.raises(ValueError, match="BabyAI"):
         take(taken("BabyAI-GoToLocal-v0"), envs_jax.make("CartPole-v1")[0], params)

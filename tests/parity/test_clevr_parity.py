@@ -119,7 +119,7 @@ def test_mjx(recorded):
 
 
 def test_the_scene_is_the_published_one():
-    """Numbers of the kalm reference, section 2.1, as MuJoCo compiled them."""
+    """Numbers of KALM's published scene, as MuJoCo compiled them."""
     model = scene.load()
     assert (model.nq, model.nv, model.nu) == (37, 32, 2)
     np.testing.assert_allclose(model.body_mass[1:6], 4 / 3 * np.pi * 0.13**3)

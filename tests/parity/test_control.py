@@ -174,9 +174,9 @@ def test_import_refuses():
     for id in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1"):
         with pytest.raises(ValueError, match="reset"):
             import_state(gymnasium.make(id), *envs_jax.make(id))
-    with pytest.raises(TypeError, match="PendulumEnv is not CartPoleEnv, the original of CartPole-v1"):
+    with pytest.raises(TypeError, match="PendulumEnv.*CartPoleEnv.*CartPole-v1"):
         import_state(gymnasium.make("Pendulum-v1"), env, params)
-    with pytest.raises(TypeError, match="Match has no original"):
+    with pytest.raises(TypeError, match="Match"):
         import_state(gymnasium.make("CartPole-v1"), *envs_jax.make("Debug-Match-v0"))
 
 

@@ -165,7 +165,7 @@ def arena(seed, position):
 
 
 def test_crowded_arenas_agree_step_by_step():
-    """Where everything happens at once: conflicts over cells, arrows that hit, tables that break, plants that are
+    """Everything happens at once: conflicts over cells, arrows that hit, tables that break, plants that are
     eaten, mobs that die, at the borders of the world too."""
     rng = np.random.default_rng(1)
     places = [(32, 32), (0, 5), (63, 63), (20, 0), (11, 12), (45, 36)]

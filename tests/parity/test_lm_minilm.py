@@ -25,7 +25,7 @@ def test_similarities_to_three_digits(encoder):
 
 
 def test_similarities_of_crafter_goals(encoder):
-    """As another implementation, in NumPy, measured them (ellm reference, section 8)."""
+    """As another implementation, in NumPy, measured them."""
     pairs = {
         ("chop tree", "chop trees"): 0.938,
         ("eat cow", "eat the cow"): 0.946,

@@ -29,8 +29,8 @@ def proxies(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps", "hand", "thing"), [("reach", 60, 7e-4, 1.3e-3), ("push", 70, 6e-3, 4e-3)])
 def test_mjx_beside_c(name, steps, hand, thing):
-    """The tolerances of the kalm reference, 8.5: random actions, each held for five steps, in the air, where all joint
-    positions are compared too; and a puck that is pushed, by the actions that the expert chose under C."""
+    """Tolerances measured between MJX and C MuJoCo: random actions, each held for five steps, in the air, where all
+    joint positions are compared too; and a puck that is pushed, by the actions that the expert chose under C."""
     (ours, params), (theirs, _) = proxies(name)
     drawn = jnp.asarray(package.draw(name, np.random.default_rng(5)), jnp.float32)
     held = jnp.repeat(jax.random.uniform(KEY, (steps // 5, 4), jnp.float32, -1, 1), 5, axis=0)

@@ -96,12 +96,12 @@ def test_entities_of_an_imported_state():
 
 def test_states_that_cannot_be_imported():
     theirs, env, params = worlds("reach")
-    with pytest.raises(ValueError, match="has no state yet; call its reset first"):
+    with pytest.raises(ValueError, match="reset"):
         import_state(theirs, env, params)
     package.reset(theirs, package.draw("reach", np.random.default_rng(0)))
     for name, message in (
-        ("make-coffee", "is for the tasks of the package metaworld, and MetaWorld/make-coffee-v3 is none of them"),
-        ("push", "SawyerReachEnvV3 is not the task 'push' of metaworld"),
+        ("make-coffee", "MetaWorld/make-coffee-v3"),
+        ("push", "SawyerReachEnvV3.*'push'"),
     ):
         with pytest.raises(TypeError, match=message):
             import_state(theirs, *envs_jax.make(f"MetaWorld/{name}-v3", backend="c"))

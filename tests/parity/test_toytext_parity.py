@@ -252,7 +252,7 @@ def test_deals():
     np.testing.assert_allclose(pays[:, 0], pays[:, 1:] @ list(blackjack.CARDS.values()), atol=1e-12)
 
 
-# --- ProPS's own worlds, by the words of the props reference, section 5.1 ---------------------------------------------
+# --- ProPS's own worlds, by their published descriptions --------------------------------------------------------------
 
 
 class NimEnv(gymnasium.Env):
@@ -328,25 +328,25 @@ def test_maze():
 
 def test_import_refuses():
     lake, params = make("FrozenLake-v1")
-    with pytest.raises(ValueError, match="no state yet; call its reset"):
+    with pytest.raises(ValueError, match="reset"):
         import_state(gymnasium.make("FrozenLake-v1"), lake, params)
-    with pytest.raises(TypeError, match="CliffWalkingEnv is not the FrozenLakeEnv"):
+    with pytest.raises(TypeError, match="CliffWalkingEnv.*FrozenLakeEnv"):
         import_state(gymnasium.make("CliffWalking-v1"), lake, params)
     dry = gymnasium.make("FrozenLake-v1", is_slippery=False)
     dry.reset(seed=0)
-    with pytest.raises(ValueError, match="other outcomes of action 0 in state 0"):
+    with pytest.raises(ValueError, match="action 0.*state 0"):
         import_state(dry, lake, params)
     cab = gymnasium.make("Taxi-v4", fickle_passenger=True)
     cab.reset(seed=0)
     with pytest.raises(ValueError, match="fickle_passenger=True"):
         import_state(cab, *make("Taxi-v4"))
     table = gymnasium.make("Blackjack-v1", sab=False)
-    with pytest.raises(ValueError, match="no cards yet"):
+    with pytest.raises(ValueError, match="cards"):
         import_state(table, *make("Blackjack-v1"))
     table.reset(seed=0)
     with pytest.raises(ValueError, match="natural, sab"):
         import_state(table, *make("Blackjack-v1"))
-    with pytest.raises(ValueError, match="starts with 9 sticks"):
+    with pytest.raises(ValueError, match="9 sticks"):
         import_state(NimEnv(9), *make("Nim-v0"))
-    with pytest.raises(ValueError, match="has the cells"):
+    with pytest.raises(ValueError, match="cells"):
         import_state(MazeEnv(), *make("maze-sample-3x3-v0", cells=((1, 2), (2, 4))))

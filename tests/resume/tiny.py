@@ -119,7 +119,7 @@ KEYS, ASKED = 40, 6
 
 
 def value_of(request):
-    """What keys are worth, as a chat model that keeps its answers would say."""
+    """Values of keys, as a chat model that keeps its answers would say."""
     keys = request["keys"]
     return {"keys": keys, "value": np.where(keys < 0, 0.0, np.sin(keys + 1.0)).astype(np.float32)}
 

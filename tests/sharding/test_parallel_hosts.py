@@ -85,7 +85,7 @@ TABLE = re.compile(r"process +host +devices +kind\n0 +(\S+) +0,1 +2 x cpu \(cpu\
 def test_two_processes_are_one_program():
     port = free_port()
     for said in both([[sys.executable, "-c", PROGRAM, str(i), port] for i in range(2)]):  # gloo prints there too
-        assert "data=2 needs 2 devices; with several processes it must use all 4" in said
+        assert "data=2 needs 2 devices" in said
         assert f"2 {float(sum(i * i for i in range(8)))}" in said
         assert TABLE.search(said) and "gathered: True key: True" in said
         assert "exchanged: True" in said and "no answer: RuntimeError: the server is down" in said

@@ -28,15 +28,15 @@ def test_a_target_is_a_kind_and_a_topology(text, platform, size):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v5q:2x4", "did you mean"),
-        ("tpu", "there are v5e"),
-        ("v5e", "has the form v5e:4x4"),
-        ("v5e:8", "has the form v5e:4x4"),
-        ("v5p:4x4", "has the form v5p:4x4x4"),
-        ("h100:2x4", "has the form h100:8"),
-        ("h100:0", "has the form h100:8"),
+        ("v5q:2x4", "'v5q'.*'v5p'"),
+        ("tpu", "v5e, v5p"),
+        ("v5e", "v5e:4x4"),
+        ("v5e:8", "v5e:4x4"),
+        ("v5p:4x4", "v5p:4x4x4"),
+        ("h100:2x4", "h100:8"),
+        ("h100:0", "h100:8"),
         ("h100:12", "h100:16"),
-        ("v5e:128x128", "at most 4096"),
+        ("v5e:128x128", "4096"),
     ],
 )
 def test_another_spelling_is_refused_with_the_remedy(text, message):
@@ -55,7 +55,7 @@ def test_without_the_compiler_the_extra_is_named(monkeypatch, text, extra):
 @pytest.mark.parametrize("package", ["libtpu", "jax-cuda13-plugin"])
 def test_a_compiler_of_another_version_is_refused(monkeypatch, package):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
-    with pytest.raises(ValueError, match=f"{package} 0.0.1 does not fit jax"):
+    with pytest.raises(ValueError, match=f"{package} 0.0.1"):
         absent._check_version(package, "aot-tpu")
     needed = {"libtpu": "0.0.42.1", "jax-cuda13-plugin": "0.10.2"}
     if jax.__version__ == "0.10.2":

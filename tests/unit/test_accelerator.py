@@ -66,7 +66,7 @@ def test_a_result_that_is_not_finite_is_refused():
 
 
 def spread(value) -> bool:
-    """Whether a value holds a median between its ends, all above zero."""
+    """Return whether a value holds a median between its ends, all above zero."""
     return all(value[k] > 0 for k in ("median", "min", "max")) and value["min"] <= value["median"] <= value["max"]
 
 
@@ -335,13 +335,13 @@ def test_long_calls_are_repeated_less_often(monkeypatch):
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path, monkeypatch, capsys):
-    with pytest.raises(ValueError, match="no part 'trian_mfu'; did you mean 'train_mfu'"):
+    with pytest.raises(ValueError, match="'trian_mfu'.*'train_mfu'"):
         program.main(["trian_mfu"])
     for name in ("--limit-s", "--minutes"):
         with pytest.raises(ValueError, match=name.strip("-").replace("-", "_")):
             program.main([name, "0"])
     monkeypatch.setenv(info.COMMIT, "0123456789ab")
-    with pytest.raises(ValueError, match="no accelerator here: --size tiny"):
+    with pytest.raises(ValueError, match="--size tiny"):
         program.main(["device", "--here", "--out", str(tmp_path / "results")])
     assert not (tmp_path / "results").exists()
     with pytest.raises(SystemExit):

@@ -188,7 +188,7 @@ def test_numbers_have_three_digits_and_a_unit(value, text):
 
 
 def test_unknown_benchmarks_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="no benchmark 'promts'; did you mean 'prompts'"):
+    with pytest.raises(ValueError, match="'promts'.*'prompts'"):
         program.main(("promts",))
 
 
@@ -250,9 +250,9 @@ def test_a_ratio_compares_the_fastest_rows_of_both_sides():
     assert harness.speedup(of("steps/s", 8, 12), of("steps/s", nan, 3, 6, nan)).value == 2  # not 4 or 1.3
     assert harness.speedup(of("s", 5, 2), of("s", 6, 9)).value == 3  # seconds: less is better
     assert harness.fastest(of("s to compile", 5, 2)).median == 2
-    with pytest.raises(ValueError, match="rows of 2 units"):
+    with pytest.raises(ValueError, match="2 units"):
         harness.fastest(of("s", 1) + of("steps/s", 1))
-    with pytest.raises(ValueError, match="cannot be compared"):
+    with pytest.raises(ValueError, match="'s'.*'steps/s'"):
         harness.speedup(of("s", 1), of("steps/s", 1))
 
 

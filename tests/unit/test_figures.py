@@ -29,11 +29,11 @@ def test_each_agent_has_its_own_runs(folder):
 @pytest.mark.parametrize("missing", ["drrn-1", "llm-2", "symbolic-0"])
 def test_a_missing_run_is_named_and_not_replaced(folder, missing):
     (folder / missing).rmdir()
-    with pytest.raises(FileNotFoundError, match=f"{missing} is missing"):
+    with pytest.raises(FileNotFoundError, match=f"{missing}.*missing"):
         figures.runs_of(folder)
 
 
 def test_the_first_run_is_missing_too(folder):
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match="llm-0 is missing"):
+    with pytest.raises(FileNotFoundError, match="llm-0.*missing"):
         figures.runs_of(folder)

@@ -59,7 +59,7 @@ def imported() -> dict:
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
-    """What import-linter says of the packages below `root`, on lines that do not wrap."""
+    """Output of import-linter for the packages below `root`, on lines that do not wrap."""
     tool = Path(sys.executable).parent / "lint-imports"
     if not tool.exists():
         found = shutil.which("lint-imports")
@@ -146,7 +146,7 @@ def plants() -> dict[str, list[tuple[str, str]]]:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory) -> dict[str, str]:
-    """What import-linter says under each contract's name, of a copy of the packages with every plant in it."""
+    """Output of import-linter under each contract's name, for a copy of the packages with every plant in it."""
     root = tmp_path_factory.mktemp("planted")
     ignore = shutil.ignore_patterns("__pycache__", "*.npz", "*.json")
     for package in PACKAGES:

@@ -22,11 +22,19 @@ ARCHAIC = re.compile(
 )
 """Words and phrases that a colleague would not say."""
 
+UNPUBLISHED = re.compile(
+    r"\breference,?[\s#]+sections?\b|\bsections?[\s#]+\d[\d.]*[\s#]+of[\s#]+the[\s#]+(\w+[\s#]+)?reference\b"
+    r"|\b(glam|ellm|kalm|bk-?rl|props|jax_llm|jax_rl|crafter_speed)('s)?[\s#]+reference\b",
+    re.IGNORECASE,
+)
+"""References to documents that the repository does not hold, which no reader can look up. Papers have an arXiv id and
+published programs the name of a file."""
+
 FOLDERS = ("llmrl_jax", "envs_jax", "experiments", "benchmarks", "docs")
 
 
-def tracked() -> list[Path]:
-    done = subprocess.run(["git", "ls-files", "-z", *FOLDERS, "*.md"], capture_output=True, text=True, cwd=ROOT)
+def tracked(folders: tuple[str, ...] = FOLDERS) -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z", *folders, "*.md"], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         pytest.skip("not a git checkout")
     names = sorted(set(filter(None, done.stdout.split("\0"))))
@@ -55,3 +63,12 @@ def test_no_archaic_words():
         for match in ARCHAIC.finditer(text)
     ]
     assert not said, "\n".join(said)
+
+
+def test_sources_can_be_looked_up():
+    references = [
+        f"{path.relative_to(ROOT)}: {' '.join(match.group().split())}"
+        for path in tracked((*FOLDERS, "tests"))
+        for match in UNPUBLISHED.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not references, "\n".join(references)

@@ -30,9 +30,9 @@ def unreadable(a: Nowhere, b: int) -> int:  # noqa: F821
 
 def test_shapes_are_checked_together():
     assert product(jnp.ones((2, 3)), jnp.ones((3, 4))).shape == (2, 4)
-    with pytest.raises(jaxtyping.TypeCheckError, match="Type-check error whilst checking the parameters of .*product"):
+    with pytest.raises(jaxtyping.TypeCheckError, match="Type-check.*parameters"):
         product(jnp.ones((2, 3)), jnp.ones((2, 4)))
-    with pytest.raises(jaxtyping.TypeCheckError, match="checking the return value"):
+    with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
         product(jnp.ones((1, 3)), jnp.ones((3, 4)))
 
 

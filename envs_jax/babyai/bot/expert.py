@@ -48,7 +48,7 @@ def _search(targets, free, movable, position, heading):
     ahead = front(position, jnp.asarray(heading))
 
     def moves(poses, walkable):
-        """Whether going forward, left or right leads into a set of poses."""
+        """Return whether going forward, left or right leads into a set of poses."""
         forward = holds(poses[heading], ahead[0], ahead[1]) & holds(walkable, ahead[0], ahead[1])
         at_position = holds(poses, position[0], position[1])
         return forward, at_position[(heading - 1) & 3], at_position[(heading + 1) & 3]

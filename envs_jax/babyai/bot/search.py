@@ -36,7 +36,7 @@ def first_move(
     left, right = (heading - 1) & 3, (heading + 1) & 3
 
     def search(goals, sought, walkable, position, heading):
-        """Which of the poses after FORWARD, LEFT and RIGHT are reached first: bits uint32 `[3]`."""
+        """Poses after FORWARD, LEFT and RIGHT that are reached first: bits uint32 `[3]`."""
         ahead = front(position, heading)
         x = jnp.stack([ahead[0], position[0], position[0]])
         y = jnp.stack([ahead[1], position[1], position[1]]).astype(jnp.uint32)

@@ -1,4 +1,4 @@
-"""The door levels: go to one, open one, or open several in order (glam reference, sections 6.1 and 6.6)."""
+"""The door levels: go to one, open one, or open several in order (`minigrid.envs.babyai.open`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLAM's own levels: a mix of five tasks, and sequences of two (glam reference, section 2.6)."""
+"""GLAM's own levels: a mix of five tasks, and sequences of two (Carta et al., 2302.02662)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRAIN_DOORS, TEST_DOORS = (YELLOW, GREEN, BLUE, PURPLE), (RED, GREY)
 
 
 def _named(names: tuple[tuple[int, int], ...], kind, color):
-    """Whether a mission may name an object."""
+    """Return whether a mission may name an object."""
     table = np.zeros((max(LOOSE) + 1, len(COLORS)), bool)
     table[tuple(zip(*names))] = True
     return jnp.asarray(table)[kind, color]

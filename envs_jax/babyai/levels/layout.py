@@ -19,7 +19,7 @@ from envs_jax.babyai.verify import members, object_set
 
 @dataclass(frozen=True)
 class Rooms:
-    """A grid of square rooms that share walls (glam reference, section 6.2); cells are numbered `x * height + y`."""
+    """A grid of square rooms that share walls (`minigrid.core.roomgrid`); cells are numbered `x * height + y`."""
 
     size: int
     """Side of a room, walls included."""
@@ -214,7 +214,8 @@ def word(rooms: Rooms, layout: Layout, kind, order=SINGLE, type=None, color=None
 
 
 def adjacent(rooms: Rooms, layout: Layout, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether some object of the set `a` lies one step from some object of `b`: bool `[...]` for sets `[..., S]`."""
+    """Return whether some object of the set `a` lies one step from some object of `b`: bool `[...]` for sets `[...,
+    S]`."""
     x, y = layout.cell // rooms.height, layout.cell % rooms.height
     neighbors = (abs(x[:, None] - x) + abs(y[:, None] - y) == 1) & (layout.cell >= 0) & (layout.cell >= 0)[:, None]
     n = layout.cell.shape[0]

@@ -1,4 +1,4 @@
-"""The `Level` class, and shared functions for drawing levels (glam reference, sections 2.6, 6.1 and 6.6).
+"""The `Level` class, and shared functions for drawing levels (`minigrid.envs.babyai.core.roomgrid_level`).
 
 Each level has minigrid's distribution (GLAM's levels: that of its fork). If minigrid's tries for one object amount to a
 uniform draw from the allowed cells, this draw is made directly; a world that minigrid rejects as a whole is rejected
@@ -167,7 +167,8 @@ def check_room(name: str, room_size: int, count: int, *, agent_first: bool = Tru
 
 
 def reachable_rooms(rooms: Rooms, count: int, agent_first: bool) -> np.ndarray:
-    """Whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first` draw."""
+    """Return whether the agent reaches every object, in `TRIES` rooms drawn as `agent_first` or `objects_first`
+    draw."""
     cells = np.flatnonzero(rooms.interior(0, 0))
     x, y = cells // rooms.height, cells % rooms.height
     distant = np.abs(x[:, None] - x) + np.abs(y[:, None] - y) >= 2

@@ -1,6 +1,6 @@
-"""The levels with locked doors and keys (glam reference, sections 6.1 and 6.6).
+"""The levels with locked doors and keys (`minigrid.envs.babyai.unlock` and `other`).
 
-minigrid's bugs that affect the distribution of worlds (section 6.7) are reproduced with `compat`.
+minigrid's bugs that affect the distribution of worlds are reproduced with `compat`.
 """
 
 from __future__ import annotations

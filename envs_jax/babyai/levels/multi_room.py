@@ -1,5 +1,5 @@
-"""The levels of several rooms without locked doors: go to, pick up, put next, and open any door (glam reference,
-sections 6.1 and 6.6)."""
+"""The levels of several rooms without locked doors: go to, pick up, put next, and open any door, as in
+`minigrid.envs.babyai`."""
 
 from __future__ import annotations
 

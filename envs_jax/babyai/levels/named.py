@@ -1,4 +1,4 @@
-"""BK-RL's levels: one large room, a target that the level names, distractors (bkrl reference, section 9.1).
+"""BK-RL's levels: one large room, a target that the level names, distractors (Zhang et al., 2407.03964).
 
 Distractors may look like the target: reaching any such object is a success, as the mission's "a" says.
 """

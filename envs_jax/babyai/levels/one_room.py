@@ -1,4 +1,4 @@
-"""The levels of one room (glam reference, sections 2.6, 6.1 and 6.6)."""
+"""The levels of one room (`minigrid.envs.babyai`; GLAM's, 2302.02662)."""
 
 from __future__ import annotations
 

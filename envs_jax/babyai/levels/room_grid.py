@@ -1,5 +1,5 @@
 """Rooms joined by doors: possible doors, doors that connect all rooms, and placement of objects and agents in rooms
-(glam reference, section 6.6).
+(`minigrid.core.roomgrid`).
 
 Rooms are numbered row by row; the sides of a room are 0 right, 1 down, 2 left, 3 up. An edge is a wall that two rooms
 share: numbered by room, the right one before the lower one.

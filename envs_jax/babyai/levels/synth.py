@@ -1,4 +1,4 @@
-"""BabyAI's level generator: every mission of its language (glam reference, section 6.6, `LevelGen`)."""
+"""BabyAI's level generator: every mission of its language (`minigrid.envs.babyai.core.levelgen`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _descriptors(located: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _inside(rooms: RoomGrid, layout: Layout, room) -> jax.Array:
-    """Which objects lie in a room or on its walls: bool `[O]`."""
+    """Objects that lie in a room or on its walls: bool `[O]`."""
     step = rooms.size - 1
     left, top = room % rooms.columns * step, room // rooms.columns * step
     x, y = layout.cell // rooms.height, layout.cell % rooms.height

@@ -1,8 +1,8 @@
 """BabyAI in English: missions in BabyAI's own grammar, views in BabyAI-Text's or in a faithful one.
 
-The sources are the glam reference, sections 2.3 and 6.5. BabyAI-Text's own grammar omits walls behind objects, does not
-mention the door that the agent stands in, and has "a open door". The faithful grammar keeps its sentences and their
-order, without these errors.
+The sources are `minigrid.envs.babyai.core.verifier` and BabyAI-Text (2302.02662), whose own grammar omits walls behind
+objects, does not mention the door that the agent stands in, and has "a open door". The faithful grammar keeps its
+sentences and their order, without these errors.
 """
 
 from __future__ import annotations

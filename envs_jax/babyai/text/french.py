@@ -1,4 +1,4 @@
-"""BabyAI-Text in French: the ids of the English books, other phrases (glam reference, sections 2.3 and 2.4).
+"""BabyAI-Text in French: the ids of the English books, other phrases (2302.02662).
 
 `VIEW_FRENCH` and `MISSIONS_FRENCH` have the wording of GLAM's fork, including its English words and its articles; the
 fork translates "go to" missions only, the other verbs and connectives are this package's. The faithful books are

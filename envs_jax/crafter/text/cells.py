@@ -41,7 +41,7 @@ def present(codes: Int[Array, "63"]) -> UInt32[Array, ""]:
 
 
 def any_of(word: UInt32[Array, ""], names: Sequence[str]) -> Bool[Array, " names"]:
-    """Whether each of the named materials or objects is among the codes of `present`."""
+    """Return whether each of the named materials or objects is among the codes of `present`."""
     masks = [sum(1 << code for code in CODES[name]) for name in names]
     return (word & np.array(masks, np.uint32)) != 0
 

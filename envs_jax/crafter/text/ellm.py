@@ -1,7 +1,7 @@
 """ELLM's captions: what the player sees, faces, holds and feels, as its published environment words them.
 
-The four sentences follow the ellm reference, section 2.4, byte for byte. They are a function of 35 bits, of which 32
-reach the prompt of a language model: `prompt_key` packs them, `describe_key` gives the sentences of a key.
+The four sentences are those of `text_crafter/text_crafter/text_env`, byte for byte. They are a function of 35 bits, of
+which 32 reach the prompt of a language model: `prompt_key` packs them, `describe_key` gives the sentences of a key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """SmartPlay's captions, in the wording of BK-RL's environment: the nearest cell of everything in view.
 
-The grammar is that of the bkrl reference, section 9.2, byte for byte: a sentence about sleep or death, the nearest cell
-of every material and kind of object with its distance and direction, what the player faces, four vital signs, and the
-items held. Its quirks stay: no space before "You face", "1 steps", "Your have", no period after the items.
+The grammar is that of BK-RL's fork of SmartPlay (2407.03964), byte for byte: a sentence about sleep or death, the
+nearest cell of every material and kind of object with its distance and direction, what the player faces, four vital
+signs, and the items held. Its quirks stay: no space before "You face", "1 steps", "Your have", no period after the
+items.
 """
 
 from __future__ import annotations

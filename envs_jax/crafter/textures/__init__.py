@@ -1,4 +1,4 @@
-"""This package's own images of Crafter's materials, creatures and items, drawn at any size.
+"""Images of Crafter's materials, creatures and items, drawn at any size.
 
 Coordinates are halves of a pixel at the size of an observation: 14 to a tile of 7 pixels, x to the right, y down. Edges
 on even coordinates stay sharp there.

@@ -116,7 +116,7 @@ _KINDS: dict[type, str] = {int: "an integer", float: "a number", str: "a text", 
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether a path is a file that begins as a GGUF file does, whatever its name is (Ollama's have none)."""
+    """Return whether a path is a file that begins as a GGUF file does, whatever its name is (Ollama's have none)."""
     path = Path(path)
     if not path.is_file():
         return False

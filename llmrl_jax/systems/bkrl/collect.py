@@ -230,7 +230,7 @@ def shapes(obs: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [list(x.shape[1:]), np.dtype(x.dtype).name] for name, x in sorted(obs.items())}
 
 
-# --- the published layout: a list of dicts in an npy file (bkrl reference, section 2.1) -------------------------------
+# --- the published layout: a list of dicts in an npy file (`train_rnd.py --precollect`) -------------------------------
 #
 # NumPy writes such a list by pickling it. `llmrl_jax.data.npy` reads it, and runs nothing that is in it.
 

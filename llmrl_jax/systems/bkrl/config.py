@@ -52,7 +52,7 @@ class AgentConfig:
         refuse_unread(self.network, ["dueling", "memory"], "BK-RL's actor-critic")
 
 
-# --- presets: small settings for two cores, and the published ones (bkrl reference, section 1.1) ----------------------
+# --- presets: small settings for two cores, and the published ones (Zhang et al., 2407.03964) -------------------------
 
 _PUBLISHED = PPOConfig(
     num_envs=8,

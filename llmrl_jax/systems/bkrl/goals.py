@@ -2,7 +2,7 @@
 
 Texts are embedded as the normalised sum of the embeddings of their phrases, on the host as on the device: the goals of
 the three collected situations that are most similar to the window's past are looked up, and the potential is the
-largest cosine of one of them and the newest transition, where it exceeds a threshold (bkrl reference, section 6). At
+largest cosine of one of them and the newest transition, where it exceeds a threshold. At
 the start of an episode the observation alone takes the place of both.
 
 Replies come through the cache, so that an interrupted run goes on where it was (`--run.resume`).

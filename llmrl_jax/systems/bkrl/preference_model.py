@@ -3,7 +3,7 @@
 Kim et al. (2303.00957): the score of a window is a sum of the values of its steps with weights from attention, and the
 probability that one window is better than another is that of Bradley and Terry, `exp(s_1) / (exp(s_1) + exp(s_0))`.
 Here the newest observation is part of the window, so that the score is a potential of the state that was reached;
-positions are relative to it (bkrl reference, section 5, has the published model).
+positions are relative to it.
 """
 
 from __future__ import annotations

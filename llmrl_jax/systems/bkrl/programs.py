@@ -120,7 +120,7 @@ class ProgramSearch:
 
     @property
     def comparable(self) -> bool:
-        """Whether rewards follow some of the windows by which programs are compared, and not all equally."""
+        """Return whether rewards follow some of the windows by which programs are compared, and not all equally."""
         returns = self.tests.return_to_go[self.tests.has_next]
         return bool(len(returns) and np.ptp(returns))
 

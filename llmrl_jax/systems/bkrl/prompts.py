@@ -1,7 +1,7 @@
 """BK-RL's worlds and windows in words, and the prompts, with the parts of the published ones.
 
-No text names what a task rewards: the model says what is good in general, and the answer serves many tasks (bkrl
-reference, sections 3 to 6).
+No text names what a task rewards: the model says what is good in general, and the answer serves many tasks
+(Zhang et al., 2407.03964).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BABYAI_VERBS = (
     "toggle the front object",
     "do nothing",
 )
-"""The published wording (bkrl reference, section 3)."""
+"""The published wording (`get_caption`)."""
 
 BABYAI = """\
 The world is a grid: one square room surrounded by walls, between 18 and 28 cells wide on the inside. Keys, balls and
@@ -142,7 +142,7 @@ def _crafter(env: Any) -> str:
 
 
 def caption(texts: Sequence[str], actions: Sequence[int], verbs: Sequence[str]) -> str:
-    """A window in words, in the published layout (bkrl reference, section 3).
+    """A window in words, in the published layout (`get_caption`).
 
     **Arguments:** `texts`, of `n + 1` observations; `actions`, `n` numbers; `verbs`, the words for actions.
     """

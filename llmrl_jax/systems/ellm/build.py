@@ -70,7 +70,7 @@ class Ellm:
 
     @property
     def asks(self) -> bool:
-        """Whether a chat model is asked between updates."""
+        """Return whether a chat model is asked between updates."""
         return self.config.suggester == "chat" and not isinstance(self.spec, ClosedGoalSpec)
 
     def learner(

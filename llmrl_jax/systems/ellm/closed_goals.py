@@ -1,8 +1,8 @@
 """Closed-form goals: to pick up what lies where it should not be, and to put it where it should be stored.
 
-Goals about a state (ellm reference, 4.4): with an empty hand, "pick up the X" for every object X in view that lies on a
-place where, as the suggester says, it should not be; with X in hand, "put the X in/on the Y" for every place Y seen in
-this episode where it should be. To pick an object up is a goal once in an episode, and nothing is a goal about an
+Goals about a state (Du et al., 2302.06692): with an empty hand, "pick up the X" for every object X in view that lies on
+a place where, as the suggester says, it should not be; with X in hand, "put the X in/on the Y" for every place Y seen
+in this episode where it should be. To pick an object up is a goal once in an episode, and nothing is a goal about an
 object that was stored in it.
 
 The caption of a transition says what was picked up or put down, so a caption and the goals of its state are either all
@@ -233,7 +233,7 @@ def similarities(
 
 def answers_as_goals(yes: Bool[np.ndarray, "N R"], answered: Bool[np.ndarray, "N R"]) -> Tables:
     """Goals from answers to "should it be stored there?": yes is a goal to put it there, no one to pick it up from
-    there (ellm reference, 4.4). Where nothing is known there is no goal."""
+    there. Where nothing is known there is no goal."""
     return {"pick": answered & ~yes, "store": answered & yes}
 
 
@@ -351,7 +351,7 @@ def ask_pairs(
 
 
 def _cut_early(reply: ChatReply) -> bool:
-    """Whether the token limit cut a sample before its answer could be read."""
+    """Return whether the token limit cut a sample before its answer could be read."""
     return any(choice.finish_reason == "length" and read_yes(choice.text) is None for choice in reply.choices)
 
 
@@ -447,7 +447,7 @@ def agreement(
     judged: Bool[np.ndarray, "N R"], correct: Bool[np.ndarray, "N R"], pairs: Bool[np.ndarray, "N R"] | None = None
 ) -> dict[str, float]:
     """Agreement of judgements with the correct places: `match`, the fraction of correct pairs that are judged so
-    (recall); `mismatch`, the fraction of other pairs that are not (ellm reference, 6); `precision`, the fraction of
+    (recall); `mismatch`, the fraction of other pairs that are not; `precision`, the fraction of
     pairs judged so that are correct; nan where there are none.
 
     **Arguments:** `pairs`, the pairs that count; None: all.

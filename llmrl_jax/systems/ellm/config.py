@@ -67,7 +67,7 @@ class ChatGoals(Checked):
 
 @dataclass(frozen=True)
 class Judge(Checked):
-    """How a chat model is asked about every object and place, in a world with closed-form goals."""
+    """Settings of questions to a chat model about every object and place, in a world with closed-form goals."""
 
     PREFIX: ClassVar[str] = "judge."
 
@@ -217,7 +217,7 @@ PUBLISHED = EllmConfig(
     ),
     compat="paper",
 )
-"""The published input and hyper-parameters (ellm reference, 1.3, 2.8 and 5), in 64 environments instead of one: as many
+"""The published input and hyper-parameters (`config.yaml` of ELLM), in 64 environments instead of one: as many
 samples per step played. The memory holds every frame of the run, 38 GB."""
 
 HOUSEKEEP = EllmConfig(
@@ -288,7 +288,7 @@ class PretrainRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """Training and evaluation of the run: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.train import experiment
 
         return experiment(self)
@@ -353,7 +353,7 @@ class StatesConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRun(StatesConfig):
-    """Which states a chat model is asked about, and how."""
+    """States that a chat model is asked about, and the questions."""
 
     KIND: ClassVar[str] = "ellm accuracy"
 
@@ -363,7 +363,7 @@ class AccuracyRun(StatesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersRun(StatesConfig):
-    """Which states the oracle answers, and the file that receives its answers."""
+    """States that the oracle answers, and the file that receives its answers."""
 
     KIND: ClassVar[str] = "ellm answers"
 
@@ -411,7 +411,7 @@ class OfflineRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged: an `llmrl_jax.workflows.experiment.Experiment`."""
+        """Training and evaluation of the run: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.train import experiment
 
         return experiment(self)

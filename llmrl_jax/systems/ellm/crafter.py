@@ -1,4 +1,4 @@
-"""The goals of Crafter with text: the published oracle and its goals (ellm reference, 2.2 and 3.4)."""
+"""The goals of Crafter with text: the published oracle and its goals (`text_crafter/lm.py`)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ VERBS = ("sleep", "eat", "attack", "chop", "drink", "place", "make", "mine")
 
 
 def in_view(view: Any, name: str) -> Bool[Array, ""]:
-    """Whether a view shows a material or creature; what stands on a cell hides its material."""
+    """Return whether a view shows a material or creature; what stands on a cell hides its material."""
     material, top = view[..., 0], view[..., 1]
     if name in _CREATURES:
         return jnp.any(jnp.isin(top, jnp.array(_CREATURES[name])))

@@ -290,8 +290,8 @@ _UNREAD = (
     *("goals", "judge", "uniform_goals", "bonus", "rnd", "noveld", "apt", "intrinsic", "extrinsic"),
     *("threshold", "once", "gate", "compat"),
 )
-"""Options of training that a sweep over goals does not follow: a goal is reached by its own action, with its effect
-(ellm reference, 2.7), however the run paid for it."""
+"""Options of training that a sweep over goals does not follow: a goal is reached by its own action, with its effect,
+however the run paid for it."""
 
 
 def sweep_table(results: dict[str, dict[str, dict[str, float]]]) -> str:

@@ -62,7 +62,7 @@ class GoalState:
 
 @dataclass(frozen=True)
 class RewardRules:
-    """Which goals are suggested, and when they pay."""
+    """Rules of which goals are suggested, and when they pay."""
 
     suggester: SuggesterName = "oracle"
     draws: int = 10
@@ -187,7 +187,7 @@ def goal_spec_for(env: Environment) -> Any:
 def goal_reward(
     similarity: Float[Array, " G"], goals: Bool[Array, " G"], threshold: float | jax.Array
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The reward of a transition (ellm reference, 3.1): `max_i S_i if S_i > T else 0`.
+    """The reward of a transition (Du et al., 2302.06692): `max_i S_i if S_i > T else 0`.
 
     **Arguments:** `similarity`, `S`, of the transition's caption to every goal; `goals`, whether each can be reached;
     `threshold`, `T`.

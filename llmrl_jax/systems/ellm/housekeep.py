@@ -1,4 +1,4 @@
-"""The goals of Housekeep, and the symbols that networks see of it (ellm reference, section 4)."""
+"""The goals of Housekeep, and the symbols that networks see of it (Du et al., 2302.06692)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def symbols(items: int) -> Callable[[Any], Float[Array, "B D"]]:
 
 
 def goals_in_view(items: int, obs: Any, goals: Any) -> Float[Array, "B D"]:
-    """Where goals are: for every cell and height of the image, and for what lies straight ahead at each height, whether
+    """Places of goals: for every cell and height of the image, and for what lies straight ahead at each height, whether
     it is an object to be picked up or a receptacle to put something in or on. So what is learned about one goal holds
     for the others.
 

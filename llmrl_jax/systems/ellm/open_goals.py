@@ -258,7 +258,7 @@ class OpenGoalSpec(GoalSpec):
             index, answered = find(params.answers, obs["key"])
             return jnp.where(answered, params.answers.goals[index], -1), answered
         ids = {
-            "oracle": lambda: jnp.where(self.feasible(obs), all_goals, -1),  # feasible now (ellm reference, 3.4)
+            "oracle": lambda: jnp.where(self.feasible(obs), all_goals, -1),  # feasible now
             "novelty": lambda: all_goals,  # each counts once in an episode (the published `BaselineModel`)
             "uniform": lambda: jax.random.randint(key, (rules.draws,), 0, self.num_goals),
             "fixed": lambda: params.fixed,

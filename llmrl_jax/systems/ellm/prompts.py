@@ -1,4 +1,5 @@
-"""Prompts that ask a chat model for goals, and the goals in its replies (ellm reference, 3.3 and 4.4)."""
+"""Prompts that ask a chat model for goals, and the goals in its replies (`text_crafter/lm.py`,
+`text_housekeep/lm.py`)."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def pair_request(item: str, receptacle: str, sampling: Mapping[str, Any], tokens
 
 
 def read_yes(reply: str) -> bool | None:
-    """Whether a reply says yes; None if the first word after its thoughts is neither yes nor no."""
+    """Return whether a reply says yes; None if the first word after its thoughts is neither yes nor no."""
     first = re.match(r"\W*(\w+)", strip_thinking(reply))
     word = first[1].lower() if first else ""
     return {"yes": True, "no": False}.get(word)

@@ -1,5 +1,5 @@
 """From settings to a program: the wrapped environment, the prompt, the model, the policy and the learner; and the other
-agents of GLAM's comparison behind the same interface (glam reference, sections 1 and 4)."""
+agents of GLAM's comparison behind the same interface (Carta et al., 2302.02662)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ChosenActions(OtherActions):
     """A BabyAI environment with its first `n` actions, as GLAM's restricted action sets, and further ones without
     effect.
 
-    Each of these is the environment's "done", as in the published code (glam reference, section 2.2). Environments that
+    Each of these is the environment's "done", as in the published code. Environments that
     read it (`done_actions`) are refused. If the environment masks useless actions, the further ones are always masked.
     """
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a language model fine-tuned on an agent's actions (glam reference, sections 1.1 and 3.4).
+"""Behaviour cloning: a language model fine-tuned on an agent's actions (Carta et al., 2302.02662).
 
 A demonstrated step is a row of text: GLAM's prompt, with the policy's window of observations and actions at that step,
 and the action as the answer. The rows are used for ordinary supervised fine-tuning (`llmrl_jax.tuning`). The result is

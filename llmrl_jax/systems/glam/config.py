@@ -43,7 +43,7 @@ EMBEDDED = "embedded"
 """Name of the built-in model: a small Llama with random weights."""
 
 AgentName = Literal["llm", "symbolic", "drrn", "random", "bot"]
-"""The kind of agent (glam reference, section 4).
+"""The kind of agent.
 
 * `llm`: the language model, trained by PPO; GLAM's own agent.
 * `symbolic`: Symbolic-PPO, a recurrent network that observes the grid directly.
@@ -207,13 +207,13 @@ GLAM_CODE = replace(
     candidate_space="separate",
     ppo=replace(GLAM_PPO, value_broadcast="glam", bootstrap_truncation=False),
 )
-"""The released code, quirks included (glam reference, section 3)."""
+"""The released code, quirks included (`train_language_agent.py`)."""
 
 NPE = replace(GLAM, init="embeddings")
 AFLAN = replace(GLAM, policy="heads")
 NPAE = replace(AFLAN, init="embeddings")
 NPA = replace(AFLAN, init="random")
-"""The ablations, by the paper's names (glam reference, section 1.1): no pretraining except for the embeddings (NPE), an
+"""The ablations, by the paper's names (2302.02662): no pretraining except for the embeddings (NPE), an
 action head (AFlan), both (NPAE), and an action head without any pretraining (NPA). Each needs a model."""
 
 SYMBOLIC = GlamConfig(
@@ -229,11 +229,11 @@ SYMBOLIC = GlamConfig(
         normalize_advantages=False,
     ),
 )
-"""Symbolic-PPO's published values (glam reference, sections 1.2 and 4.2): 2,560 steps per update, in minibatches of
+"""Symbolic-PPO's published values (`train_symbolic_ppo.py`): 2,560 steps per update, in minibatches of
 1,280; `llmrl_jax.systems.glam.symbolic` lists the differences in the network."""
 
 DRRN = GlamConfig(agent="drrn", dqn=DRRN_DQN)
-"""DRRN's published values (glam reference, section 4.1)."""
+"""DRRN's published values (`agents/drrn`)."""
 
 DEMO = GlamConfig(
     env="BabyAI-Text/GoToLocalS6N2-v0",
@@ -290,7 +290,7 @@ BC = CloningConfig(
     pack=False,
     sft=SFTConfig(batch_size=64, learning_rate=5e-4, warmup=0.01, adam_eps=1e-8, max_grad_norm=math.inf),
 )
-"""The published values (glam reference, section 3.4): one pass over 400,000 steps, batches of 64, AdamW at 5e-4 without
+"""The published values (`clm_behavioral-cloning.py`): one pass over 400,000 steps, batches of 64, AdamW at 5e-4 without
 weight decay, a cosine schedule after 1% of warm-up; gradient clipping is not documented."""
 
 CLONE_PRESETS: dict[str, tuple[GlamConfig, CloningConfig]] = {

@@ -1,6 +1,6 @@
 """Post-training tests: a trained agent with other words, other actions and other levels.
 
-Glam reference, sections 1.3 (files), 2.7 (rewrites) and 5 (results).
+Carta et al. (2302.02662); files and rewrites are those of `post-training_tests.py`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ PAPER: dict[str, dict[str, float]] = {
     "go_to+french": dict(zip(AGENTS, (0.30, 0.31, 0.30, 0.03, 0.01), strict=True)),
     "go_to": {"Flan-T5 0-shot": 0.27, "GFlan-T5": 0.99},
 }
-"""The paper's success rates by test and agent, read from a figure to within 0.01 (glam reference, section 5)."""
+"""The paper's success rates by test and agent, read from a figure to within 0.01."""
 
 
 class NotTestable(ValueError):

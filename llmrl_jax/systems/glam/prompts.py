@@ -1,9 +1,9 @@
 """GLAM's prompt, the slots filled by an observation, and other words for it: variants and rewrites.
 
-Glam reference, sections 2.4 (prompt) and 2.7 (rewrites). `VARIANTS` are equivalent prompts, for agents that learnt
-their prompt instead of the task: language models fine-tuned by RL with one prompt perform worse with others ("prompt
-overfitting", Aissi et al., 2410.19920). They change the text around the environment's words (sentences, missions and
-actions) and its order.
+Prompt and rewrites: `agents/base_agent.py` of Carta et al. (2302.02662). `VARIANTS` are equivalent prompts, for agents
+that learnt their prompt instead of the task: language models fine-tuned by RL with one prompt perform worse with others
+("prompt overfitting", Aissi et al., 2410.19920). They change the text around the environment's words (sentences,
+missions and actions) and its order.
 
 `REWRITES` change the words themselves, as the published generalisation tests do. Those replace strings in the rendered
 prompt, one after the other. Here prompts are built on the device, so a rewrite applies to the phrases and literals of
@@ -378,7 +378,7 @@ SYNONYMS = {
     "synonym_actions": ("rotate left", "rotate right", "move ahead", "take", "release", "switch"),
     "second_synonym_actions": ("shift left", "shift right", "go ahead", "take", "release", "turn"),
 }
-"""Other words for the canonical six actions, in their order (glam reference, section 2.2)."""
+"""Other words for the canonical six actions, in their order."""
 
 
 def find_rewrite(name: str, language: str = "english") -> Rewrite:

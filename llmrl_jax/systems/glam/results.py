@@ -1,6 +1,6 @@
 """Post-training tests of runs, models and baselines, with tables and a figure: the implementation of `llmrl glam test`.
 
-Glam reference, sections 1.3 (files) and 5 (results).
+Carta et al. (2302.02662); files are those of `post-training_tests.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Symbolic-PPO: GLAM's baseline that observes the grid directly (glam reference, section 4.2).
+"""Symbolic-PPO: GLAM's baseline that observes the grid directly (`train_symbolic_ppo.py`).
 
 BabyAI 1.1's recurrent network: convolutions over the 7 x 7 view, modulated by the mission (FiLM, 1709.07871), and an
 LSTM. It is trained by the same PPO as the language model. Differences from the published network:

@@ -55,7 +55,7 @@ LOG_COLUMNS = (
     *(f"num_frames_{statistic}" for statistic in ("mean", "std", "min", "max")),
     *("entropy", "policy_loss", "value_loss", "loss", "grad_norm"),
 )
-"""The header of the published `log.csv` (glam reference, section 1.3)."""
+"""The header of the published `log.csv`."""
 
 
 def write_log(folder: str | Path, reward_scale: float) -> Path:

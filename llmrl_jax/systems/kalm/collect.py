@@ -92,7 +92,7 @@ def read_episodes(folder: str | Path, world: str = "", *, imagined: bool = False
 
 
 def convert_published(file: str | Path, world: World, level: str, seed: int) -> Transitions:
-    """The episodes of a file (kalm reference, section 1.5), with observations as the world's.
+    """The episodes of a file, with observations as the world's.
 
     Their goals are kept. Their words are not: an episode gets one of our sentences for its goal, drawn by the seed,
     since grounding and agents know sentences by their numbers.

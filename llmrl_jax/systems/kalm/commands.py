@@ -11,7 +11,7 @@ from llmrl_jax.systems.kalm.config import CollectRun, GroundRun, ImagineRun, Tra
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 
-# The published programs' names of options (kalm reference, section 1.3), where they mean the same.
+# The published programs' names of options, where they mean the same.
 GROUND = {"dataset-path": "data", "pretrained-path": "model", "pattern-num": "patterns", "validation-ratio": "held-out"}
 IMAGINE = {"model-path": "grounded", "prompt-path": "data", "batch-size": "together", "seed": "run.seed"}
 TRAIN = {"agent-name": "agent", "dataset-path": "data", "seed": "run.seed"}

@@ -1,7 +1,7 @@
 """Grounding: a language model and its slots learn to carry out, predict and explain recorded episodes.
 
 The parts are the model before and after (its files are in `grounded/` of a run), the learner, the accuracy of the
-model's explanations, and `ground`, the implementation of `llmrl kalm ground` (kalm reference, section 4).
+model's explanations, and `ground`, the implementation of `llmrl kalm ground` (Pang et al., 2404.09248).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ SENTENCES = 256
 
 
 def has_model(folder: str | Path) -> bool:
-    """Whether a folder is a run with a grounded model."""
+    """Return whether a folder is a run with a grounded model."""
     return (Path(folder) / FOLDER / METADATA).is_file()
 
 
@@ -328,7 +328,7 @@ def explanation_accuracy(
 ) -> dict[str, float]:
     """The accuracy of a grounded model that says which instruction an episode carried out.
 
-    The paper asks for the goal's keywords, and does not say which words count (kalm reference, section 6).
+    The paper asks for the goal's keywords, and does not say which words count.
 
     **Arguments:** `texts`, for every episode the wordings of its goal; `indices`, the episodes to explain.
     **Returns:** `explained`, the fraction of answers that are a sentence for the goal, word by word; in a world with

@@ -1,6 +1,6 @@
 """Imagined episodes for instructions that no data show: the implementation of `llmrl kalm imagine`.
 
-A grounded model generates an episode autoregressively, without the environment (kalm reference, section 4.4), in two
+A grounded model generates an episode autoregressively, without the environment (Pang et al., 2404.09248), in two
 passes of one position for each step, behind a cache: the action is read off the state at the same time, and the next
 state off the action. (The published program takes both from one pass, so that each action belongs to the state before.)
 """

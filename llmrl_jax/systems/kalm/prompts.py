@@ -1,4 +1,4 @@
-"""Recorded episodes as rows of text and slots: the four objectives of grounding (kalm reference, section 4.2).
+"""Recorded episodes as rows of text and slots: the four objectives of grounding (2404.09248).
 
 A slot is a position in a row that holds a state or an action instead of a token. The content of a position is
 predicted from the position before it.

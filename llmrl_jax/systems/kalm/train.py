@@ -66,7 +66,7 @@ def steps_of(data: Trajectories) -> Transitions:
 
 
 def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
-    """Whether episodes reach their goal by the world's rules, bool `[E]`."""
+    """Return whether episodes reach their goal by the world's rules, bool `[E]`."""
     states = jnp.concatenate([data.obs[STATE][:, :1], data.next_obs[STATE]], axis=1)
     _, success = world.rules(level)(data.obs[GOAL][:, 0], states, data.action)
     return np.asarray(jnp.any(jnp.asarray(success) & data.mask, axis=1))

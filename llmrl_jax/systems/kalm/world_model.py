@@ -1,9 +1,9 @@
 """A language model whose positions can hold states and actions, and which predicts all three.
 
-As in the paper: a state enters through a linear layer, an action through a table or a linear layer, and linear heads on
-the last hidden state predict them (kalm reference, section 4.1). States are in units of their mean and standard
-deviation in the data. A head predicts the change from the state before, in units of the changes of single steps, or, if
-`states` is `absolute`, the state.
+As in the paper (2404.09248): a state enters through a linear layer, an action through a table or a linear layer, and
+linear heads on the last hidden state predict them. States are in units of their mean and standard deviation in the
+data. A head predicts the change from the state before, in units of the changes of single steps, or, if `states` is
+`absolute`, the state.
 """
 
 from __future__ import annotations

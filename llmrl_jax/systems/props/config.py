@@ -167,7 +167,7 @@ _UNREAD: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PropsConfig(Checked):
-    """Search settings. 0 or None: the published value of the task (props reference, section 5)."""
+    """Search settings. 0 or None: the published value of the task."""
 
     method: Method = "props"
     iterations: NonNegativeInt = 0
@@ -248,7 +248,7 @@ class PropsConfig(Checked):
 
     @property
     def asks(self) -> bool:
-        """Whether the method queries a language model."""
+        """Return whether the method queries a language model."""
         return self.method in get_args(ModelMethod)
 
     def view(self, policy: Policy) -> HistoryView:
@@ -469,8 +469,8 @@ def preset(name: str, model: str = "") -> FinetuneRun:
     """A preset for fine-tuning: `corrected`, or `published` with its errors (`FinetuneConfig.compat`).
 
     `published`: adapters of rank 8 and alpha 32 on all matrices except values and gates; 500 steps of 128 answers, 4
-    per prompt, equal to the published 5 epochs over 3,200 prompts; learning rate 1e-5; 256 tokens per answer (props
-    reference, section 7). Values not given in the reference follow the GRPO paper (2402.03300). Published prompts were
+    per prompt, equal to the published 5 epochs over 3,200 prompts; learning rate 1e-5; 256 tokens per answer
+    (`llm-rl_finetune`). Values not published follow the GRPO paper (2402.03300). Published prompts were
     truncated to 512 tokens; here they are not. Not reproduced: dropout in the adapters, the learning-rate decay, and
     the upload.
 

@@ -1,7 +1,7 @@
 """A description of the environment for ProPS+, rendered from its specification and the policy's layout.
 
 Counts, ranges, ids and indices are read from the objects that the search uses, which rules out the errors of the
-published descriptions (props reference, section 3.4); `DESCRIPTIONS` adds their meaning.
+published descriptions; `DESCRIPTIONS` adds their meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fine-tuning a language model as the optimizer: its prompts and rewards.
 
 Random policies are evaluated and shown as a history; the model proposes the next one, whose return in the environment
-is the reward (props reference, section 7). Answers are parsed on the host and evaluated on the device by the same
+is the reward. Answers are parsed on the host and evaluated on the device by the same
 program as any other policy.
 """
 

@@ -1,4 +1,4 @@
-"""ProPS and ProPS+: the language model is the optimizer (props reference, sections 1 and 3)."""
+"""ProPS and ProPS+: the language model is the optimizer (Zhou et al., 2511.21928)."""
 
 from __future__ import annotations
 

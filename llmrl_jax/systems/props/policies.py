@@ -1,4 +1,4 @@
-"""Policies given by short parameter vectors, in the published order (props reference, section 2)."""
+"""Policies given by short parameter vectors, in the published order (2511.21928)."""
 
 from __future__ import annotations
 

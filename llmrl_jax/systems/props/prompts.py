@@ -1,6 +1,6 @@
 """The prompts of ProPS, ProPS+ and EvoLLM: the history of evaluated policies, templates, and their slots.
 
-The slots have the published names (props reference, section 3), so that a published template renders here unchanged:
+The slots have the published names, so that a published template renders here unchanged:
 `rank`, `optimum`, `step_size`, `episode_reward_buffer_string`, `step_number`, `episodes`, `actions`, and
 `env_description`, the file with a description, which templates of ProPS+ include. Templates of a later fork also use
 `num_episodes` (the same as `episodes`), `num_evaluation_episodes`, `buffer_top_k` and `buffer_recent_j`, and
@@ -36,7 +36,7 @@ _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]|_")
 def estimate_tokens(text: str) -> int:
     """Estimate of the number of tokens of a text: one per word, group of three digits, and punctuation mark.
 
-    A parameter of a history row counts as 9 tokens, as in the props reference, section 9. Use a tokenizer's own count
+    A parameter of a history row counts as 9 tokens. Use a tokenizer's own count
     for a hard limit."""
     return sum(1 for _ in _PIECE.finditer(text))
 
@@ -121,7 +121,7 @@ class Format:
         return f"{value:.{self.value_decimals}f}"
 
     def row(self, row: Row) -> str:
-        """`params[0]: v; ...; f(params): r`, the published row (props reference, section 2)."""
+        """`params[0]: v; ...; f(params): r`, the published row."""
         return f"{self.params(row.params)}; f(params): {self.value(row.value)}"
 
 
@@ -144,7 +144,7 @@ def _values(values: Values) -> str:
 
 @dataclass(frozen=True)
 class HistoryView(Checked):
-    """Which rows a prompt shows, and in which order. Default: all of them, in order of evaluation.
+    """Rows that a prompt shows, and their order. Default: all of them, in order of evaluation.
 
     `last` and `top` combine: with both, a prompt shows the best rows and the most recent ones.
     """
@@ -350,7 +350,7 @@ class ProposalPrompt(Checked):
 
     @property
     def names_box(self) -> bool:
-        """Whether the prompt states the policy's box; a published template has numbers of its own."""
+        """Return whether the prompt states the policy's box; a published template has numbers of its own."""
         return self.template is None or {"low", "high"} <= slots_of(self._template)
 
     @property

@@ -281,7 +281,7 @@ def _decimals(text: str) -> int:
 
 
 def _published(text: str, grammar: Grammar) -> ParsedReply:
-    """See `Grammar.compat`; props reference, section 3.3."""
+    """See `Grammar.compat`."""
     lines = text.split("\n")
     line = lines[0 if grammar.take == "first" else -1]
     values = tuple(float(value) for _, value in _PUBLISHED.findall(line))

@@ -110,7 +110,7 @@ class Study:
 
     @property
     def finished(self) -> bool:
-        """Whether the search is complete."""
+        """Return whether the search is complete."""
         if self.result.stopped:
             return True
         if self.config.asks:
@@ -381,7 +381,7 @@ def fault(line: Any, num_params: int, asks: bool) -> str:
 
 
 def _is_list_of(kind: Any, x: Any) -> bool:
-    """Whether `x` is a list of values of a type."""
+    """Return whether `x` is a list of values of a type."""
     return isinstance(x, list) and all(isinstance(value, kind) for value in x)
 
 

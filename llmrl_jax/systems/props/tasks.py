@@ -14,7 +14,7 @@ from llmrl_jax.systems.props.policies import Policy, make_policy
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Settings of one of the two methods, ProPS or ProPS+, on a task (props reference, section 5)."""
+    """Settings of one of the two methods, ProPS or ProPS+, on a task (2511.21928)."""
 
     optimum: float | None
     """The optimum stated in the prompt; None if none is published, then omitted."""
@@ -47,10 +47,10 @@ class Task:
     max_steps: int | None = None
     """Maximum episode length; None: the environment's own limit."""
     bound: float | None = None
-    """Upper bound of the mean return of any policy, if known, to the digits given (props reference, section 5.1)."""
+    """Upper bound of the mean return of any policy, if known, to the digits given."""
     published: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
     """Method -> mean and spread over 10 seeds on the project's page: the two best baselines, ProPS and ProPS+ with
-    gpt-4o (props reference, section 6). The page calls the spread a standard error in one place and a standard
+    gpt-4o. The page calls the spread a standard error in one place and a standard
     deviation in another."""
 
     def make(self, settings: TaskSettings | None = None, **policy: Any) -> tuple[envs_jax.Environment, Any, Policy]:

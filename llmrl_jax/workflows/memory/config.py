@@ -120,17 +120,17 @@ class FitConfig(Checked):
 
     @property
     def trains(self) -> bool:
-        """Whether the workload has a gradient and an optimiser."""
+        """Return whether the workload has a gradient and an optimiser."""
         return self.workload != "generate"
 
     @property
     def adapts(self) -> bool:
-        """Whether the trained parameters are adapters of a frozen base."""
+        """Return whether the trained parameters are adapters of a frozen base."""
         return self.tune == "lora" and self.trains
 
     @property
     def repeats(self) -> bool:
-        """Whether the program is that of a run, a loop over any number of updates."""
+        """Return whether the program is that of a run, a loop over any number of updates."""
         return self.workload not in ("score", "generate")
 
 

@@ -56,7 +56,7 @@ class Fit:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the total is at most the memory; None if that is unknown."""
+        """Return whether the total is at most the memory; None if that is unknown."""
         return None if self.memory is None else self.total <= self.memory
 
     def facts(self) -> dict[str, Any]:

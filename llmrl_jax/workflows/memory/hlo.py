@@ -69,7 +69,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a program."""
+    """Kernels, collectives and arrays of a program."""
 
     kernels: list[Kernel]
     collectives: list[Collective]
@@ -333,7 +333,7 @@ def nbytes(type: str, everywhere: bool = True) -> float:
 
 
 def in_main_memory(layout: str) -> bool:
-    """Whether an array of a layout is in main memory, and not in a TPU's vector memory or the like."""
+    """Return whether an array of a layout is in main memory, and not in a TPU's vector memory or the like."""
     return not _MAIN.search(layout)
 
 
@@ -438,7 +438,7 @@ class Module:
                 yield from self.parts(part)
 
     def trips(self, i: Instruction, computation: str) -> int | None:
-        """How often a loop runs: as the compiler says, or the constant with which its counter is compared."""
+        """Trips of a loop: as the compiler says, or the constant with which its counter is compared."""
         stated = re.search(r'known_trip_count"?[:=]\{"?n"?:"?(\d+)', i.attributes)
         if stated:
             return int(stated[1])

@@ -147,7 +147,7 @@ def _short(text: str, width: int = 80) -> str:
 
 
 def compare(paths: tuple[str, str]) -> dict[str, tuple[Any, Any]]:
-    """What differs between two reports: name -> the two values; None where a report has none.
+    """Differences between two reports: name -> the two values; None where a report has none.
 
     Numbers of the program (memory, time, bytes, collectives, ...) are all there, also equal ones; the commit and
     settings only if they differ.

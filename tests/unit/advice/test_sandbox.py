@@ -109,7 +109,7 @@ def test_lines_of_texts_that_cannot_be_parsed(source, line):
 
 
 def test_a_line_of_a_helper():
-    with pytest.raises(SandboxError, match=r"line 2 \(return float\(x\)\): float\(\) of an array"):
+    with pytest.raises(SandboxError, match=r"line 2.*float\(x\).*array"):
         trace("def helper(x):\n    return float(x)\n" + value("helper(past_actions[0])"), SPEC)
 
 
@@ -171,9 +171,9 @@ def test_limits_are_read():
     }.items():  # fmt: skip
         with pytest.raises(SandboxError, match=why):
             trace(source, SPEC, Limits(**{limit: 2}))
-    with pytest.raises(SandboxError, match="2 components; at most 1"):
+    with pytest.raises(SandboxError, match="2 components.*1"):
         trace(body("return 0.0, {'a': 1, 'b': 2}"), SPEC, Limits(components=1))
-    with pytest.raises(ValueError, match="limits.steps is 0"):
+    with pytest.raises(ValueError, match="limits.steps.*0"):
         Limits(steps=0)
 
 
@@ -182,13 +182,13 @@ def test_limits_are_read():
     [
         (
             lambda *x: jax.pure_callback(abs, jax.ShapeDtypeStruct((), "float32"), 1.0),
-            "callback is not allowed: .*Python",
+            "callback.*Python",
         ),
-        (lambda *x: jax.lax.while_loop(lambda y: y < 9.0, lambda y: y + 1, 1.0), "while is not allowed: loops"),
-        (lambda *x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1.0, 1.0), "(scan|while) is not allowed: loops"),
-        (lambda *x: jax.random.uniform(jax.random.key(0)), "is not allowed: a potential is not random"),
-        (lambda *x: jax.numpy.linalg.inv(jax.numpy.eye(5))[0, 0], "is not allowed"),
-        (lambda *x: jax.lax.cond(x[0] > 0, lambda: 1.0, lambda: 2.0), "cond is not allowed"),
+        (lambda *x: jax.lax.while_loop(lambda y: y < 9.0, lambda y: y + 1, 1.0), "while.*loops"),
+        (lambda *x: jax.lax.fori_loop(0, 9, lambda i, y: y + 1.0, 1.0), "(scan|while).*loops"),
+        (lambda *x: jax.random.uniform(jax.random.key(0)), "random"),
+        (lambda *x: jax.numpy.linalg.inv(jax.numpy.eye(5))[0, 0], r"\blu\b"),
+        (lambda *x: jax.lax.cond(x[0] > 0, lambda: 1.0, lambda: 2.0), "cond"),
     ],
 )
 def test_operations_are_inspected_even_if_no_text_can_name_them(function, why):
@@ -224,7 +224,7 @@ def test_the_work_of_an_operation(text, work):
     traced = trace(source, SPEC, Limits(work=2**31 - 1))
     assert work <= traced.work < work + 150_000
     if work > Limits().work:
-        with pytest.raises(SandboxError, match=r"line 3 .*it computes more than 8,388,608 elements"):
+        with pytest.raises(SandboxError, match="line 3.*8,388,608 elements"):
             trace(source, SPEC)
     else:
         trace(source, SPEC)

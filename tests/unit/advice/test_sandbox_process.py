@@ -66,18 +66,18 @@ def test_the_childs_module_is_that_of_its_text(admitted):
 def test_refusals_come_back(admitted):
     assert isinstance(admitted[1], SandboxError) and "__class__" in str(admitted[1]) and admitted[1].line == 2
     assert isinstance(admitted[2], SandboxError)
-    assert str(admitted[2]).startswith("the potential is NaN on ") and "guard divisions, logarithms" in str(admitted[2])
+    assert str(admitted[2]).startswith("the potential is NaN on ") and "guard divisions" in str(admitted[2])
 
 
 def test_memory_is_limited():
     """One megabyte is too little for any program."""
-    with pytest.raises(SandboxError, match="memory|ended the process"):
+    with pytest.raises(SandboxError, match="memory|ended.*process"):
         admit(SOURCE, OBSERVATION, limits=Limits(memory=1 << 20))
 
 
 def test_time_is_limited():
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match="did not start within 0.4 s: the machine is too busy"):
+    with pytest.raises(RuntimeError, match="within 0.4"):
         admit(SOURCE, OBSERVATION, limits=Limits(seconds=0.4))
     assert time.monotonic() - started < 5
 
@@ -92,10 +92,10 @@ def test_valid_programs_in_children(name):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("return past_actions[0] * 1e4, {}", "reaches [0-9.e+]+; at most 1000 is allowed"),
-        ("return 1.0, {'a': past_actions[0]}", "the potential is 1 on all 128 random windows"),
-        ("return past_actions[0] / past_actions[1], {}", "potential is (NaN|infinite)"),
-        ("return past_actions[0], {'a': jnp.sqrt(past_actions[1] - 3)}", "the component 'a' is NaN"),
+        ("return past_actions[0] * 1e4, {}", "potential.*[0-9.e+]+.*1000"),
+        ("return 1.0, {'a': past_actions[0]}", "potential.*1.*128"),
+        ("return past_actions[0] / past_actions[1], {}", "potential.*(NaN|infinite)"),
+        ("return past_actions[0], {'a': jnp.sqrt(past_actions[1] - 3)}", "component 'a'.*NaN"),
     ],
 )
 def test_what_children_refuse(text, why):
@@ -109,10 +109,10 @@ def test_what_children_refuse(text, why):
 def test_wrong_options_are_named():
     windows = ({"image": np.zeros((3, 7, 7, 3), np.uint8)}, {}, np.zeros((3, 5), np.int32))
     for options, why in (
-        ({"actions": 0}, "actions is 0; the number of actions"),
-        ({"window": 0}, "window is 0; from 1 to 64"),
-        ({"parts": ["color"]}, "parts names 'color'; the observation has direction, image, mission"),
-        ({"windows": windows}, "obs has no part 'direction', which the program needs; it has image"),
+        ({"actions": 0}, "actions.*0"),
+        ({"window": 0}, "window.*0.*1.*64"),
+        ({"parts": ["color"]}, "'color'"),
+        ({"windows": windows}, "'direction'"),
     ):
         with pytest.raises(ValueError, match=why):
             admit(SOURCE, OBSERVATION, **options)
@@ -135,26 +135,26 @@ TEXT = "\nprint('text', end='')"
 @pytest.mark.parametrize(
     ("code", "error", "why"),
     [
-        ("sys.exit(3)", RuntimeError, r"could not start \(code 3\)"),
+        ("sys.exit(3)", RuntimeError, r"start \(code 3\)"),
         ("raise ImportError('no jax')", RuntimeError, "no jax"),
-        (STAGE + "sys.exit(3)", SandboxError, r"checked it \(code 3\), while it was being traced"),
+        (STAGE + "sys.exit(3)", SandboxError, "code 3.*traced"),
         (STAGE + "os.kill(os.getpid(), signal.SIGSEGV)", SandboxError, "SIGSEGV"),
-        (STAGE + "sys.exit('std::bad_alloc')", SandboxError, "needs more than 1,024 MB of memory"),
-        (STAGE + "os.kill(os.getpid(), signal.SIGXCPU)", SandboxError, "took longer than 30 s"),
+        (STAGE + "sys.exit('std::bad_alloc')", SandboxError, "1,024 MB"),
+        (STAGE + "os.kill(os.getpid(), signal.SIGXCPU)", SandboxError, r"\b30 s\b"),
         (STAGE + "say(error='x' * 10**5, line='7')", SandboxError, "^x{600}$"),
-        (STAGE + "say(error='a\\x1b[2Jb', line=2)", SandboxError, r"^line 2 \(.*\): a \[2Jb$"),
-        (STAGE + "say(error=['x'])", SandboxError, "ended the process"),
-        (STAGE + "print('[' * 10**5)", SandboxError, "ended the process"),
-        (STAGE + "print('null')", SandboxError, "ended the process"),
-        (STAGE + "say(components=[], report={}, version='x', bytes=0)", SandboxError, "ended the process"),
-        (STAGE + "say(components=['a', 'a'], report={}, version=9, bytes=0)", SandboxError, "ended the process"),
-        (STAGE + "say(components=[], report={}, version=9, bytes=10)", SandboxError, "ended the process"),
-        (STAGE + "say(components=[], report={}, version=9, bytes=1e999)", SandboxError, "ended the process"),
-        (STAGE + "say(components=[], report={'a': 10**400}, version=9, bytes=0)", SandboxError, "ended the process"),
+        (STAGE + "say(error='a\\x1b[2Jb', line=2)", SandboxError, r"^line 2 .*\[2Jb$"),
+        (STAGE + "say(error=['x'])", SandboxError, "ended.*process"),
+        (STAGE + "print('[' * 10**5)", SandboxError, "ended.*process"),
+        (STAGE + "print('null')", SandboxError, "ended.*process"),
+        (STAGE + "say(components=[], report={}, version='x', bytes=0)", SandboxError, "ended.*process"),
+        (STAGE + "say(components=['a', 'a'], report={}, version=9, bytes=0)", SandboxError, "ended.*process"),
+        (STAGE + "say(components=[], report={}, version=9, bytes=10)", SandboxError, "ended.*process"),
+        (STAGE + "say(components=[], report={}, version=9, bytes=1e999)", SandboxError, "ended.*process"),
+        (STAGE + "say(components=[], report={'a': 10**400}, version=9, bytes=0)", SandboxError, "ended.*process"),
         (STAGE + "say(error='x', line=-1000)", SandboxError, "^x$"),
-        (STAGE + f"say(components=[], report={{}}, version={VERSION}, bytes=4){TEXT}", SandboxError, "cannot be read"),
-        (STAGE + f"say(components=[], report={{}}, version=99, bytes=4){TEXT}", SandboxError, "convention is 99"),
-        (STAGE + "while True: sys.stdout.write('x' * 65536)", SandboxError, "ended the process"),
+        (STAGE + f"say(components=[], report={{}}, version={VERSION}, bytes=4){TEXT}", SandboxError, "version"),
+        (STAGE + f"say(components=[], report={{}}, version=99, bytes=4){TEXT}", SandboxError, "convention.*99"),
+        (STAGE + "while True: sys.stdout.write('x' * 65536)", SandboxError, "ended.*process"),
     ],
 )  # fmt: skip
 def test_replies_are_not_believed(code, error, why, monkeypatch, tmp_path):
@@ -168,7 +168,7 @@ def test_replies_are_not_believed(code, error, why, monkeypatch, tmp_path):
 def test_no_child_is_no_refusal(monkeypatch):
     """A machine's fault must not be sent to a model as the program's."""
     monkeypatch.setattr(sys, "executable", "/nothing/python")
-    with pytest.raises(RuntimeError, match="could not start: .*/nothing/python"):
+    with pytest.raises(RuntimeError, match="/nothing/python"):
         admit(SOURCE, OBSERVATION)
 
 
@@ -181,7 +181,7 @@ def test_a_childs_module_is_checked_again(monkeypatch, tmp_path):
         said = f"say(components={names}, report={{'windows': 9}}, version={VERSION}, bytes={len(module)})\n"
         scripted(monkeypatch, tmp_path, STAGE + said + send)
         if names:
-            with pytest.raises(SandboxError, match="takes or returns other values than its description says"):
+            with pytest.raises(SandboxError, match="description"):
                 admit(SOURCE, OBSERVATION)
         else:
             assert admit(SOURCE, OBSERVATION).report == {"windows": 9.0, "protections": ["all"]}
@@ -197,7 +197,7 @@ while True: pass
 """
     scripted(monkeypatch, tmp_path, code)
     started = time.monotonic()
-    with pytest.raises(SandboxError, match="it took longer than 3 s, while it was being traced"):
+    with pytest.raises(SandboxError, match=r"\b3 s\b"):
         admit(SOURCE, OBSERVATION, limits=Limits(seconds=3))
     assert time.monotonic() - started < 10
     ids = [int(number) for number in note.read_text().split()]
@@ -219,13 +219,13 @@ def test_a_child_is_killed_before_its_number_is_free(monkeypatch, tmp_path):
 
     monkeypatch.setattr(os, "killpg", killpg)
     scripted(monkeypatch, tmp_path, STAGE + "sys.exit(3)")
-    with pytest.raises(SandboxError, match=r"checked it \(code 3\)"):  # and its own end is what is reported
+    with pytest.raises(SandboxError, match=r"checked.*\(code 3\)"):  # and its own end is what is reported
         admit(SOURCE, OBSERVATION)
     assert len(found) == 1
 
 
 def running(number: int) -> bool:
-    """Whether a process runs; one that ended and waits for its parent does not."""
+    """Return whether a process runs; one that ended and waits for its parent does not."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

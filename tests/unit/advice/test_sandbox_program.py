@@ -23,7 +23,7 @@ from tests.unit.advice.test_sandbox import OBSERVATION, SPEC, VERSION
 
 
 def made(source: str, spec: Spec = SPEC, bound: float = 1000.0) -> Program:
-    """What `admit` returns, without the child process."""
+    """Result of `admit`, without the child process."""
     traced = trace(source, spec)
     return Program(lower(traced), VERSION, source, spec, traced.components, bound, {"windows": 128.0})
 
@@ -103,11 +103,11 @@ def test_values_are_finite_and_bounded_everywhere():
 def test_other_inputs_are_refused(program):
     obs, past, actions = windows()
     for wrong, why in (
-        (({"image": obs["image"]}, past, actions), "obs has no part 'direction', which the program needs"),
-        ((obs | {"image": obs["image"][:5]}, past, actions), r"obs\['image'\] has the shape \(5, 7, 3\); \(7, 7, 3\)"),
-        ((obs, jax.tree.map(lambda x: x[:3], past), actions), "past_obs.* was admitted for another world, or another"),
-        ((obs, past, actions[:3]), r"past_actions has the shape \(3,\)"),
-        ((obs, past, actions.astype(float)), "past_actions is float64; integers are needed"),
+        (({"image": obs["image"]}, past, actions), "no part 'direction'"),
+        ((obs | {"image": obs["image"][:5]}, past, actions), r"obs\['image'\].*\(5, 7, 3\); \(7, 7, 3\)"),
+        ((obs, jax.tree.map(lambda x: x[:3], past), actions), "past_obs"),
+        ((obs, past, actions[:3]), r"past_actions.*\(3,\)"),
+        ((obs, past, actions.astype(float)), "past_actions.*float64"),
     ):
         with pytest.raises(ValueError, match=why):
             program(*wrong)
@@ -139,20 +139,20 @@ def test_damaged_files_are_refused_by_name(program, tmp_path):
     text = path.read_text()
     body = json.loads(text)
     for damaged, why in (
-        (text[: len(text) // 2], "is no program, or is cut"),
-        ("", "is no program, or is cut"),
-        ("[]", "is no program, or is cut"),
-        ("[" * 100_000, "is no program, or is cut"),
-        (text.replace("past_actions[0]", "past_actions[1]"), "was edited or damaged: its checksum does not fit"),
-        (json.dumps(body | {"bound": 1e9}), "was edited or damaged"),
-        (json.dumps(body | {"report": {}}), "was edited or damaged"),
-        (json.dumps(body | {"format": "llmrl_jax program 0"}), "has the format 'llmrl_jax program 0'"),
-        (" " * (33 << 20), "bytes; at most"),
+        (text[: len(text) // 2], "no program.*cut"),
+        ("", "no program.*cut"),
+        ("[]", "no program.*cut"),
+        ("[" * 100_000, "no program.*cut"),
+        (text.replace("past_actions[0]", "past_actions[1]"), "checksum"),
+        (json.dumps(body | {"bound": 1e9}), "checksum"),
+        (json.dumps(body | {"report": {}}), "checksum"),
+        (json.dumps(body | {"format": "llmrl_jax program 0"}), "'llmrl_jax program 0'"),
+        (" " * (33 << 20), "34,603,008.*33,554,432"),
     ):
         path.write_text(damaged)
         with pytest.raises(SandboxError, match=f"^{path} .*{why}"):
             Program.load(path)
-    with pytest.raises(FileNotFoundError, match="there is no program"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         Program.load(tmp_path / "nothing.json")
 
 
@@ -165,19 +165,19 @@ def test_an_edited_file_with_a_new_checksum_is_checked_like_a_childs_reply(progr
     loops = exported(lambda *x: (jax.lax.fori_loop(0, x[-1].sum(), lambda i, y: y + 1, x[-1][:, 0] * 1.0),) * 2, SPEC)
     for change, why in (
         ({"module": base64.b64encode(loops.mlir_module_serialized).decode()}, "stablehlo.while"),
-        ({"components": ["n", "m"]}, "takes or returns other values"),
-        ({"spec": SPEC.to_json() | {"window": 4}}, "takes or returns other values"),
-        ({"spec": {}}, "parts"),
+        ({"components": ["n", "m"]}, "description"),
+        ({"spec": SPEC.to_json() | {"window": 4}}, "description"),
+        ({"spec": {}}, "'parts'"),
         ({"module": "!"}, "cannot be used"),
-        ({"bound": float("nan")}, "bound is nan"),
-        ({"bound": -1.0}, "bound is -1.0"),
-        ({"bound": 10**400}, "too large"),
+        ({"bound": float("nan")}, "bound.*nan"),
+        ({"bound": -1.0}, "bound.*-1.0"),
+        ({"bound": 10**400}, "tensor<1000000xf32>"),
         ({"version": float("inf")}, "infinity"),
     ):
         edited = body | change
         canonical = json.dumps(edited, sort_keys=True, separators=(",", ":")).encode()
         path.write_text(json.dumps(edited | {"sha256": hashlib.sha256(canonical).hexdigest()}))
-        with pytest.raises(SandboxError, match=f"^{path} cannot be used: .*{why}|^{path} {why}"):
+        with pytest.raises(SandboxError, match=f"^{path} .*{why}"):
             Program.load(path)
 
 
@@ -190,12 +190,12 @@ def test_an_edited_file_with_a_new_checksum_is_checked_like_a_childs_reply(progr
         (lambda *x: jax.lax.while_loop(lambda y: y[0] < 9, lambda y: y + 1, x[-1][:, 0] * 1.0), "stablehlo.while"),
         (lambda *x: jax.random.uniform(jax.random.key(0), (x[-1].shape[0],)), "not allowed"),
         (lambda *x: jax.lax.cond(x[-1][0, 0] > 3, lambda: x[-1][:, 0] * 1.0, lambda: x[-1][:, 1] * 2.0), None),
-        (lambda *x: x[-1].sum() * 1.0, "other values"),
-        (lambda *x: x[-1][:, 0], "other values"),
-        (lambda *x: (x[-1][:, :1] * jnp.ones(10**6)).sum(1), "too large"),
-        (lambda *x: (x[-1][:, :1] * jnp.ones((1, x[-1].shape[0]))).sum(1), "more than one free size"),
-        (lambda *x: x[-1][:, 0] + jnp.concatenate([x[-1], x[-1]]).sum() * 1.0, "neither fixed nor that of the batch"),
-        (lambda *x: x[-1][:, 0] + jnp.ones(1000 * x[-1].shape[0]).sum(), "neither fixed nor that of the batch"),
+        (lambda *x: x[-1].sum() * 1.0, "description"),
+        (lambda *x: x[-1][:, 0], "description"),
+        (lambda *x: (x[-1][:, :1] * jnp.ones(10**6)).sum(1), "tensor<1000000xf32>"),
+        (lambda *x: (x[-1][:, :1] * jnp.ones((1, x[-1].shape[0]))).sum(1), r"tensor<\?x\?xf32>"),
+        (lambda *x: x[-1][:, 0] + jnp.concatenate([x[-1], x[-1]]).sum() * 1.0, "size.*batch"),
+        (lambda *x: x[-1][:, 0] + jnp.ones(1000 * x[-1].shape[0]).sum(), "size.*batch"),
     ],
 )
 def test_modules_are_checked(function, why):
@@ -239,7 +239,7 @@ func.func public @main(%arg0: tensor<?x2xi32>) -> tensor<i32> {{
         if allowed:
             check_sizes(module, Limits())
             return
-        with pytest.raises(SandboxError, match="neither fixed nor that of the batch"):
+        with pytest.raises(SandboxError, match="size.*batch"):
             check_sizes(module, Limits())
 
 
@@ -253,7 +253,7 @@ def test_calls_that_double_are_refused():
         return exported(lambda *x: (function(x[-1][:, 0] * 1.0),), SPEC).mlir_module_serialized
 
     verified(doubled(3), VERSION, SPEC, 0)
-    with pytest.raises(SandboxError, match="more than 200,000 operations"):
+    with pytest.raises(SandboxError, match="200,000 operations"):
         verified(doubled(18), VERSION, SPEC, 0)
 
 
@@ -265,15 +265,15 @@ def test_a_custom_call_is_refused():
     allowed = jax.export.DisabledSafetyCheck.custom_call("run_a_command")
     inputs = SPEC.inputs(tuple(jax.export.symbolic_shape("b")))
     export = jax.export.export(jax.jit(call, keep_unused=True), platforms=PLATFORMS, disabled_checks=[allowed])
-    with pytest.raises(SandboxError, match="calls 'run_a_command', which is not allowed"):
+    with pytest.raises(SandboxError, match="'run_a_command'"):
         verified(export(*inputs).mlir_module_serialized, VERSION, SPEC, 0)
 
 
 def test_cut_modules_and_large_ones_are_refused(program):
     for module in (b"", program.module[:50], program.module[:-1], b"x" * 1000):
-        with pytest.raises(SandboxError, match="cannot be read|returns other values"):
+        with pytest.raises(SandboxError, match="version|description"):
             verified(module, VERSION, SPEC, 1)
-    with pytest.raises(SandboxError, match="bytes; at most 9 are allowed"):
+    with pytest.raises(SandboxError, match=r"bytes.*\b9\b"):
         verified(program.module, VERSION, SPEC, 1, Limits(module=9))
 
 
@@ -310,7 +310,7 @@ def test_a_program_of_crafter():
     past = jax.tree.map(lambda x: np.zeros((3, *np.shape(x)), np.asarray(x).dtype), obs)
     later = obs | {"inventory": np.arange(16, dtype=np.int32), "daylight": np.float32(0.25)}
     assert float(program(later, past, np.zeros(3, np.int32))[0]) == 120.25
-    with pytest.raises(ValueError, match="obs has no part 'daylight'"):
+    with pytest.raises(ValueError, match="'daylight'"):
         program(OBSERVATION, past, np.zeros(3, np.int32))
 
 
@@ -322,11 +322,11 @@ def test_an_observation_that_is_one_array():
 
 def test_specs_name_what_is_wrong():
     for observation, options, why in (
-        ({"text": np.zeros(3)}, {}, "no part that is a number: it has text"),
-        ({"x": np.zeros(3)}, {"parts": ["y"]}, "parts names 'y'; the observation has x"),
-        ({"x": np.array(["a"])}, {"parts": ["x"]}, "'x' is no array of numbers"),
-        (np.zeros(3), {"parts": ["y"]}, "the observation is one array"),
-        (np.zeros(3), {"window": 99}, "window is 99; from 1 to 64"),
+        ({"text": np.zeros(3)}, {}, "number.*text"),
+        ({"x": np.zeros(3)}, {"parts": ["y"]}, "names 'y'"),
+        ({"x": np.array(["a"])}, {"parts": ["x"]}, "part 'x'"),
+        (np.zeros(3), {"parts": ["y"]}, "observation.*one array"),
+        (np.zeros(3), {"window": 99}, "window.*99.*1.*64"),
     ):
         with pytest.raises(ValueError, match=why):
             spec_of(observation, **options)
@@ -339,10 +339,10 @@ def test_specs_name_what_is_wrong():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("return jnp.log(past_actions[0] - 3.0), {}", r"the potential is NaN on \d+ of 128 windows: guard"),
-        ("return 1 / past_actions[0], {}", "the potential is infinite"),
-        ("return past_actions[0], {'far': past_actions[1] * 1e4}", r"the component 'far' reaches 6e\+04; at most 1000"),
-        ("return jnp.float32(0.5), {'a': past_actions[0]}", "the potential is 0.5 on all 128 random windows"),
+        ("return jnp.log(past_actions[0] - 3.0), {}", r"potential.*NaN.*\d+.*128"),
+        ("return 1 / past_actions[0], {}", "potential.*infinite"),
+        ("return past_actions[0], {'far': past_actions[1] * 1e4}", r"'far'.*6e\+04.*1000"),
+        ("return jnp.float32(0.5), {'a': past_actions[0]}", "potential.*0.5.*128"),
     ],
 )
 def test_behaviour(text, why):
@@ -354,7 +354,7 @@ def test_the_potential_must_vary_on_the_windows_that_are_given():
     drawn = random_windows(OBSERVATION, SPEC, 7)
     traced = trace(value("past_actions[0] * 1.0"), SPEC)
     assert check_behaviour(traced, drawn, [x[:9] for x in drawn], Limits())["windows"] == 128 + 9
-    with pytest.raises(SandboxError, match="the potential is [0-6] on all 5 sampled windows"):
+    with pytest.raises(SandboxError, match="potential.*[0-6].*5 sampled"):
         check_behaviour(traced, drawn, [np.repeat(x[:1], 5, 0) for x in drawn], Limits())
 
 
@@ -386,13 +386,13 @@ def test_code_block():
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        ("", "no Python code block"),
-        ("def f(): return 1", "no Python code block"),
-        ("```json\n{}\n```", "no Python code block"),
-        ("```python\n1\n```\n```python\n2\n```", "2 Python code blocks"),
-        ("```\n1\n```\n```\n2\n```", "2 Python code blocks"),
-        ("```python\nx = 1", "has no end"),
-        ("```python\n\n```", "is empty"),
+        ("", "no Python"),
+        ("def f(): return 1", "no Python"),
+        ("```json\n{}\n```", "no Python"),
+        ("```python\n1\n```\n```python\n2\n```", "2 Python"),
+        ("```\n1\n```\n```\n2\n```", "2 Python"),
+        ("```python\nx = 1", "no end"),
+        ("```python\n\n```", "code block.*empty"),
     ],
 )
 def test_code_block_refuses(reply, why):

@@ -66,7 +66,7 @@ def test_the_schema_of_a_dataclass_by_hand():
         "required": ["goal", "steps"],
         "additionalProperties": False,
     }
-    with pytest.raises(ValueError, match="no JSON schema here"):
+    with pytest.raises(ValueError, match="JSON schema"):
         schema_of(set[int])
 
 
@@ -82,17 +82,17 @@ def test_a_dataclass_is_made():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"goal": 3}, r"\$\.goal is 3; expected string"),
-        ({"goal": None}, r"\$\.goal is null; expected string"),
-        ({"steps": {}}, r"\$\.steps is {}; expected array"),
-        ({"steps": [{"verb": "run"}]}, r'\$\.steps\[0\]\.verb is "run"; expected one of "go", "take"'),
-        ({"steps": [{"weight": 1}]}, r"\$\.steps\[0\] has no 'verb'; it has 'weight'"),
-        ({"steps": [{"verb": "go", "weight": -1}]}, r"weight is -1; expected at least 0"),
-        ({"steps": [{"verb": "go", "weight": True}]}, r"weight is true; expected number"),
-        ({"steps": [{"verb": "go", "speed": 1}]}, r"has 'speed'; expected only 'verb', 'weight'"),
-        ({"by": {"x": 1.5}}, r"\$\.by\.x is 1\.5; expected integer"),
-        ({"note": 7}, r"\$\.note fits none of 2 alternatives"),
-        ({"goal": "nothing"}, "a plan for nothing"),
+        ({"goal": 3}, r"\$\.goal.*3.*string"),
+        ({"goal": None}, r"\$\.goal.*null.*string"),
+        ({"steps": {}}, r"\$\.steps.*{}.*array"),
+        ({"steps": [{"verb": "run"}]}, r'\$\.steps\[0\]\.verb.*"run".*"go", "take"'),
+        ({"steps": [{"weight": 1}]}, r"\$\.steps\[0\].*no 'verb'.*'weight'"),
+        ({"steps": [{"verb": "go", "weight": -1}]}, "weight.*-1.*0"),
+        ({"steps": [{"verb": "go", "weight": True}]}, "weight.*true"),
+        ({"steps": [{"verb": "go", "speed": 1}]}, "'speed'.*'verb', 'weight'"),
+        ({"by": {"x": 1.5}}, r"\$\.by\.x.*1\.5"),
+        ({"note": 7}, r"\$\.note.*2 alternatives"),
+        ({"goal": "nothing"}, "plan"),
     ],
 )
 def test_what_does_not_fit_is_named(change, match):
@@ -133,12 +133,12 @@ def test_validation(schema, good, bad):
     ("schema", "match"),
     [
         ({"type": "text"}, "type 'text'"),
-        ({"type": ["string", "null"]}, "the type"),
-        ({"type": "string", "pattern": "a+"}, "'pattern', which is not checked here"),
-        ({"type": "array", "items": {"type": "number", "multipleOf": 2}}, r"\$\.items has 'multipleOf'"),
-        ({"type": "object", "properties": {"a": {}}}, r"\$\.a allows anything"),
+        ({"type": ["string", "null"]}, r"\['string', 'null'\]"),
+        ({"type": "string", "pattern": "a+"}, "'pattern'"),
+        ({"type": "array", "items": {"type": "number", "multipleOf": 2}}, "'multipleOf'"),
+        ({"type": "object", "properties": {"a": {}}}, r"\$\.a\b.*anyOf"),
         ({"type": "object", "required": ["a"]}, "requires 'a'"),
-        ({"anyOf": [3]}, r"anyOf\[0\] is 3"),
+        ({"anyOf": [3]}, r"anyOf\[0\].*3"),
     ],
 )
 def test_a_schema_that_would_not_be_enforced_is_refused(schema, match):
@@ -169,9 +169,9 @@ def test_json_is_found_in_text(text, values):
 def test_the_last_value_that_fits_is_taken():
     parser = JsonParser(Step)
     assert parser('Maybe {"verb": "go"}. No: {"verb": "take"}. See [1].') == Step("take")
-    with pytest.raises(ValueError, match='verb is "fly"'):
+    with pytest.raises(ValueError, match='verb.*"fly"'):
         parser('{"verb": "run"} or rather {"verb": "fly"}')
-    with pytest.raises(ValueError, match="no JSON object or list"):
+    with pytest.raises(ValueError, match="JSON object"):
         parser("I would rather not.")
 
 
@@ -212,10 +212,10 @@ def test_errors_are_handed_back():
 
 def test_repairs_are_bounded():
     model = Learner(3)
-    with pytest.raises(UnparsedReply, match="Learner was asked 3 times.*no JSON object or list.*begins: 'hm 2'"):
+    with pytest.raises(UnparsedReply, match="Learner.*3.*JSON.*'hm 2'"):
         ask(model, [request()], JsonParser(Step), repairs=2)
     assert len(model.seen) == 3
-    with pytest.raises(UnparsedReply, match="asked once"):
+    with pytest.raises(UnparsedReply, match="Learner.*once"):
         ask(model, [request()], JsonParser(Step), repairs=0)
 
 
@@ -260,7 +260,7 @@ def test_a_reply_that_was_cut_off_says_so():
         def complete(self, requests):
             return [ChatReply((Choice("", "length"),), "cut") for _ in requests]
 
-    with pytest.raises(UnparsedReply, match="max_tokens cut it off"):
+    with pytest.raises(UnparsedReply, match="max_tokens"):
         ask(Cut(), [request()], JsonParser(Step))
-    with pytest.raises(ValueError, match="asks for 2 samples"):
+    with pytest.raises(ValueError, match="2 samples"):
         ask(Cut(), [request(n=2)], JsonParser(Step))

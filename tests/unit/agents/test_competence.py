@@ -164,10 +164,10 @@ def test_the_table_tells_estimates_by_task():
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="competence_coef is -1"):
+    with pytest.raises(ValueError, match="competence_coef.*-1"):
         build(replace(CONFIG, competence_coef=-1.0))
-    with pytest.raises(ValueError, match="stop_competence_gradient is True, but a run without competence_coef"):
+    with pytest.raises(ValueError, match="stop_competence_gradient.*True.*competence_coef"):
         build(replace(CONFIG, competence_coef=0.0, stop_competence_gradient=True))
     blind = build(replace(CONFIG, competence_coef=0.0)).policy
-    with pytest.raises(ValueError, match="predicts no success"):
+    with pytest.raises(ValueError, match="competence_head"):
         blind.competence({}, jnp.zeros((1, 16)))

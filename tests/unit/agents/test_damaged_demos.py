@@ -32,7 +32,7 @@ def written(tmp_path):
 
 @pytest.mark.parametrize(
     ("said", "message"),
-    [(b"{", "a.parquet has metadata .* no JSON"), (b"5", "an object is needed"), (b"{}", "has the format None")],
+    [(b"{", "a.parquet.*JSON"), (b"5", r"a\.parquet.*5.*object"), (b"{}", "format None")],
 )
 def test_damaged_metadata(written, said, message):
     with pytest.raises(DemosError, match=message):
@@ -43,5 +43,5 @@ def test_damaged_metadata(written, said, message):
 def test_an_empty_cell(written, column):
     whole = json.dumps({"format": FORMAT}).encode()
     assert [demo.action.tolist() for demo in read_demos(written(whole))[1]] == [[2]]
-    with pytest.raises(DemosError, match=f"has no value in a row of the column '{column}'"):
+    with pytest.raises(DemosError, match=f"'{column}'"):
         list(read_demos(written(whole, **{column: None}))[1])

@@ -98,20 +98,20 @@ def test_the_bot_keeps_to_the_actions_that_it_has():
 
 
 def test_what_the_bot_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="the agent bot does not learn"):
+    with pytest.raises(ValueError, match="agent bot"):
         make_agent(replace(PLAIN, agent="bot")).learner()
-    with pytest.raises(ValueError, match="won by saying done, but num_actions is 3"):
+    with pytest.raises(ValueError, match="num_actions.*3"):
         make_agent(replace(PLAIN, agent="bot", env=f"{WORLD}?done_actions=true"))
-    with pytest.raises(TypeError, match="the bot plays BabyAI's levels only, and 'CartPole-v1'"):
+    with pytest.raises(TypeError, match="bot.*BabyAI.*'CartPole-v1'"):
         make_agent(replace(PLAIN, agent="bot", env="CartPole-v1"))
 
 
 def test_the_text_world_of_a_level():
     assert text_id("BabyAI-GoTo-v0?describe=faithful") == "BabyAI-Text/GoTo-v0?describe=faithful"
     assert text_id(WORLD) == WORLD
-    with pytest.raises(ValueError, match="'CartPole-v1' is none"):
+    with pytest.raises(ValueError, match="'CartPole-v1'.*none"):
         text_id("CartPole-v1")
-    with pytest.raises(ValueError, match="episodes is 0"):
+    with pytest.raises(ValueError, match="episodes.*0"):
         play_episodes(make_agent(PLAIN), (), (), seed=0, episodes=0)
 
 
@@ -220,13 +220,13 @@ def test_a_file_appears_whole_or_not_at_all(world, tmp_path):
         yield episode(world, 0, True)
         raise RuntimeError("the machine is gone")
 
-    with pytest.raises(RuntimeError, match="is gone"):
+    with pytest.raises(RuntimeError, match="gone"):
         write_demos(tmp_path / "a.parquet", broken(), world, seed=0, facts={})
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="does not end in .parquet"):
+    with pytest.raises(ValueError, match=r"end in \.parquet"):
         write_demos(tmp_path / "a.csv", [], world, seed=0, facts={})
     write_demos(tmp_path / "a.parquet", [episode(world, 0, True)], world, seed=0, facts={})
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match=r"a\.parquet"):
         write_demos(tmp_path / "a.parquet", [], world, seed=0, facts={})
 
 
@@ -243,23 +243,23 @@ def test_a_file_that_is_none_of_ours_is_named(world, tmp_path, monkeypatch):
         return tmp_path / name
 
     table = parquet.read_table(whole)
-    with pytest.raises(FileNotFoundError, match="did you mean 'whole.parquet'"):
+    with pytest.raises(FileNotFoundError, match="'whole.parquet'"):
         read_demos(tmp_path / "hole.parquet")
-    with pytest.raises(DemosError, match="no column 'action'; did you mean 'action_name'"):
+    with pytest.raises(DemosError, match="'action'.*'action_name'"):
         read_demos(other(table.drop_columns(["action"])))
-    with pytest.raises(DemosError, match="the column 'reward' is double, not float"):
+    with pytest.raises(DemosError, match="'reward'.*double.*float"):
         read_demos(other(table.set_column(8, "reward", table["reward"].cast(pa.float64()))))
-    with pytest.raises(DemosError, match=r"episode 0 is not whole: its steps run 0 .. 1 over 2 rows, and 0 of them"):
+    with pytest.raises(DemosError, match=r"episode 0.*0 \.\. 1.*2 rows"):
         list(read_demos(other(table.slice(0, 2)))[1])
     parquet.write_table(table.replace_schema_metadata(None), tmp_path / "bare.parquet")
-    with pytest.raises(DemosError, match="says nothing of demonstrations"):
+    with pytest.raises(DemosError, match=r"bare\.parquet.*`llmrl envs demos`"):
         read_demos(tmp_path / "bare.parquet")
     (tmp_path / "text.parquet").write_text("no")
-    with pytest.raises(DemosError, match="is not parquet"):
+    with pytest.raises(DemosError, match=r"text\.parquet.*not parquet"):
         read_demos(tmp_path / "text.parquet")
     assert list(COLUMNS) == table.column_names
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pyarrow, of the extra `data`"):
+    with pytest.raises(ModuleNotFoundError, match="pyarrow.*`data`"):
         read_demos(whole)
 
 
@@ -288,4 +288,4 @@ def test_the_command_line_says_what_is_wrong(tmp_path, capsys):
     assert main(["envs", "demos", "BabyAI-GoTu-v0", "--out", str(tmp_path / "a.parquet")]) == 2
     assert "did you mean" in capsys.readouterr().err
     assert main(["envs", "demos", "BabyAI-GoToObjS4-v0", "--out", str(tmp_path / "a.txt")]) == 2
-    assert "does not end in .parquet" in capsys.readouterr().err
+    assert ".parquet" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def flat(tree):
 
 
 def test_the_published_sizes():
-    """Glam reference, section 4.1: about 1.26M parameters."""
+    """`agents/drrn` of GLAM: about 1.26M parameters."""
     network = DRRNNetwork(8000, DRRN.drrn.embedding_dim, DRRN.drrn.hidden_dim)
     tokens, one = jnp.zeros((2, 7), jnp.int32), jnp.ones(2, jnp.int32)
     shapes = jax.eval_shape(network.init, jax.random.key(0), tokens, one, tokens[:, :3], one)["params"]
@@ -38,7 +38,7 @@ def test_the_published_sizes():
 
 
 def test_the_published_values():
-    """Glam reference, section 4.1."""
+    """`agents/drrn` of GLAM."""
     config = DRRN.dqn
     assert (config.num_envs * config.num_steps, config.gradient_steps, config.batch_size) == (128, 1, 64)
     assert (config.gamma, config.learning_rate, config.max_grad_norm, config.target_every) == (0.9, 1e-4, 5.0, 0)
@@ -68,7 +68,7 @@ def test_an_old_configuration_is_read():
 
 @pytest.mark.parametrize("config", [CHANGED, GlamConfig()])
 def test_an_old_checkpoint_has_the_same_identity(config):
-    """That of the language model's runs too, which had DRRN's settings at their defaults."""
+    """Runs of the language model keep theirs too; they had DRRN's settings at their defaults."""
     now = TrainConfig(glam=config)
     old = {name: x for name, x in identity(now).items() if not name.startswith(("glam.drrn", "glam.dqn"))}
     old |= {f"glam.drrn.{name}": x for name, x in before(config)["drrn"].items()}

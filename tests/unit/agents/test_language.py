@@ -42,7 +42,7 @@ def test_nine_actions_are_six_and_three_that_do_nothing(tiny):
     nine = build(replace(TINY, num_actions=9))
     assert nine.env.action_names == (*tiny.env.action_names, "sleep", "do nothing", "think")
     assert "sleep, do nothing, think" in nine.prompt.prompt.units[0].texts[0] or not nine.config.list_actions
-    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7 actions: .*; 9 adds sleep, do nothing, think"):
+    with pytest.raises(ValueError, match="num_actions.*8.*7.*9 adds sleep"):
         build(replace(TINY, num_actions=8))
 
 
@@ -88,7 +88,7 @@ def test_each_definition_of_the_action_probabilities():
 
 @pytest.mark.parametrize("actions, cap", [(3, 0.576), (6, 0.352), (9, 0.254)])
 def test_the_first_released_code_capped_every_probability(actions, cap):
-    """Glam reference, section 3.1: e / (e + A - 1)."""
+    """At most e / (e + A - 1)."""
     certain = scores([0.0] + [-80.0] * (actions - 1), [0.0] * actions, [0.0] * actions)
     probs = Categorical(action_logits(certain, "max_normalised")).probs
     assert float(probs[0, 0]) == pytest.approx(cap, abs=6e-4)
@@ -222,7 +222,7 @@ def test_paddings_by_length_change_no_score():
     expected = jax.jit(plain.policy.scores)(params, frozen, obs)
     found = jax.jit(sorted_.policy.scores)(params, frozen, obs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
-    with pytest.raises(ValueError, match="score_widths is -1"):
+    with pytest.raises(ValueError, match="score_widths.*-1"):
         build(replace(TINY, score_widths=-1))
 
 
@@ -282,7 +282,7 @@ def test_options_name_groups_and_lengths(monkeypatch):
     mesh = make_mesh("data=8")
     assert chosen(mesh) == (0, ()), "the mesh's devices are CPUs"
     assert chosen(mesh, score_widths=2) == (16, (249,))
-    with pytest.raises(ValueError, match="score_rows is 12, .* that 8 devices share: give a multiple of 8"):
+    with pytest.raises(ValueError, match="score_rows.*12.*8.*8"):
         chosen(mesh, score_rows=12, score_widths=2)
 
 
@@ -340,7 +340,7 @@ def test_gradients_by_length_are_the_same_gradients():
 
 
 def test_the_published_values():
-    """Glam reference, sections 1.2 and 3.3."""
+    """Carta et al., 2302.02662."""
     ppo = GLAM.ppo
     assert (ppo.num_envs * ppo.num_steps, ppo.epochs, ppo.minibatches) == (1280, 4, 20)
     assert (ppo.learning_rate, ppo.adam_eps, ppo.gamma, ppo.gae_lambda) == (1e-6, 1e-5, 0.99, 0.99)
@@ -362,27 +362,27 @@ def test_where_the_space_before_an_action_goes():
 
 
 def test_wrong_names_suggest_the_nearest():
-    with pytest.raises(KeyError, match="did you mean 'glam-code'"):
+    with pytest.raises(KeyError, match="'glam-code'"):
         preset("glam-coed")
     with pytest.raises(KeyError, match="MixedTrainLocal-v0"):
         build(replace(TINY, env="BabyAI-Text/MixedTranLocal-v0"))
 
 
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_built():
-    with pytest.raises(ValueError, match="num_actions is 8, but .* has 7"):
+    with pytest.raises(ValueError, match="num_actions.*8.*7"):
         build(replace(TINY, num_actions=8))
-    with pytest.raises(ValueError, match=r"embedded.hidden_size is 16; a multiple of twice embedded.heads \(3\)"):
+    with pytest.raises(ValueError, match=r"embedded\.hidden_size.*16.*embedded\.heads.*3"):
         build(replace(TINY, embedded=replace(TINY.embedded, heads=3)))
-    with pytest.raises(ValueError, match="there is room for 10"):
+    with pytest.raises(ValueError, match=r"46 tokens.*\b10\b"):
         build(replace(TINY, max_prompt=10))
 
 
 @pytest.mark.parametrize(
     ("env", "missing"),
     [
-        ("BabyAI-GoToObjS4-v0", "BabyAI-GoToObjS4-v0' has no 'text'"),
-        ("CrafterText-v1", "CrafterText-v1' has no 'mission'"),
-        ("CartPole-v1", "CartPole-v1' has no 'text' and 'mission'"),
+        ("BabyAI-GoToObjS4-v0", "BabyAI-GoToObjS4-v0'.*'text'"),
+        ("CrafterText-v1", "CrafterText-v1'.*'mission'"),
+        ("CartPole-v1", "CartPole-v1'.*'text'.*'mission'"),
     ],
 )
 def test_worlds_without_a_goal_or_a_text_are_refused(env, missing):
@@ -396,7 +396,7 @@ def test_a_prompt_longer_than_the_models_positions_is_refused(tmp_path):
     folder = save_prior(tmp_path / "short", program(FULL), weights(FULL)[0]["params"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
-    with pytest.raises(ValueError, match="longest prompt takes .* room for 18"):
+    with pytest.raises(ValueError, match=r"46 tokens.*\b18\b"):
         build(replace(TINY, model=str(folder)))
 
 

@@ -176,7 +176,7 @@ def test_the_player_beside_a_plain_loop(caplog):
 
 
 class Paid(Walk):
-    """Whose parameter multiplies rewards."""
+    """Environment whose parameter multiplies rewards."""
 
     def step(self, key, state, action, params):
         obs, state, reward, *rest = super().step(key, state, action, params)
@@ -221,9 +221,9 @@ def test_random_actions_beside_a_plain_loop():
 
 
 def test_evaluation_needs_an_episode():
-    with pytest.raises(ValueError, match="episodes is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="episodes.*0.*1"):
         make_evaluator(SEEN, None, POLICY, episodes=0)
-    with pytest.raises(ValueError, match="lanes is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="lanes.*0.*1"):
         make_evaluator(SEEN, None, POLICY, episodes=1, lanes=0)
 
 

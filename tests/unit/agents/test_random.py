@@ -24,5 +24,5 @@ def test_actions_of_each_kind_of_space_are_drawn_from_all_of_it():
 
 @pytest.mark.parametrize("space", [Box(-np.inf, np.inf, (2,)), Dict({"a": Discrete(2)})])
 def test_a_space_without_uniform_actions_is_refused_by_name(space):
-    with pytest.raises(ValueError, match="actions are (Box|Dict)"):
+    with pytest.raises(ValueError, match="actions.*(Box|Dict)"):
         random_policy(space)

@@ -71,12 +71,12 @@ def test_the_table_is_extended_by_a_file(tmp_path):
     prices = load_prices(mine)
     assert prices["local"] == Price(0, 0) and prices["gpt-4o"] == Price(9, 9) and "o3" in prices
     for text, match in (
-        ('{"prices": {"x": {"input": 1}}}', "price of 'x' cannot be read"),
+        ('{"prices": {"x": {"input": 1}}}', "price of 'x'"),
         ('{"prices": {"x": {"input": -1, "output": 1}}}', "-1 USD"),
-        ('{"prices": {"x": 3}}', "price of 'x' cannot be read"),
-        ('{"x": {"input": 1, "output": 1}}', "holds no prices"),
-        ("[1]", "holds no prices"),
-        ("{", "mine.json is not JSON"),
+        ('{"prices": {"x": 3}}', "price of 'x'"),
+        ('{"x": {"input": 1, "output": 1}}', r"mine\.json.*prices"),
+        ("[1]", r"mine\.json.*prices"),
+        ("{", "mine.json.*JSON"),
     ):
         mine.write_text(text)
         with pytest.raises(ValueError, match=match):
@@ -91,7 +91,7 @@ def test_calls_are_counted_and_stop():
     model, budget = Model(), Budget(calls=2)
     budgeted = Budgeted(model, budget)
     budgeted.complete([ask()])
-    with pytest.raises(BudgetExceeded, match="2 of 2 calls are spent, and the next request may take 1") as caught:
+    with pytest.raises(BudgetExceeded, match="2.*2 calls.*1") as caught:
         budgeted.complete([ask("a"), ask("b"), ask("c")])
     kept = caught.value.outcomes
     assert kept[0].text == "x" and all(isinstance(k, BudgetExceeded) for k in kept[1:])
@@ -102,7 +102,7 @@ def test_tokens_are_set_aside_before_and_counted_after():
     """A request can take 4 + 16 of prompt and 30: 50. It takes 8. So 58 tokens allow two, and 57 allow one."""
     for limit, allowed in ((49, 0), (50, 1), (57, 1), (58, 2), (65, 2), (66, 3)):
         model, budget = Model(), Budget(tokens=limit)
-        with pytest.raises(BudgetExceeded, match=f"of {limit} tokens"):
+        with pytest.raises(BudgetExceeded, match=f"{limit} tokens"):
             Budgeted(model, budget).complete([ask() for _ in range(4)])
         assert len(model.asked) == allowed and budget.spent.tokens == 8 * allowed <= limit
 
@@ -115,18 +115,18 @@ def test_a_tighter_count_allows_more():
 def test_dollars_by_hand():
     """At most 20 x 2 + 30 x 8 = 280 millionths; 5 x 2 + 3 x 8 = 34 are taken."""
     model, budget = Model(), Budget(usd=320e-6, prices=PRICES)
-    with pytest.raises(BudgetExceeded, match="6.8e-05 of 0.00032 usd are spent, and the next request may take 0.00028"):
+    with pytest.raises(BudgetExceeded, match="6.8e-05.*0.00032.*0.00028"):
         Budgeted(model, budget).complete([ask() for _ in range(4)])
     assert len(model.asked) == 2 and budget.report() == {"calls": 2, "tokens": 16, "usd": pytest.approx(68e-6)}
 
 
 def test_dollars_need_a_price():
-    with pytest.raises(ValueError, match="'m' has no price"):
+    with pytest.raises(ValueError, match="'m'.*price"):
         Budgeted(Model(), Budget(usd=1.0))
     budget = Budget(tokens=1000)
     Budgeted(Model(), budget).complete([ask()])
     assert budget.spent.usd is None
-    with pytest.raises(ValueError, match="budget of calls is -1"):
+    with pytest.raises(ValueError, match="calls.*-1"):
         Budget(calls=-1)
 
 
@@ -201,9 +201,7 @@ def test_a_recording_says_what_was_spent(tmp_path):
     with pytest.raises(BudgetExceeded):
         Budgeted(Model(), again).complete([ask()])
     path.write_text('{"model": "m"}\n')
-    with pytest.raises(
-        CacheError, match="line 1 of .*chat.jsonl is none of a recording: KeyError: 'request'; name the"
-    ):
+    with pytest.raises(CacheError, match=r"line 1.*chat\.jsonl.*KeyError: 'request'"):
         again.recall(path)
 
 

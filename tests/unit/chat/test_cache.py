@@ -102,7 +102,7 @@ def test_a_hole_in_the_middle_is_filled(tmp_path):
 def test_the_modes(tmp_path):
     path = tmp_path / "c"
     for mode in ("read", "replay"):
-        with pytest.raises(CacheError, match="there is no cache"):
+        with pytest.raises(CacheError, match="no cache.*mode write"):
             Cached(Counting(), path, mode)
     assert not path.exists()
     Cached(Counting(), path, "write").complete([ask("old")])
@@ -116,15 +116,15 @@ def test_the_modes(tmp_path):
     assert Cached(model, path, "replay").complete([ask("old")])[0].cached == 1
     assert Cached("counting", path, "replay").complete([ask("old")])[0].text == "0"
     assert model.asked == [] and path.read_bytes() == before
-    with pytest.raises(ValueError, match="mode is 'refresh'"):
+    with pytest.raises(ValueError, match="mode.*'refresh'"):
         Cached(model, path, "refresh")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="only the name"):
+    with pytest.raises(ValueError, match="'counting'.*replay.*write"):
         Cached("counting", path, "write")
 
 
 def test_a_replay_names_what_it_misses(tmp_path):
     Cached(Counting(), tmp_path / "c").complete([ask("old")])
-    with pytest.raises(ReplayMiss, match="sample 3 of 'counting'.*seed 7.*'who goes there'.*mode write") as caught:
+    with pytest.raises(ReplayMiss, match="sample 3.*'counting'.*seed 7.*'who goes there'.*mode write") as caught:
         Cached("counting", tmp_path / "c", "replay").complete([ask("old"), ask("who goes there", seed=7, sample=3)])
     assert caught.value.outcomes[0].text == "0"
 
@@ -197,7 +197,7 @@ def test_who_waits_for_another_thread_hears_of_its_failure(tmp_path, error):
     first, second = together(cached, model, [[ask("shared")], [ask("shared"), ask("own")]])
     assert type(first) is type(error)
     assert isinstance(second, ChatError) and isinstance(second.outcomes[1], ChatReply)
-    assert ("no" if isinstance(error, ServerError) else "stopped before it had a reply") in str(second)
+    assert ("no" if isinstance(error, ServerError) else "had a reply") in str(second)
     assert cached._flying == {} and len(Store(tmp_path / "c")) == 1
 
 
@@ -232,23 +232,23 @@ def test_processes_share_a_file(tmp_path):
 def test_files_that_are_no_cache_are_refused(tmp_path):
     path = tmp_path / "c"
     path.write_text("This is a diary, and quite long enough to be taken for a header." * 3)
-    with pytest.raises(CacheError, match="is not a cache but another file"):
+    with pytest.raises(CacheError, match="not a cache.*another file"):
         Store(path)
     other = tmp_path / "other"
     for content in (b"x", b"SQLite format 3", b"-" * 600):  # SQLite takes short files for empty ones
         other.write_bytes(content)
         for read_only in (False, True):
-            with pytest.raises(CacheError, match="other is not a cache but another file; choose another path"):
+            with pytest.raises(CacheError, match="/other .*not a cache"):
                 Store(other, read_only=read_only)
         assert other.read_bytes() == content
-    with pytest.raises(CacheError, match="no cache can be kept at .*other/cache"):
+    with pytest.raises(CacheError, match="other/cache"):
         Store(other / "cache")
     with mock.patch.object(Path, "stat", side_effect=PermissionError(13, "Permission denied")):
-        with pytest.raises(CacheError, match="no cache can be kept at .*c .Permission denied.: choose another"):
+        with pytest.raises(CacheError, match="/c .Permission denied.*another"):
             Store(path)
-    with pytest.raises(CacheError, match="the cache .* cannot be used: unable to open"):
+    with pytest.raises(CacheError, match="unable to open"):
         Store(tmp_path)
-    with pytest.raises(CacheError, match="nowhere cannot be read: No such file"):
+    with pytest.raises(CacheError, match="nowhere.*No such file"):
         read_jsonl(tmp_path / "nowhere")
     other.write_bytes(b"")
     Store(other)
@@ -294,7 +294,7 @@ def test_a_damaged_reply_is_named(tmp_path):
     with sqlite3.connect(tmp_path / "c") as db:
         db.execute("UPDATE samples SET reply = '{\"choices\": 3}'")
     db.close()
-    with pytest.raises(CacheError, match="unreadable reply under [0-9a-f]{64}"):
+    with pytest.raises(CacheError, match="/c .*[0-9a-f]{64}"):
         Cached("counting", tmp_path / "c", "replay").complete([ask()])
 
 
@@ -338,8 +338,8 @@ def test_an_edited_export_is_refused_whole(tmp_path):
     lines = read_jsonl(tmp_path / "a.jsonl")
     for break_it, match in (
         (lambda line: line["request"].update(temperature=0.3), "line 2 .*was edited"),
-        (lambda line: line.pop("reply"), "line 2 .*KeyError: 'reply'"),
-        (lambda line: line["reply"].update(choices=[]), "line 2 .*1 samples were asked for and 0"),
+        (lambda line: line.pop("reply"), "2.*KeyError: 'reply'"),
+        (lambda line: line["reply"].update(choices=[]), "line 2.*1 samples.*0"),
     ):
         broken = json.loads(json.dumps(lines))
         break_it(broken[1])
@@ -355,6 +355,6 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path):
         db.execute("UPDATE samples SET reply = 'torn'")
     db.close()
     (tmp_path / "a.jsonl").write_text("old\n")
-    with pytest.raises(CacheError, match="unreadable"):
+    with pytest.raises(CacheError, match="/a .*[0-9a-f]{64}"):
         export_jsonl(tmp_path / "a", tmp_path / "a.jsonl")
     assert (tmp_path / "a.jsonl").read_text() == "old\n" and len(list(tmp_path.iterdir())) == 2

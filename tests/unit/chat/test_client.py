@@ -88,7 +88,7 @@ def test_failures_are_tried_again_with_growing_waits(server, chat, waits):
 
 def test_attempts_end(server, chat, waits):
     server.always = status(500)
-    with pytest.raises(ServerError, match=r"tiny at http://127.*status 500: .*fault 500.*\(attempt 3 of 3\)") as caught:
+    with pytest.raises(ServerError, match="tiny.*http://127.*500.*fault 500.*attempt 3 of 3") as caught:
         chat(attempts=3).complete([ask()])
     assert len(server.seen) == 3 and len(waits) == 2 and caught.value.status == 500
 
@@ -99,7 +99,7 @@ def test_attempts_end(server, chat, waits):
         (status(400, {"message": "context of 9000 tokens overflows"}), "status 400.*9000 tokens"),
         (status(404), "status 404"),
         (status(429, {"message": "pay first", "code": "insufficient_quota"}), "pay first"),
-        (status(429, Retry_After="3600"), "asks to wait 3600 s, longer than longest_wait=60"),
+        (status(429, Retry_After="3600"), "3600.*longest_wait=60"),
     ],
 )
 def test_what_trying_again_cannot_mend_is_not_tried_again(server, chat, waits, fault, match):
@@ -111,7 +111,7 @@ def test_what_trying_again_cannot_mend_is_not_tried_again(server, chat, waits, f
 
 def test_a_prompt_that_is_too_long_has_its_own_error(server, chat):
     server.always = status(400, {"message": "9000 tokens", "code": "context_length_exceeded"})
-    with pytest.raises(ContextExceeded, match="tiny at .*9000 tokens") as caught:
+    with pytest.raises(ContextExceeded, match="tiny.*9000 tokens") as caught:
         chat().complete([ask()])
     assert caught.value.status == 400 and len(server.seen) == 1
 
@@ -121,7 +121,7 @@ def test_a_slow_server_is_left(server, chat, waits, fault):
     """The limit holds for the whole answer: bytes that trickle in do not extend it."""
     server.always = fault
     started = time.monotonic()
-    with pytest.raises(TimedOut, match="within 0.3 s") as caught:
+    with pytest.raises(TimedOut, match="within 0.3") as caught:
         chat(timeout=0.3, attempts=2).complete([ask()])
     assert 0.6 <= time.monotonic() - started < 10
     assert caught.value.lost == 2 and len(server.seen) == 2
@@ -132,7 +132,7 @@ def test_a_connection_that_is_cut_is_tried_again(server, chat):
     (reply,) = chat().complete([ask()])
     assert reply.text == "reply 0" and reply.lost == 1
     server.always = cut
-    with pytest.raises(ServerError, match="broke before the answer was whole") as caught:
+    with pytest.raises(ServerError, match="RemoteProtocolError.*attempt 2 of 2") as caught:
         chat(attempts=2).complete([ask()])
     assert caught.value.lost == 2
 
@@ -142,20 +142,20 @@ def test_an_unreadable_body_is_tried_again(server, chat):
     (reply,) = chat().complete([ask()])
     assert reply.text == "reply 0" and reply.lost == 3
     server.always = answer(b"<html>Bad gateway</html>")
-    with pytest.raises(BadReply, match="not JSON: <html>Bad gateway"):
+    with pytest.raises(BadReply, match="JSON: <html>Bad gateway"):
         chat(attempts=2).complete([ask()])
 
 
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ({}, "no list of choices"),
-        ([], "no list of choices"),
-        ({"detail": "quota"}, "no list of choices.*quota"),
-        ({"choices": [{"message": {"content": "a"}}] * 2}, "1 samples were asked for and 2 came"),
-        ({"choices": [{"text": "old format"}]}, "no message with a text in content"),
-        ({"choices": [{"message": {"content": [{"type": "text"}]}}]}, "no message with a text"),
-        ({"choices": [{"message": {"content": [{"type": "image_url"}]}}]}, "no message with a text"),
+        ({}, "choices"),
+        ([], "choices"),
+        ({"detail": "quota"}, "choices.*quota"),
+        ({"choices": [{"message": {"content": "a"}}] * 2}, "1 samples.*2"),
+        ({"choices": [{"text": "old format"}]}, "message.*content"),
+        ({"choices": [{"message": {"content": [{"type": "text"}]}}]}, "message.*content"),
+        ({"choices": [{"message": {"content": [{"type": "image_url"}]}}]}, "message.*content"),
     ],
 )
 def test_an_answer_of_another_shape_is_named(server, chat, data, match):
@@ -179,7 +179,7 @@ def test_half_a_character_does_not_break_a_cache(server, chat, tmp_path):
 
 def test_a_server_that_ignores_n_is_asked_one_by_one(server, chat):
     server.always = lambda handler, body: send(handler, 200, completion({}, str(body["seed"])))
-    with pytest.raises(BadReply, match="3 samples were asked for and 1 came; set split=True"):
+    with pytest.raises(BadReply, match="3 samples.*1.*split=True"):
         chat().complete([ask(n=3, seed=1)])
     server.seen.clear()
     (reply,) = chat(split=True).complete([ask(n=3, seed=1)])
@@ -215,7 +215,7 @@ def test_a_server_that_is_not_there_is_named(chat, waits):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(ServerError, match=f"{port}/v1: the server cannot be reached.*attempt 2 of 2") as caught:
+    with pytest.raises(ServerError, match=f"{port}/v1.*attempt 2 of 2") as caught:
         chat(base_url=f"http://127.0.0.1:{port}/v1", attempts=2).complete([ask()])
     assert caught.value.lost == 0 and len(waits) == 1
 
@@ -299,7 +299,7 @@ def test_errors_in_answers_have_the_kinds_of_statuses(server, chat, monkeypatch)
     with pytest.raises(ContextExceeded):
         chat().complete([ask()])
     server.always = answer({"error": {"message": f"bad key {KEY}", "code": 401}})
-    with pytest.raises(ServerError, match=r"bad key \[key\]; the key is read from SOME_KEY") as caught:
+    with pytest.raises(ServerError, match=r"\[key\].*SOME_KEY") as caught:
         chat(key_variable="SOME_KEY").complete([ask()])
     assert caught.value.status == 401
 

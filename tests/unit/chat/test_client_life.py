@@ -42,7 +42,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(server, chat, monkeypatch, 
     cached = Cached(recorder, tmp_path / "c")
     cached.complete([ask()])
     assert server.seen[0][1]["Authorization"] == f"Bearer {KEY}"
-    with pytest.raises(ServerError, match=r"Incorrect key \[key\].*read from MY_KEY") as caught:
+    with pytest.raises(ServerError, match=r"Incorrect key \[key\].*MY_KEY") as caught:
         cached.complete([ask("again")])
     chain, seen = caught.value, []
     while chain is not None:
@@ -81,10 +81,10 @@ def test_openai_s_key_is_not_sent_to_others(server, chat, monkeypatch):
 
 def test_a_key_that_is_missing_or_broken_is_named_before_anything_is_sent(server, chat, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ValueError, match="OPENAI_API_KEY is empty"):
+    with pytest.raises(ValueError, match="OPENAI_API_KEY.*empty"):
         chat(base_url="https://api.openai.com/v1").complete([ask()])
     monkeypatch.setenv("MY_KEY", KEY + "\n")
-    with pytest.raises(ValueError, match="MY_KEY holds a blank") as caught:
+    with pytest.raises(ValueError, match="MY_KEY.*blank") as caught:
         chat(key_variable="MY_KEY").complete([ask()])
     assert KEY not in str(caught.value) and server.seen == []
 
@@ -123,7 +123,7 @@ def test_closing_ends_what_waits(server, chat):
     caught = []
 
     def run():
-        with pytest.raises(ChatError, match="closed while it waited") as error:
+        with pytest.raises(ChatError, match=r"/v1\b.*closed") as error:
             client.complete([ask()])
         caught.append(error)
 
@@ -186,7 +186,7 @@ def test_the_whole_stack(server, chat, tmp_path):
     live = model.complete(asks)
     # two requests of 11 + 4 and 11 + 2 tokens, and one lost attempt: "a" is 1 + 16 tokens at most, twice, and 2 x 20
     assert (budget.spent.calls, budget.spent.tokens) == (2, 28 + 74)
-    with pytest.raises(BudgetExceeded, match="of 2000 tokens"):
+    with pytest.raises(BudgetExceeded, match="2000 tokens"):
         model.complete([ask("c", max_tokens=2000)])
     server.always = status(500)
     import_jsonl(tmp_path / "talk.jsonl", tmp_path / "from_talk")
@@ -199,13 +199,13 @@ def test_the_whole_stack(server, chat, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"base_url": "127.0.0.1:8000"}, "not an http"),
+        ({"base_url": "127.0.0.1:8000"}, "base_url.*http"),
         ({"base_url": "http://user:pw@host/v1"}, "password"),
-        ({"base_url": "http://host/v1?key=1"}, "password or a query"),
-        ({"model": ""}, "model is empty"),
-        ({"concurrency": 0}, "concurrency is 0"),
-        ({"attempts": 0}, "attempts is 0"),
-        ({"timeout": 0.0}, "timeout is 0"),
+        ({"base_url": "http://host/v1?key=1"}, "base_url.*password"),
+        ({"model": ""}, "model.*empty"),
+        ({"concurrency": 0}, "concurrency.*0"),
+        ({"attempts": 0}, "attempts.*0"),
+        ({"timeout": 0.0}, "timeout.*0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fields, match):

@@ -55,17 +55,17 @@ def test_a_request_goes_to_json_and_back():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"messages": ()}, "no messages"),
-        ({"temperature": -0.1}, "temperature is -0.1"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"n": 0}, "n is 0"),
-        ({"sample": -1}, "sample is -1"),
-        ({"stop": "abc"}, "tuple of strings"),
+        ({"messages": ()}, "messages"),
+        ({"temperature": -0.1}, "temperature.*-0.1"),
+        ({"temperature": float("nan")}, "temperature.*nan"),
+        ({"top_p": 1.5}, "top_p.*1.5"),
+        ({"max_tokens": 0}, "max_tokens.*0"),
+        ({"n": 0}, "^n .*0"),
+        ({"sample": -1}, "sample.*-1"),
+        ({"stop": "abc"}, "stop.*'abc'"),
         ({"stop": ("",)}, "empty string"),
-        ({"extra": {"seed": 1}}, "'seed', which has a place"),
-        ({"extra": {"api_key": "x"}}, "no secrets"),
+        ({"extra": {"seed": 1}}, "extra.*'seed'"),
+        ({"extra": {"api_key": "x"}}, "extra.*'api_key'"),
         ({"extra": {"a": {1, 2}}}, "not JSON"),
         ({"extra": {"a": float("inf")}}, "not JSON"),
     ],
@@ -76,11 +76,11 @@ def test_requests_that_make_no_sense_are_refused(fields, match):
 
 
 def test_messages_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="role 'tool'"):
+    with pytest.raises(ValueError, match="'tool'"):
         Message("tool", "x")
     with pytest.raises(ValueError, match="UTF-8"):
         Message("user", "half a character: \ud83d")
-    with pytest.raises(ValueError, match="no field 'colour'"):
+    with pytest.raises(ValueError, match="'colour'"):
         ChatRequest.from_json({**ASK.to_json(), "colour": 1})
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_breaks_the_contract_is_named():
         def complete(self, requests):
             return super().complete(requests)[1:]
 
-    with pytest.raises(ValueError, match="scripted-adviser/Short.*broke its contract"):
+    with pytest.raises(ValueError, match="scripted-adviser/Short.*contract"):
         outcomes_of(Short(), [ASK])
 
 
@@ -179,7 +179,7 @@ def test_a_line_that_a_crash_cut_off_is_removed(tmp_path):
     Recorder(Echo(), path).complete([ASK])
     assert len(read_jsonl(path)) == 2 and path.read_bytes().startswith(whole)
     path.write_bytes(b"oops\n" + whole)
-    with pytest.raises(CacheError, match=r"line 1 of .*talk\.jsonl"):
+    with pytest.raises(CacheError, match=r"line 1.*talk\.jsonl"):
         read_jsonl(path)
 
 

@@ -49,14 +49,14 @@ def test_what_is_read_or_unchanged_passes():
 
 
 def test_every_changed_option_is_named_with_its_value():
-    with pytest.raises(ValueError, match=r"^--num-actions is 3, but the agent x does not read it; leave it out$"):
+    with pytest.raises(ValueError, match="^--num-actions.*3.*agent x"):
         refuse_unread(Outer(num_actions=3), ("num_actions", "mesh"), "the agent x")
     both = Outer(num_actions=3, inner=Inner(num_envs=2))
-    with pytest.raises(ValueError, match=r"^--num-actions is 3, --inner.num-envs is 2, but x does not read them;"):
+    with pytest.raises(ValueError, match=r"^--num-actions.*3.*--inner\.num-envs.*2.*x"):
         refuse_unread(both, ("num_actions", "inner"), "x")
-    with pytest.raises(ValueError, match=r"--inner.num-envs is 8, but x does not read it; leave it out \(take y\)"):
+    with pytest.raises(ValueError, match=r"--inner\.num-envs.*8.*\(take y\)"):
         refuse_unread(Outer(), ("inner",), "x", usual=replace(both, num_actions=0), remedy="take y")
-    with pytest.raises(ValueError, match=r"--x.rate is 2.0, but y does"):
+    with pytest.raises(ValueError, match=r"--x\.rate.*2\.0.*y"):
         refuse_unread(Part(rate=2.0), ("rate",), "y")
 
 
@@ -70,7 +70,7 @@ def test_a_configuration_may_check_itself_while_it_is_made():
             refuse_unread(self, ("warmup",), f"the method {self.method}")
 
     assert Itself(method="b").warmup == 0
-    with pytest.raises(ValueError, match="--warmup is 3, but the method a does not read it"):
+    with pytest.raises(ValueError, match="--warmup.*3.*method a"):
         Itself(warmup=3)
 
 
@@ -104,7 +104,7 @@ def test_numbers_inside_of_their_interval():
         in_interval("x", value, interval)
     in_interval("x", 2**31 - 1, COUNT)
     in_interval("x", 4, WIDTH, remedy="never said")
-    with pytest.raises(AssertionError, match="no interval"):
+    with pytest.raises(AssertionError, match="'0 to 1'.*interval"):
         in_interval("x", 0, "0 to 1")
 
 
@@ -164,18 +164,18 @@ class Play(Checked):
 
 def test_an_option_that_nothing_reads_is_refused():
     assert Play(reset="always").pool_size == 8 and Play(pool_size=3, path="a", inner=Inner(2)).inner.num_envs == 2
-    with pytest.raises(ValueError, match="^x.pool_size is 3, but x.reset always does not read it; leave it out$"):
+    with pytest.raises(ValueError, match=r"^x\.pool_size.*3.*x\.reset always"):
         Play(reset="always", pool_size=3)
     assert Play(ratio=3).ratio == Play(reset="optimistic", ratio=3).ratio
-    with pytest.raises(ValueError, match="^x.ratio is 3, but x.reset always does not read it; leave it out$"):
+    with pytest.raises(ValueError, match=r"^x\.ratio.*3.*x\.reset always"):
         Play(reset="always", ratio=3)
-    with pytest.raises(ValueError, match="^x.inner.num_envs is 2, but a run without x.path does not read it; "):
+    with pytest.raises(ValueError, match="^x.inner.num_envs.*2.*x.path"):
         Play(inner=Inner(2))
-    with pytest.raises(ValueError, match="^x.pool_size is 0; at least 1 is needed$"):
+    with pytest.raises(ValueError, match="^x.pool_size.*0.*1"):
         Play(pool_size=0)
     unchecked = Play()
     object.__setattr__(unchecked, "inner", Inner(2))
-    with pytest.raises(ValueError, match="^--inner.num-envs is 2, but a run without --path does not read it; "):
+    with pytest.raises(ValueError, match="^--inner.num-envs.*2.*--path"):
         check_fields(unchecked, option)
 
 
@@ -191,5 +191,5 @@ def test_seeds_are_those_that_differ():
     check_seed("seed", 0)
     check_seed("seed", 2**32 - 1)
     for seed in (-1, 2**32):
-        with pytest.raises(ValueError, match=f"seed is {seed}; from 0 to 4294967295 is needed"):
+        with pytest.raises(ValueError, match=f"seed.*{seed}.*0.*4294967295"):
             check_seed("seed", seed)

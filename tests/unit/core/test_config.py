@@ -55,15 +55,15 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize(
     "value, message",
     [
-        ({"iner": {}}, "Outer has no field 'iner'; did you mean 'inner'"),
-        ({"inner": {"rate": []}}, "Inner has no field 'rate' in inner; did you mean 'rates'"),
-        ({"inner": {"rates": ["x"]}}, r"inner.rates\[0\] is 'x'; expected float"),
-        ({"inner": {"pair": [1]}}, "inner.pair is .*; expected 2 values"),
-        ({"inner": {"kind": "c"}}, "inner.kind is 'c'; expected one of 'a', 'b'"),
-        ({"inner": {"colour": "GREEN"}}, "expected one of RED, BLUE"),
-        ({"total": True}, "total is True; expected int"),
-        ({"table": {"k": "x"}}, "table.k is 'x'; expected int"),
-        ({"path": 3}, "path is 3; expected Path or NoneType"),
+        ({"iner": {}}, "Outer.*'iner'.*'inner'"),
+        ({"inner": {"rate": []}}, "Inner.*'rate'.*'rates'"),
+        ({"inner": {"rates": ["x"]}}, r"inner.rates\[0\].*'x'.*float"),
+        ({"inner": {"pair": [1]}}, "inner.pair.*2"),
+        ({"inner": {"kind": "c"}}, "inner.kind.*'c'.*'a', 'b'"),
+        ({"inner": {"colour": "GREEN"}}, "RED, BLUE"),
+        ({"total": True}, "total.*True.*int"),
+        ({"table": {"k": "x"}}, "table.k.*'x'.*int"),
+        ({"path": 3}, "path.*3.*Path.*NoneType"),
     ],
 )
 def test_wrong_json_is_named(value, message):
@@ -73,23 +73,21 @@ def test_wrong_json_is_named(value, message):
 
 def test_a_whole_number_may_be_written_as_a_float():
     assert configs.from_json(Outer, {"total": 1e6}).total == 1_000_000
-    with pytest.raises(ValueError, match="total is 1.5; expected int"):
+    with pytest.raises(ValueError, match="total.*1.5.*int"):
         configs.from_json(Outer, {"total": 1.5})
 
 
 def test_missing_and_torn_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no configuration at"):
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
         configs.load_config(Outer, tmp_path / "none.json")
     (tmp_path / "torn.json").write_text('{"inner": ')
-    with pytest.raises(ValueError, match="not valid JSON"):
+    with pytest.raises(ValueError, match=r"torn\.json.*JSON"):
         configs.load_config(Outer, tmp_path / "torn.json")
     (tmp_path / "model.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    with pytest.raises(
-        ValueError, match=r"describes a language model \(llama\), not a run: pass that folder as --model"
-    ):
+    with pytest.raises(ValueError, match="llama.*--model"):
         configs.load_config(Outer, tmp_path / "model.json")
     (tmp_path / "other.json").write_text('{"nonesuch": 1}')
-    with pytest.raises(ValueError, match=r"other.json is not what this command wrote: Outer has no field 'nonesuch'"):
+    with pytest.raises(ValueError, match=r"other\.json.*Outer.*'nonesuch'"):
         configs.load_config(Outer, tmp_path / "other.json")
 
 
@@ -110,7 +108,7 @@ def test_a_configuration_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_value_that_json_cannot_hold():
-    with pytest.raises(TypeError, match="cannot hold"):
+    with pytest.raises(TypeError, match="object object"):
         configs.to_json({"x": object()})
 
 
@@ -128,15 +126,15 @@ def test_identity_leaves_out_what_may_change():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"log_every": 0}, "run.log_every is 0; at least 1 is needed"),
-        ({"seed": -1}, "--run.seed is -1; from 0 to 4294967295 is needed"),
-        ({"seed": 2**32}, "--run.seed is 4294967296; from 0"),
-        ({"max_seconds": -2.0}, "run.max_seconds is -2.0; at least 0"),
-        ({"name": "a/b"}, "--run.name is 'a/b'; one folder's name is needed"),
-        ({"name": "a\0"}, "one folder's name is needed"),
-        ({"out": "a\0"}, "without a null character"),
-        ({"resume": True}, "needs the folder of the run to continue, as in --run.resume runs/NAME"),
-        ({"resume_from": 3}, "--run.resume-from is 3, but no run is resumed"),
+        ({"log_every": 0}, "run.log_every.*0.*1"),
+        ({"seed": -1}, "--run.seed.*-1.*0.*4294967295"),
+        ({"seed": 2**32}, "--run.seed.*4294967296.*0"),
+        ({"max_seconds": -2.0}, "run.max_seconds.*-2.0.*0"),
+        ({"name": "a/b"}, "--run.name.*'a/b'"),
+        ({"name": "a\0"}, r"--run\.name.*'a"),
+        ({"out": "a\0"}, r"--run\.out.*'a"),
+        ({"resume": True}, "--run.resume runs/NAME"),
+        ({"resume_from": 3}, "--run.resume-from.*3"),
     ],
 )
 def test_run_config_refuses(options, message):
@@ -148,10 +146,10 @@ def test_folders(tmp_path):
     out = str(tmp_path)
     folder = open_folder(RunConfig(name="alpha", out=out))
     (folder / "config.json").write_text("{}")
-    with pytest.raises(FileExistsError, match=rf"exists; continue it with --run.resume {out}/alpha"):
+    with pytest.raises(FileExistsError, match=rf"--run\.resume {out}/alpha"):
         open_folder(RunConfig(name="alpha", out=out))
     assert open_folder(RunConfig(name="alpha", out=out, resume=True)) == folder
-    with pytest.raises(FileNotFoundError, match="did you mean 'alpha'"):
+    with pytest.raises(FileNotFoundError, match="'alpha'"):
         open_folder(RunConfig(name="alpa", out=out, resume=True))
     first = open_folder(RunConfig(out=out), "demo")
     (first / "config.json").write_text("{}")
@@ -173,7 +171,7 @@ def test_an_experiment_that_ended_while_its_prior_was_made_goes_on(tmp_path):
     from experiments.props_finetune import begun
 
     run = RunConfig(name="e", out=str(tmp_path), resume=True, keep=5)
-    with pytest.raises(FileNotFoundError, match="no run 'e'"):
+    with pytest.raises(FileNotFoundError, match="run 'e'"):
         open_folder(begun(run))
     (tmp_path / "e-prior").mkdir()
     (tmp_path / "e-prior" / "config.json").write_text("{}")
@@ -202,7 +200,7 @@ with held(sys.argv[1]):
         [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError, match=rf"being written by process {other.pid} on .*choose another name"):
+        with pytest.raises(BlockingIOError, match=rf"process {other.pid}\b"):
             with held(tmp_path):
                 pass
         other.kill()  # whose lock goes with it
@@ -211,7 +209,7 @@ with held(sys.argv[1]):
         with held(tmp_path / "." / ""):  # the same thread holds it already
             pass
         assert holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
-        with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="being written by"):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match=r"process \d+"):
             pool.submit(lambda: held(tmp_path).__enter__()).result()
     assert not holder(tmp_path)
     with held(tmp_path):

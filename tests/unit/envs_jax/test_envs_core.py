@@ -26,7 +26,7 @@ from envs_jax.wrappers import EpisodeStatistics, ScaleReward
 def test_make_takes_options_in_the_id_and_by_keyword():
     env, params = envs_jax.make("Debug-Match-v0?n=7")
     assert env.n == 7 and env.id == "Debug-Match-v0?n=7" and params.length == 20
-    with pytest.raises(ValueError, match="the options of 'Debug-Match-v0\\?n' are not NAME=VALUE pairs"):
+    with pytest.raises(ValueError, match=r"'Debug-Match-v0\?n'.*NAME=VALUE"):
         envs_jax.make("Debug-Match-v0?n")
     assert envs_jax.make("Debug-Match-v0?n=7", n=5)[0].n == 5
     assert envs_jax.make("CartPole-v1?sutton_barto_reward=true")[0].sutton_barto_reward is True
@@ -35,14 +35,14 @@ def test_make_takes_options_in_the_id_and_by_keyword():
 @pytest.mark.parametrize(
     ("id", "error", "message"),
     [
-        ("BabyAI-GoToLocal-v0?done_actions=no", TypeError, "done_actions is 'no'; true or false is needed"),
-        ("BabyAI-GoToLocal-v0?language=1", TypeError, "'BabyAI-GoToLocal-v0': language is 1; a word is needed"),
-        ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps is 100.0; a whole number is needed"),
-        ("Pendulum-v1?g=true", TypeError, "g is True; a number is needed"),
-        ("CartPole-v1?sutton_barto_reward=2", TypeError, "sutton_barto_reward is 2; true or false is needed"),
+        ("BabyAI-GoToLocal-v0?done_actions=no", TypeError, "done_actions.*'no'; true.*false"),
+        ("BabyAI-GoToLocal-v0?language=1", TypeError, "'BabyAI-GoToLocal-v0': language.*1"),
+        ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps.*100.0"),
+        ("Pendulum-v1?g=true", TypeError, "g.*True"),
+        ("CartPole-v1?sutton_barto_reward=2", TypeError, "sutton_barto_reward.*2; true.*false"),
         ("CartPol-v1", KeyError, "did you mean 'CartPole-v1'"),
         ("BabyAI-GoToLocl-v0", KeyError, "BabyAI-GoToLocal-v0"),
-        ("CartPole-v1?sutton_barto=true", TypeError, "did you mean 'sutton_barto_reward'"),
+        ("CartPole-v1?sutton_barto=true", TypeError, "'sutton_barto_reward'"),
     ],
 )
 def test_wrong_names_get_the_nearest(id, error, message):
@@ -52,9 +52,9 @@ def test_wrong_names_get_the_nearest(id, error, message):
 
 def test_an_id_is_taken_once():
     envs_jax.register("CartPole-v1", "envs_jax.control.cartpole:CartPole")  # the same again is harmless
-    with pytest.raises(ValueError, match="registered already, as envs_jax.control.cartpole:CartPole; choose another"):
+    with pytest.raises(ValueError, match="envs_jax.control.cartpole:CartPole"):
         envs_jax.register("CartPole-v1", "elsewhere:CartPole")
-    with pytest.raises(ValueError, match="'brax/ant' is a world of the package brax"):
+    with pytest.raises(ValueError, match="'brax/ant'"):
         envs_jax.register("brax/ant", "elsewhere:Ant")
 
 
@@ -323,9 +323,7 @@ def test_spaces_of_parameters_per_row():
         else:
             np.testing.assert_array_equal(env.action_space(rows).high, [[1.0], [2.0], [4.0]])
             np.testing.assert_array_equal(env.action_space(rows).low, [[-1.0], [-2.0], [-4.0]])
-        with pytest.raises(
-            ValueError, match=r"params\.gravity has the shape \(\); with batched_params .* \(3, \.\.\.\)"
-        ):
+        with pytest.raises(ValueError, match=r"params\.gravity.*batched_params.*\(3, \.\.\.\)"):
             env.observation_space(rows.replace(gravity=9.8))
 
 
@@ -342,17 +340,17 @@ def test_joined_spaces():
     assert joined.contains({"a": np.int32([0, 3]), "b": np.float32([[1, 2], [1, 2]])})
     assert not joined.contains({"a": np.int32([1, 3]), "b": np.float32([[1, 2], [1, 2]])})
     for other in (spaces.Box(0.0, 1.0, (3,)), spaces.Box(0, 1, (2,), np.int32), spaces.Discrete(3), spaces.Dict({})):
-        with pytest.raises(ValueError, match="differ in more than their bounds"):
+        with pytest.raises(ValueError, match="bounds.*Box"):
             spaces.join([box, other])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "sometimes"}, "unknown reset policy 'sometimes'"),
-        ({"num_envs": 0}, "num_envs is 0"),
-        ({"pool_size": 0}, "pool_size is 0"),
-        ({"policy": "optimistic", "reset_ratio": 3}, "4 is not a multiple of reset_ratio 3"),
+        ({"policy": "sometimes"}, "'sometimes'"),
+        ({"num_envs": 0}, "num_envs.*0"),
+        ({"pool_size": 0}, "pool_size.*0"),
+        ({"policy": "optimistic", "reset_ratio": 3}, "4.*reset_ratio 3"),
         ({"batched_params": True}, "batched_params"),
     ],
 )
@@ -403,15 +401,15 @@ def test_actions_that_are_none_are_refused_outside_jit():
     state = DebugState(jnp.int32(2), jnp.int32(19))
     last = env.action_space(env.default_params).n - 1
     for wrong in (-1, last + 1, 1.0, [1], np.array([0, 1])):
-        with pytest.raises(ValueError, match=f"Debug-Match-v0 is .*; an integer from 0 to {last} is needed"):
+        with pytest.raises(ValueError, match=f"Debug-Match-v0.*0.*{last}"):
             act(env, state, wrong)
-        with pytest.raises(ValueError, match="is needed"):
+        with pytest.raises(ValueError, match="Debug-Match-v0.*0.*3"):
             act(ScaleReward(env, 2.0), state, wrong)
     for right in (0, last, np.int64(last), np.uint8(last)):
         assert act(env, state, right)[4]
     batch = envs_jax.VectorEnv(env, 2, policy="none")
     states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    with pytest.raises(ValueError, match=rf"an array \[2\] of integers from 0 to {last} is needed"):
+    with pytest.raises(ValueError, match=rf"\[2\].*0.*{last}"):
         batch.step(jax.random.key(0), VectorState(states), jnp.array([0, last + 1]), env.default_params)
     # an action of other values is no bound, and a traced one has no value yet
     aim = envs_jax.make("Debug-Aim-v0")[0]

@@ -21,9 +21,7 @@ def test_modules_are_imported(monkeypatch):
     assert extras.require("this", "data", "json", "sys") is json
     monkeypatch.setitem(sys.modules, "no.such", None)
     for modules in (["json", "no.such"], ["no.such"]):
-        with pytest.raises(
-            ModuleNotFoundError, match=r"^this needs no.such, of the extra `data`: pip .*; or that$"
-        ) as caught:
+        with pytest.raises(ModuleNotFoundError, match="no.such, .*`data`: pip .* that$") as caught:
             extras.require("this", "data", *modules, remedy="that")
         assert caught.value.name == "no"
 
@@ -31,7 +29,7 @@ def test_modules_are_imported(monkeypatch):
 def test_a_dependency_of_a_module_is_named(monkeypatch, tmp_path):
     (tmp_path / "halfway.py").write_text("import no_such_dependency")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="this needs no_such_dependency") as caught:
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency") as caught:
         extras.require("this", "data", "halfway")
     assert caught.value.name == "no_such_dependency"
 

@@ -106,13 +106,13 @@ def test_worlds_without_a_text_or_actions_to_keep_are_refused():
         def action_space(self, params):
             return spaces.Box(-1.0, 1.0, (2,))
 
-    with pytest.raises(ValueError, match="n is 0; at least 1"):
+    with pytest.raises(ValueError, match="^n .*0.*1"):
         PromptHistory(Counter(), 0)
-    with pytest.raises(TypeError, match=r"image.*llmrl envs list text"):
+    with pytest.raises(TypeError, match="image.*`llmrl envs list text`"):
         PromptHistory(Wordless(), 3)
     with pytest.raises(TypeError, match="discrete"):
         PromptHistory(Continuous(), 3)
-    with pytest.raises(KeyError, match="did you mean 'clock'"):
+    with pytest.raises(KeyError, match="'clock'"):
         PromptHistory(Counter(), 3, keep=("clok",))
 
 

@@ -38,5 +38,5 @@ def test_batches_are_spread_over_the_whole_set(n):
 
 
 def test_too_many():
-    with pytest.raises(ValueError, match="cannot shuffle 2147483648 numbers"):
+    with pytest.raises(ValueError, match="shuffle 2147483648"):
         permutations(jax.random.key(0), 1, 2**31)

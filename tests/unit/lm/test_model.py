@@ -107,7 +107,7 @@ def test_adapters_are_off_when_absent_and_merge_into_the_base(model, variables, 
     merged = merge(variables["params"], variables["lora"], LORA)
     np.testing.assert_allclose(plain({"params": merged}, TOKENS).logits, whole.logits, atol=5e-5)
     jax.tree.map(np.testing.assert_array_equal, variables["params"], before)
-    with pytest.raises(ValueError, match="without LoRAConfig"):
+    with pytest.raises(ValueError, match="LoRAConfig"):
         Llama(CONFIG).apply(variables, TOKENS)
 
 

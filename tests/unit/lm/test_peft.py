@@ -233,28 +233,28 @@ def test_the_first_pattern_that_fits_counts():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3': only 'LORA'.*merge_and_unload"),
-        ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
-        ({"use_dora": True}, "use_dora is True: this is not implemented"),
-        ({"lora_bias": True}, "lora_bias is True"),
+        ({"peft_type": "IA3"}, "peft_type.*'IA3'.*'LORA'.*merge_and_unload"),
+        ({"task_type": "SEQ_CLS"}, "task_type.*'SEQ_CLS'"),
+        ({"use_dora": True}, "use_dora.*True"),
+        ({"lora_bias": True}, "lora_bias.*True"),
         ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
-        ({"use_new_thing": {"x": 1}}, "use_new_thing is {'x': 1}"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'.*path_initial_model"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4': it changes the base weights"),
-        ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA': it changes the base weights"),
-        ({"init_lora_weights": "corda"}, "init_lora_weights is 'corda': it changes the base weights"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq': it changes the base weights"),
-        ({"init_lora_weights": "lora_ga"}, "init_lora_weights is 'lora_ga': it changes the base weights"),
-        ({"r": 0}, "rank is 0; at least 1 is needed"),
-        ({"r": "8"}, "r is '8': a number is needed"),
-        ({"target_modules": None}, "target_modules is None"),
-        ({"target_modules": ["query_key_value"]}, "fits no matrix of this model; those are q_proj"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "an adapter of lm_head is not implemented"),
-        ({"target_modules": "(q_proj"}, "no regular expression"),
-        ({"rank_pattern": {"*": 3}}, "rank_pattern.*no regular expression"),
-        ({"modules_to_save": ["score"]}, "modules_to_save is 'score': this model has no such module"),
-        ({"modules_to_save": ["proj"]}, "q_proj has an adapter too"),
+        ({"use_new_thing": {"x": 1}}, "use_new_thing.*{'x': 1}"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights.*'pissa'.*path_initial_model"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights.*'pissa_niter_4'"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights.*'OLoRA'"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights.*'corda'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights.*'loftq'"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights.*'lora_ga'"),
+        ({"r": 0}, "rank.*0.*1"),
+        ({"r": "8"}, "r is '8'"),
+        ({"target_modules": None}, "target_modules.*None"),
+        ({"target_modules": ["query_key_value"]}, "no matrix.*q_proj"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
+        ({"target_modules": "(q_proj"}, r"target_modules.*'\(q_proj'"),
+        ({"rank_pattern": {"*": 3}}, "rank_pattern"),
+        ({"modules_to_save": ["score"]}, "modules_to_save.*'score'"),
+        ({"modules_to_save": ["proj"]}, "q_proj.*adapter too"),
     ],
     ids=str,
 )
@@ -291,14 +291,14 @@ def test_what_changes_no_weight_of_the_base_is_read(fields, folder, variables):
 def test_biases_are_refused_where_the_model_has_some():
     raw = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "bias": "lora_only"}
     config = lm.LlamaConfig(16, 32, 48, 1, 4, model_type="qwen2")
-    with pytest.raises(ValueError, match="bias is 'lora_only': only 'none' is implemented for a model with biases"):
+    with pytest.raises(ValueError, match="bias.*'lora_only'.*'none'"):
         read_lora(raw, config)
 
 
 def test_a_tied_model_cannot_save_its_head(folder, variables):
     tied = lm.Llama(dataclasses.replace(CONFIG, tie_word_embeddings=True))
     change(folder, modules_to_save=["embed_tokens"])
-    with pytest.raises(ValueError, match="'embed_tokens': the model ties its head"):
+    with pytest.raises(ValueError, match="'embed_tokens'"):
         load_adapter(folder, tied, variables)
 
 
@@ -308,13 +308,13 @@ Q1 = "base_model.model.model.layers.1.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda t: t.pop(f"{Q1}.lora_B.weight"), rf"lacks the tensor {Q1}\.lora_B\.weight"),
+        (lambda t: t.pop(f"{Q1}.lora_B.weight"), rf"{Q1}\.lora_B\.weight"),
         (
             lambda t: t.update({f"{Q1}.lora_A.weight": np.ones((4, 16), np.float32)}),
-            r"shape \(4, 16\).*ask for \(3, 16\)",
+            r"shape \(4, 16\).*\(3, 16\)",
         ),
         (lambda t: t.update({f"{Q1}.lora_A.weight": np.ones((3, 16), np.int8)}), "stored as I8"),
-        (lambda t: t.update({f"{Q1}.lora_magnitude_vector": np.ones(3, np.float32)}), "magnitude_vector.*does not ask"),
+        (lambda t: t.update({f"{Q1}.lora_magnitude_vector": np.ones(3, np.float32)}), "magnitude_vector"),
     ],
     ids=["missing", "shape", "dtype", "extra"],
 )
@@ -328,26 +328,26 @@ def test_files_that_are_missing_or_damaged_are_named(folder, variables, tmp_path
     file = folder / "adapter_model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is damaged or cut short"):
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors.*damaged"):
         load_adapter(folder, lm.Llama(CONFIG), variables)
     file.rename(folder / "adapter_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin, a pickle.*never read here.*save_pretrained"):
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin.*save_pretrained"):
         load_adapter(folder, lm.Llama(CONFIG), variables)
-    with pytest.raises(FileNotFoundError, match=r"holds no adapter_config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"no adapter_config\.json"):
         load_adapter(tmp_path, lm.Llama(CONFIG), variables)
 
 
 def test_writing_is_whole_or_not_at_all(variables, tmp_path):
     target = tmp_path / "out" / "a"
-    with pytest.raises(ValueError, match="no adapters to write"):
+    with pytest.raises(ValueError, match="LoRAConfig"):
         save_adapter(target, lm.Llama(CONFIG), variables)
-    with pytest.raises(ValueError, match="no such module"):
+    with pytest.raises(ValueError, match="modules_to_save.*'pooler'"):
         save_adapter(target, MODEL, variables, modules_to_save=("pooler",))
-    with pytest.raises(ValueError, match="has an adapter"):
+    with pytest.raises(ValueError, match="modules_to_save.*'q_proj'"):
         save_adapter(target, MODEL, variables, modules_to_save=("q_proj",))
     broken = jax.tree.map(lambda x: x, variables)
     broken["params"]["norm"] = {"scale": np.ones(16, np.int32)}
-    with pytest.raises(ValueError, match="cast it"):
+    with pytest.raises(ValueError, match=r"norm\.weight.*int32"):
         save_adapter(target, MODEL, broken, modules_to_save=("model.norm",))
     assert not target.exists() and not list(tmp_path.rglob(".*"))
     save_adapter(target, MODEL, variables)
@@ -359,10 +359,10 @@ def test_writing_is_whole_or_not_at_all(variables, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ranks": (("k_proj", 2),)}, "'k_proj' names none of the targets"),
+        ({"ranks": (("k_proj", 2),)}, "^LoRA.*'k_proj' names"),
         ({"ranks": (("layers.0.mlp.q_proj", 2),)}, "layers.0.mlp.q_proj"),
-        ({"alphas": (("q_proj", -1.0),)}, "must not be negative"),
-        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alphas": (("q_proj", -1.0),)}, r"'q_proj'.*-1\.0"),
+        ({"alpha": 0.0}, "alpha.*0.0"),
     ],
     ids=str,
 )

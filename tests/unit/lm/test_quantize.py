@@ -195,7 +195,7 @@ def test_the_mesh_changes_nothing(variables, quantized, kind):
 
 def test_a_mesh_that_would_cut_a_block_is_refused(variables, tmp_path):
     mesh = make_mesh("fsdp=4")
-    cut = r"kernel: fsdp=4 would cut a block of 64 inputs: 128 / 64 / 4 = 0\.50; choose a mesh"
+    cut = r"fsdp=4.*64.*128 / 64 / 4 = 0\.50"
     floats = jax.device_put(
         variables["params"], shardings(MODEL.abstract()["params"], MODEL.logical_axes()["params"], mesh)
     )
@@ -323,26 +323,26 @@ def test_glam_acts_and_learns_over_a_quantised_base():
 
 def test_what_cannot_be_quantised_is_refused_by_name(variables, quantized, tmp_path):
     params = variables["params"]
-    with pytest.raises(ValueError, match="no quantisation 'int4'; did you mean .*'int8'"):
+    with pytest.raises(ValueError, match="'int4'.*'int8'"):
         quantize(params, "int4")
-    with pytest.raises(ValueError, match="'qproj' is not a matrix that can be quantised; did you mean 'q_proj'"):
+    with pytest.raises(ValueError, match="'qproj'.*'q_proj'"):
         quantize(params, "nf4", targets=("qproj",))
-    with pytest.raises(ValueError, match="nothing to quantise"):
+    with pytest.raises(ValueError, match="nothing.*quantise"):
         quantize(params, "nf4", targets=())
-    with pytest.raises(ValueError, match="q_proj is quantised already, as nf4"):
+    with pytest.raises(ValueError, match="q_proj.*nf4"):
         quantize(quantized["nf4"], "int8")
     tied = {name: tree for name, tree in params.items() if name != "lm_head"}
-    with pytest.raises(ValueError, match="ties its head to its embedding"):
+    with pytest.raises(ValueError, match="lm_head.*embedding"):
         quantize(tied, "nf4", targets=("lm_head",))
-    with pytest.raises(ValueError, match=r"down_proj\.weight is quantised \(nf4\).*save_adapter"):
+    with pytest.raises(ValueError, match=r"down_proj\.weight.*\(nf4\).*save_adapter"):
         save_hf(tmp_path / "out", CONFIG, quantized["nf4"])
     assert not (tmp_path / "out").exists()
     save_hf(tmp_path / "model", CONFIG, params)
-    with pytest.raises(ValueError, match="no quantisation 'nf5'; did you mean 'nf4'"):
+    with pytest.raises(ValueError, match="'nf5'.*'nf4'"):
         load(tmp_path / "model", quantize="nf5")
 
 
 def test_a_base_of_another_configuration_is_named(quantized):
     wider = Llama(replace(CONFIG, intermediate_size=320))
-    with pytest.raises(ValueError, match=r"layers/mlp/\w+/kernel has shape .*; the configuration asks for"):
+    with pytest.raises(ValueError, match=r"layers/mlp/\w+/kernel.*shape"):
         wider.apply({"params": quantized["nf4"]}, TOKENS)

@@ -30,7 +30,7 @@ def held(*trees):
 
 @functools.partial(jax.jit, static_argnums=1)
 def as_floats(quantized, dtype=jnp.float32):
-    """What a quantised array computes with."""
+    """Values that a quantised array computes with."""
     return quantized.astype(dtype)
 
 

@@ -124,17 +124,17 @@ def test_greedy_takes_the_first_of_equals():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; at least 1"),
-        ({"samples": 0}, "samples is 0"),
-        ({"temperature": -0.5}, "temperature is -0.5; 0, which is greedy, or from 1e-06 to"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_k": -1}, "top_k is -1.*or 0 to keep all"),
-        ({"top_p": 0.0}, r"top_p is 0.0; it must lie in \(0, 1\]"),
+        ({"max_new_tokens": 0}, "max_new_tokens.*0.*1"),
+        ({"samples": 0}, "samples.*0"),
+        ({"temperature": -0.5}, "temperature.*-0.5; 0.*1e-06"),
+        ({"temperature": float("nan")}, "temperature.*nan"),
+        ({"temperature": float("inf")}, "temperature.*inf"),
+        ({"top_k": -1}, "top_k.*-1.*0"),
+        ({"top_p": 0.0}, r"top_p.*0.0.*0, 1\]"),
         ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"top_p": np.array([0.5, 1.5])}, "top_p is .*1.5"),
-        ({"min_p": -0.1}, "min_p is -0.1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; from 0.001 to 1000 is needed"),
+        ({"top_p": np.array([0.5, 1.5])}, "top_p.*1.5"),
+        ({"min_p": -0.1}, "min_p.*-0.1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty.*0.0.*0.001.*1000"),
     ],
     ids=str,
 )
@@ -249,12 +249,12 @@ def test_a_character_in_parts_matches_when_it_is_whole():
 @pytest.mark.parametrize(
     ("strings", "message"),
     [
-        (["stop"], "'stop' cannot occur: no sequence of the tokenizer's 4 tokens"),
-        (["go", "goleft"], "'goleft' cannot occur"),
-        (["left\n"], "cannot occur"),
-        (["go", ""], "a stop string is empty"),
-        ([], "at least 1 string"),
-        ("go", "give a list"),
+        (["stop"], "'stop'.*4"),
+        (["go", "goleft"], "'goleft'"),
+        (["left\n"], r"'left\\n'"),
+        (["go", ""], "string.*empty"),
+        ([], "1 string"),
+        ("go", "stop strings.*'go'"),
     ],
     ids=str,
 )
@@ -282,11 +282,11 @@ def test_tokenizers_without_texts_of_tokens_are_refused():
 
     tokenizer = byte_level()
     tokenizer.backend.decoder = decoders.WordPiece()
-    with pytest.raises(ValueError, match="a decoder of WordPiece is not known.*use stop_tokens"):
+    with pytest.raises(ValueError, match="WordPiece.*stop_tokens"):
         StopStrings.build(tokenizer, ["a"], 257)
     tokenizer.backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "x")])
-    with pytest.raises(ValueError, match="a decoder of Fuse and Replace is not known"):
+    with pytest.raises(ValueError, match="Fuse.*Replace"):
         StopStrings.build(tokenizer, ["a"], 257)
     tokenizer.backend.decoder = decoders.Sequence([decoders.Strip("a", 1, 0), decoders.Fuse()])
-    with pytest.raises(ValueError, match="was taken to add"):
+    with pytest.raises(ValueError, match="token 64.*'a'"):
         StopStrings.build(tokenizer, ["a"], 257)

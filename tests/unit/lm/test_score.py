@@ -40,19 +40,19 @@ def test_the_tree_merges_prefixes_and_reads_no_last_token():
 
 
 def test_empty_candidates_are_refused():
-    with pytest.raises(ValueError, match="candidate 1 is empty"):
+    with pytest.raises(ValueError, match="candidate 1.*empty"):
         Candidates([[1], []])
     with pytest.raises(ValueError, match="no candidates"):
         Candidates([])
 
 
 def test_candidates_that_are_no_distinct_tokens_are_refused():
-    with pytest.raises(ValueError, match=r"candidates 1 and 3 are the same tokens, \[3, 4\]: .* leave one out"):
+    with pytest.raises(ValueError, match=r"1.*3.*\[3, 4\]"):
         Candidates([[3], [3, 4], [4], [3, 4]])
     words = WordTokenizer.from_texts(["go left"], spare=1)
-    with pytest.raises(ValueError, match="candidates 0 and 2 are the same tokens, .* tells them apart"):
+    with pytest.raises(ValueError, match="candidates 0.*2"):
         Candidates.encode(words, ["sing", "go", "dance"])  # both words hash to the only spare token
-    with pytest.raises(ValueError, match="the string 'go left'; a list of strings"):
+    with pytest.raises(ValueError, match="'go left'"):
         Candidates.encode(words, "go left")
 
 
@@ -137,7 +137,7 @@ def test_a_mask_rules_candidates_out_row_by_row(variables, scores):
     assert (np.asarray(got.sum)[~mask] == MASKED).all() and (np.asarray(got.mean)[~mask] == MASKED).all()
     assert np.exp(log_p)[1].tolist() == [0, 0, 0, 0, 0, 1] and np.isfinite(log_p).all()
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
-    with pytest.raises(ValueError, match=r"the mask is \(4, 5\), but there are 4 prompts and 6 candidates"):
+    with pytest.raises(ValueError, match=r"mask.*\(4, 5\).*4.*6"):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, mask=mask[:, :5])
 
 
@@ -146,12 +146,12 @@ def test_scores_per_word(variables, scores):
     known = Candidates(CANDIDATES.sequences, words=[2, 1, 1, 2, 1, 1])
     found = jax.jit(lambda v: score(MODEL, v, TOKENS, LENGTHS, known))(variables)
     np.testing.assert_allclose(found.per_word, scores.sum / np.array([2, 1, 1, 2, 1, 1]), atol=2e-5)
-    with pytest.raises(ValueError, match=r"words are \(1, 2\); one number of at least 1 is needed for each of 6"):
+    with pytest.raises(ValueError, match=r"words.*\(1, 2\).*6"):
         Candidates(CANDIDATES.sequences, words=[1, 2])
 
 
 def test_an_unknown_form_is_named(variables):
-    with pytest.raises(ValueError, match="no form 'trie'.*tree"):
+    with pytest.raises(ValueError, match="form 'trie'.*tree"):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, form="trie")
 
 
@@ -195,7 +195,7 @@ def test_rows_at_a_time(variables, scores):
     written = Llama(CONFIG, lora=MODEL.lora)  # its layers are not scanned, so that the only loop is that of the rows
     text = str(jax.make_jaxpr(lambda v: score(written, v, TOKENS, LENGTHS, CANDIDATES, rows=2))(variables))
     assert "scan" in text
-    with pytest.raises(ValueError, match="3, which does not divide a batch of 4"):
+    with pytest.raises(ValueError, match="rows.*3.*4"):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, rows=3)
 
 
@@ -218,21 +218,21 @@ def test_widths_follow_the_lengths(variables):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), apart, found[0][0][1])
     text = str(sorted_.jaxpr)
     assert "cond" in text and "i32[2,4]" in text and "i32[2,4]" not in str(plain.jaxpr)
-    with pytest.raises(ValueError, match=r"\(0, 4\); they must lie between 1 and the prompts' 9"):
+    with pytest.raises(ValueError, match=r"widths.*\(0, 4\).*1.*9"):
         run(variables, rows=2, widths=(0, 4))
-    with pytest.raises(ValueError, match="shards is 4, which does not divide groups of 2 rows"):
+    with pytest.raises(ValueError, match="shards.*4.*2"):
         run(variables, rows=2, widths=(4,), shards=4)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(variables):
     long = np.zeros((1, 28), np.int32)
-    with pytest.raises(ValueError, match="need 35 positions; the model has 32"):
+    with pytest.raises(ValueError, match="35 positions.*32"):
         score(MODEL, variables, long, np.array([28]), CANDIDATES, PREFIX)
-    with pytest.raises(ValueError, match="the token 30"):
+    with pytest.raises(ValueError, match="token 30"):
         score(MODEL, variables, TOKENS, LENGTHS, Candidates([[30]]))
     wrong = np.array(TOKENS)
     wrong[2, 0] = 30
-    with pytest.raises(ValueError, match="row 2 holds the token 30 at place 0; the model's vocabulary is 0 to 29"):
+    with pytest.raises(ValueError, match="2.*30.*0.*vocabulary.*0.*29"):
         score(MODEL, variables, wrong, LENGTHS, CANDIDATES)
-    with pytest.raises(ValueError, match="the prefix holds the token -1"):
+    with pytest.raises(ValueError, match="token -1"):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, (3, -1))

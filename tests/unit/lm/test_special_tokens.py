@@ -73,10 +73,10 @@ def test_padding_that_is_no_token_is_replaced(bpe, tmp_path):
 @pytest.mark.parametrize(
     ("config", "mapped", "message"),
     [
-        ({}, {"eos_token": 3}, "special_tokens_map.json: the eos_token is 3; a text"),
-        ({}, {"eos_token": [TURN]}, "special_tokens_map.json: the eos_token is \\["),
-        ({}, [], "special_tokens_map.json holds list, not a JSON object"),
-        (None, {"eos_token": "<eos>"}, "special_tokens_map.json: the eos_token '<eos>' is not in"),
+        ({}, {"eos_token": 3}, "special_tokens_map.json.*eos_token.*3"),
+        ({}, {"eos_token": [TURN]}, r"special_tokens_map.json.*eos_token.*\["),
+        ({}, [], "special_tokens_map.json.*JSON"),
+        (None, {"eos_token": "<eos>"}, "special_tokens_map.json.*eos_token '<eos>'"),
     ],
 )
 def test_wrong_files_are_named(bpe, config, mapped, message, tmp_path):
@@ -86,10 +86,10 @@ def test_wrong_files_are_named(bpe, config, mapped, message, tmp_path):
 
 def test_rows_need_an_end_token(bpe, tmp_path):
     tokenizer = load_tokenizer(folder(bpe, tmp_path, {}, None))
-    with pytest.raises(DataError, match=r"f:1: the tokenizer names no end-of-sequence token.*tokenizer_config\.json"):
+    with pytest.raises(DataError, match=r"f:1.*end-of-sequence.*tokenizer_config\.json"):
         encode_row({"prompt": "a", "response": "b"}, "f:1", tokenizer)
     said = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    with pytest.raises(DataError, match="f:1: the tokenizer names no end-of-sequence token"):
+    with pytest.raises(DataError, match="f:1.*end-of-sequence"):
         encode_row(said, "f:1", tokenizer, ChatTemplate.load(tmp_path, "plain"))
     own = ChatTemplate(
         "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

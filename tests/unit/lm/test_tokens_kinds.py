@@ -37,13 +37,13 @@ def test_offsets_are_places_in_the_text(bpe):
 
 def test_unknown_words_are_refused():
     tokenizer = WordTokenizer.from_texts(["turn left"])
-    with pytest.raises(ValueError, match="'lefty' is not among the 4 .* nearest are 'left'"):
+    with pytest.raises(ValueError, match="'lefty'.*4.*'left'"):
         tokenizer.encode("turn lefty")
     with pytest.raises(ValueError, match="'up'"):
         tokenizer.encode_batch(["turn", "up"])
-    with pytest.raises(ValueError, match="at least one word"):
+    with pytest.raises(ValueError, match="one word"):
         WordTokenizer.from_texts([" "])
-    with pytest.raises(ValueError, match="special"):
+    with pytest.raises(ValueError, match="word '<pad>'"):
         WordTokenizer.from_texts(["a <pad>"])
 
 
@@ -64,9 +64,9 @@ def test_spare_tokens_stand_for_other_words(tmp_path):
     read = load_tokenizer(tmp_path)
     assert isinstance(read, WordTokenizer) and read.spare_ids == spare.spare_ids
     assert read.encode("turn dax") == [first, dax]
-    with pytest.raises(ValueError, match="spare is -1"):
+    with pytest.raises(ValueError, match="spare.*-1"):
         WordTokenizer.from_texts(["turn"], spare=-1)
-    with pytest.raises(ValueError, match="'<spare_0>' is taken"):
+    with pytest.raises(ValueError, match="'<spare_0>'"):
         WordTokenizer.from_texts(["turn <spare_0>"], spare=1)
 
 
@@ -110,17 +110,17 @@ def test_special_tokens_are_those_of_the_files(bpe, tmp_path):
     assert (found.bos_id, found.eos_id, found.pad_id) == (0, None, 1)
     assert found.encode("go")[:1] != [0]  # no special token is added
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
-    with pytest.raises(ValueError, match="bos_token '<s>' is not in"):
+    with pytest.raises(ValueError, match="bos_token '<s>'"):
         load_tokenizer(tmp_path)
 
 
 def test_bad_paths_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
+    with pytest.raises(FileNotFoundError, match="tokenizer.*/none"):
         load_tokenizer(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="neither a folder"):
+    with pytest.raises(FileNotFoundError, match=r"\./none"):
         load_tokenizer("./none")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json.*tokenizers"):
         load_tokenizer(tmp_path)
 
 

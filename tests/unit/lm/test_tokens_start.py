@@ -119,11 +119,11 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     compiled = Prompt(Literal(prompt)).compile(tokenizer)
     assert np.asarray(compiled({})[0]).tolist() == start + head and compiled.top_token == max(head)
     check_vocabulary(compiled, max(head) + 1, "m")
-    with pytest.raises(ValueError, match=rf"token {max(head)}, but the vocabulary of m is 0 to {max(head) - 1}:"):
+    with pytest.raises(ValueError, match=f"token {max(head)}.*0 to {max(head) - 1}:"):
         check_vocabulary(compiled, max(head), "m")
     forced = [np.asarray(Prompt(Literal(prompt)).compile(tokenizer, bos=b)({})[0]).tolist() for b in (True, False)]
     assert forced == [[0, *head], head]
-    with pytest.raises(PromptError, match="the tokenizer has none"):
+    with pytest.raises(PromptError, match="bos asks"):
         Prompt(Literal(prompt)).compile(FastTokenizer(tokenizer.backend), bos=True)
     # the command
     from llmrl_jax.cli.commands.lm import generate
@@ -148,9 +148,9 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["bare", "words"])
 def test_texts_that_are_not_unicode_are_refused(bare, kind):
     tokenizer = bare if kind == "bare" else WordTokenizer.from_texts(["go"], spare=4)
-    with pytest.raises(ValueError, match=r"'\\ud800' at character 1, half of a surrogate pair"):
+    with pytest.raises(ValueError, match=r"'\\ud800'.*1"):
         tokenizer.encode("a\ud800")
-    with pytest.raises(ValueError, match="at character 0"):
+    with pytest.raises(ValueError, match="character 0"):
         tokenizer.encode_batch(["go", "\udfff"])
 
 
@@ -158,10 +158,10 @@ def test_files_of_tokenizers_that_are_wrong_are_named(bpe, tmp_path):
     bpe.save(tmp_path)
     file = tmp_path / "tokenizer_config.json"
     for text, message in (
-        ("[]", "tokenizer_config.json holds list, not a JSON object"),
-        ("{", "tokenizer_config.json is not JSON"),
-        ('{"bos_token": 1}', "tokenizer_config.json: the bos_token is 1; a text"),
-        ('{"bos_token": "<s>"}', "tokenizer_config.json: the bos_token '<s>' is not in"),
+        ("[]", r"tokenizer_config\.json.*list.*JSON"),
+        ("{", "tokenizer_config.json.*not JSON"),
+        ('{"bos_token": 1}', r"tokenizer_config\.json.*bos_token.*1.*text"),
+        ('{"bos_token": "<s>"}', "tokenizer_config.json.*bos_token '<s>'"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -86,32 +86,32 @@ def test_bfloat16_is_stored_and_read(params, tmp_path):
 
 def test_a_missing_tensor_is_named(folder):
     rewrite(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(ValueError, match=r"lack the tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         lm.load(folder)
 
 
 def test_a_misshapen_tensor_is_named(folder):
     rewrite(folder, lambda t: t.update({"model.norm.weight": np.ones(15, np.float32)}))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(15,\); the configuration asks for \(16,\)"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*\(15,\).*\(16,\)"):
         lm.load(folder)
 
 
 def test_a_tensor_of_integers_is_named(folder):
     rewrite(folder, lambda t: t.update({"model.norm.weight": np.ones(16, np.int8)}))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is stored as I8"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*I8"):
         lm.load(folder)
 
 
 def test_an_unread_tensor_is_named(folder):
     rewrite(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.ones(16, np.float32)}))
-    with pytest.raises(ValueError, match=r"q_proj\.bias.*would not read"):
+    with pytest.raises(ValueError, match=r"q_proj\.bias"):
         lm.load(folder)
 
 
 def test_a_damaged_file_is_named(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or cut short"):
+    with pytest.raises(ValueError, match=r"model\.safetensors.*damaged"):
         lm.load(folder)
 
 
@@ -127,21 +127,21 @@ TENSOR = "model.norm.weight"
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (lambda f: (f / "model-00002-of-00005.safetensors").unlink(), r"lists model-00002-of-00005.*copy or download"),
+        (lambda f: (f / "model-00002-of-00005.safetensors").unlink(), "model-00002-of-00005"),
         (
             lambda f: edit_index(f, lambda m: m.update({TENSOR: "../x.safetensors"})),
-            r"'\.\./x\.safetensors'.*not the name",
+            r"'\.\./x\.safetensors'",
         ),
-        (lambda f: edit_index(f, lambda m: m.update({TENSOR: "model.bin"})), r"'model\.bin'.*not the name"),
+        (lambda f: edit_index(f, lambda m: m.update({TENSOR: "model.bin"})), r"'model\.bin'"),
         (
             lambda f: edit_index(f, lambda m: m.update({"model.other": "model-00001-of-00005.safetensors"})),
-            r"model-00001-of-00005\.safetensors holds the tensor model\.other, which it does not",
+            r"model-00001-of-00005\.safetensors.*model\.other",
         ),
-        (lambda f: (f / "model.safetensors.index.json").write_text("{"), r"index\.json is not JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), r"config\.json holds list"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{"), r"index\.json.*JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config\.json.*list"),
         (
             lambda f: (f / "model-00003-of-00005.safetensors").write_bytes(b"\x80\x02}q\x00."),
-            r"model-00003-of-00005\.safetensors is damaged",
+            r"model-00003-of-00005\.safetensors",
         ),
     ],
     ids=["missing", "outside", "pickle", "elsewhere", "index", "config", "not-safetensors"],
@@ -157,21 +157,19 @@ def test_a_fault_is_named_before_anything_is_allocated(fault, message, params, t
 
 def test_missing_files_are_named(folder, tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(
-        FileNotFoundError, match=r"neither model\.safetensors.*pytorch_model\.bin.*never read.*converted"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*pytorch_model\.bin"):
         lm.load(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         lm.load(folder)
-    with pytest.raises(FileNotFoundError, match="no model folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere'"):
         lm.load(tmp_path / "nowhere")
 
 
 def test_another_architecture_is_named(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
-    with pytest.raises(ValueError, match=r"config\.json: model_type 'mamba' is not supported"):
+    with pytest.raises(ValueError, match=r"config\.json: model_type 'mamba'"):
         lm.load(folder)
 
 
@@ -183,7 +181,7 @@ def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch, tmp_path):
         raise LocalEntryNotFoundError("not here") if local_files_only else OSError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(FileNotFoundError, match="'someone/llama' is no local folder.*no route.*give its folder"):
+    with pytest.raises(FileNotFoundError, match="'someone/llama'"):
         lm.load("someone/llama")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
     assert lm.locate("someone/llama") == tmp_path
@@ -191,7 +189,7 @@ def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch, tmp_path):
 
 def test_saving_is_whole_or_not_at_all(params, tmp_path):
     wrong = {**params, "norm": {"scale": jnp.ones(3)}}
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*\(3,\)"):
         lm.save_hf(tmp_path / "m", CONFIG, wrong)
     assert list(tmp_path.iterdir()) == []
     lm.save_hf(tmp_path / "m", CONFIG, params)
@@ -214,13 +212,13 @@ def test_a_disk_that_fills_leaves_nothing_behind(params, tmp_path, monkeypatch):
 
 
 def test_integers_are_not_written(params, tmp_path):
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has dtype int32; cast it"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*int32"):
         lm.save_hf(tmp_path / "m", CONFIG, {**params, "norm": {"scale": np.ones(16, np.int32)}})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mesh_that_does_not_divide_is_refused_before_reading(folder):
-    with pytest.raises(ValueError, match=r"k_proj/kernel, dimension 2 \(kv_heads\) has size 2.*2 / 4 = 0\.50"):
+    with pytest.raises(ValueError, match=r"k_proj/kernel.*2 \(kv_heads\).*2.*2 / 4 = 0\.50"):
         lm.load(folder, make_mesh("tensor=4"))
 
 
@@ -243,27 +241,27 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, dtype, value)
                 file.fill("w", out)
                 np.testing.assert_array_equal(out, bulk.astype(np.float32))
             else:
-                with pytest.raises(ValueError, match="w.safetensors: the tensor w has values that are NaN or infinite"):
+                with pytest.raises(ValueError, match="w.safetensors.*NaN"):
                     file.fill("w", out)
 
 
 def test_the_name_of_no_model_is_refused(tmp_path):
     for name in ("", " "):
-        with pytest.raises(ValueError, match="the model's name is empty; give a folder"):
+        with pytest.raises(ValueError, match="name.*empty"):
             lm.locate(name)
     (tmp_path / "model.safetensors").write_text("")
-    with pytest.raises(FileNotFoundError, match="is a file, and not a GGUF file; give a folder"):
+    with pytest.raises(FileNotFoundError, match="not a GGUF"):
         lm.locate(tmp_path / "model.safetensors")
 
 
 def test_a_runs_folder_is_no_model(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "lm sft", "version": 1, "model": "base"}')
-    with pytest.raises(ValueError, match="is an lm sft run, not a model: it wrote no model"):
+    with pytest.raises(ValueError, match="lm sft run.*no model"):
         lm.read_config(tmp_path)
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(ValueError, match="give the model that it adapted, and .*/adapter as adapter"):
+    with pytest.raises(ValueError, match="/adapter"):
         lm.read_config(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="give the model that it wrote, .*/model$"):
+    with pytest.raises(ValueError, match="/model$"):
         lm.read_config(tmp_path)

@@ -110,10 +110,10 @@ def test_whole_numbers_as_users_write_them():
         assert whole_number(text) == value
     assert whole_number(str(2**63 - 1)) == 2**63 - 1
     for text in ("1.5", "1e-3", "x", "", "nan", "inf"):
-        with pytest.raises(ValueError, match="is not a whole number"):
+        with pytest.raises(ValueError, match="whole number"):
             whole_number(text)
     for text in ("1e99", "99999999999999999999", str(2**63), "-1e30"):
-        with pytest.raises(ValueError, match=f"'{text}' is too large; at most 9223372036854775807"):
+        with pytest.raises(ValueError, match=f"'{text}'.*9223372036854775807"):
             whole_number(text)
 
 
@@ -122,7 +122,7 @@ def test_every_integer_option_takes_them(capsys):
     assert (found.steps, found.learner.batch, found.world.limit, found.run.keep) == (1_500_000, 1000, 20, 3)
     with pytest.raises(SystemExit):
         call("--steps", "1.5")
-    assert "--steps: '1.5' is not a whole number" in capsys.readouterr().err
+    assert "--steps: '1.5'" in capsys.readouterr().err
 
 
 def test_the_value_of_a_flag():
@@ -167,23 +167,23 @@ def read_yaml(text: str, folder) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stepz: 3", "a.yaml: there is no option 'stepz'; did you mean 'steps'"),
-        ("learner: {bach: 3}", "a.yaml: there is no option 'learner.bach'; did you mean 'batch'"),
-        ("enw: x", "a.yaml: there is no option 'enw'; did you mean 'env'"),
-        ("steps: 1.5", "a.yaml: steps is 1.5; expected int"),
-        ("learner: {rate: fast}", "a.yaml: learner.rate is 'fast'; expected float"),
-        ("- steps", "holds a list"),
-        ("steps: [", "is not YAML"),
-        ("kind: lm other\nversion: 1", "a.yaml has the options of `llmrl lm other`, not of `llmrl toy train`"),
-        ("kind: toy train\nversion: 9", "a newer llmrl_jax wrote"),
-        (f"learner: {{rate: {'9' * 401}}}", "a.yaml: learner.rate is 9+; expected a number of at most 1.8e308"),
-        (f"steps: {'9' * 5000}", "a.yaml is not YAML: Exceeds the limit"),
-        ("steps: " + "[" * 3000, "a.yaml is not YAML that can be read: it is nested too deeply"),
-        ("steps: 2026-13-23", "a.yaml: steps is '2026-13-23'; expected int"),
-        ("steps: !!timestamp 2026-13-23", "a.yaml is not YAML: month must be in 1..12"),
-        ("steps: !!timestamp x", "a.yaml is not YAML: "),
-        ("steps: !!bool x", "a.yaml is not YAML: "),
-        ("steps: !!int x", "a.yaml is not YAML: invalid literal"),
+        ("stepz: 3", "a.yaml.*'stepz'.*'steps'"),
+        ("learner: {bach: 3}", "a.yaml.*'learner.bach'.*'batch'"),
+        ("enw: x", "a.yaml.*'enw'.*'env'"),
+        ("steps: 1.5", "a.yaml: steps.*1.5.*int"),
+        ("learner: {rate: fast}", "a.yaml: learner.rate.*'fast'.*float"),
+        ("- steps", r"a\.yaml.*list"),
+        ("steps: [", "not YAML"),
+        ("kind: lm other\nversion: 1", "a.yaml.*`llmrl lm other`.*`llmrl toy train`"),
+        ("kind: toy train\nversion: 9", "llmrl_jax"),
+        (f"learner: {{rate: {'9' * 401}}}", "a.yaml: learner.rate.*9+.*1.8e308"),
+        (f"steps: {'9' * 5000}", "a.yaml.*YAML: Exceeds"),
+        ("steps: " + "[" * 3000, "YAML.*nested"),
+        ("steps: 2026-13-23", "a.yaml: steps.*'2026-13-23'.*int"),
+        ("steps: !!timestamp 2026-13-23", "a.yaml.*YAML.*1..12"),
+        ("steps: !!timestamp x", r"a\.yaml.*YAML: "),
+        ("steps: !!bool x", r"a\.yaml.*YAML: "),
+        ("steps: !!int x", r"a\.yaml.*YAML: invalid"),
     ],
 )
 def test_a_file_that_cannot_be_is_named(tmp_path, text, message):
@@ -208,20 +208,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
     (tmp_path / "a.yaml").write_text("steps: 3")
     monkeypatch.setattr(Path, "read_text", refused)
-    with pytest.raises(PermissionError, match=r"a.yaml cannot be read \(Permission denied\): a file of YAML is needed"):
+    with pytest.raises(PermissionError, match="a.yaml.*Permission denied.*YAML"):
         train.prepare(["--config", str(tmp_path / "a.yaml")])
 
 
 def test_a_file_that_is_missing_is_named(tmp_path):
     (tmp_path / "sft.yaml").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="there is no configuration .*sft.yml; did you mean 'sft.yaml'"):
+    with pytest.raises(FileNotFoundError, match="sft.yml.*'sft.yaml'"):
         train.prepare(["--config", str(tmp_path / "sft.yml")])
 
 
 def test_flags_may_repair_what_a_file_says(tmp_path):
     (tmp_path / "a.yaml").write_text("learner: {batch: 0}")
     assert call("--config", str(tmp_path / "a.yaml"), "--learner.batch", "4").learner.batch == 4
-    with pytest.raises(ValueError, match=r"^--learner\.batch is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match=r"^--learner\.batch.*0.*1"):
         call("--config", str(tmp_path / "a.yaml"))
 
 
@@ -246,11 +246,11 @@ def test_a_run_is_resumed_by_its_folder(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "note: the preset has no effect: the run runs/a keeps its own settings\n"
     found = call("--run.resume", str(tmp_path / "runs" / "a"))
     assert found == replace(same, run=replace(same.run, out=str(tmp_path / "runs")))
-    with pytest.raises(ValueError, match=r"the run runs/a was begun with other options: --learner.batch: 3 -> 4"):
+    with pytest.raises(ValueError, match="runs/a.*--learner.batch: 3 -> 4"):
         call("--run.resume", "runs/a", "--learner.batch", "4")
-    with pytest.raises(FileNotFoundError, match="there is no run 'b' in runs to resume"):
+    with pytest.raises(FileNotFoundError, match="'b'.*runs"):
         call("--run.resume", "runs/b")
-    with pytest.raises(FileExistsError, match="the run runs/a exists; continue it with --run.resume runs/a"):
+    with pytest.raises(FileExistsError, match="runs/a.*--run.resume runs/a"):
         call("--run.name", "a")
     assert resumed(Config, "runs/a", steps=9) == replace(same, steps=9), "from Python"
     with pytest.raises(ValueError, match="model: "):
@@ -268,19 +268,19 @@ def test_a_file_may_name_the_run_to_resume(tmp_path, monkeypatch):
     assert call("--config", "a.yaml", "--run.resume").run.resume, "a flag without a value keeps the file's folder"
     (tmp_path / "b.yaml").write_text("run: {resume: runs/a}")
     assert call("--config", "b.yaml", "--run.resume").run.name == "a"
-    with pytest.raises(ValueError, match="--config names no file"):
+    with pytest.raises(ValueError, match="--config"):
         call("--config", "")
     (tmp_path / "a.yaml").write_text("run: {name: a, resume: true, resume_from: 24}")
-    with pytest.raises(FileNotFoundError, match="--run.resume-from is 24, but there is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="--run.resume-from.*24"):
         call("--config", "a.yaml")
     assert call("--config", "a.yaml", "--run.resume-from=-1").run.resume_from == -1, "as a requeued job has it"
     new = call("--config", "b.yaml", "--run.resume", "False", "--run.name", "c")
     assert (new.run.resume, new.run.name) == (False, "c"), "a flag may take it back"
     for text, wrong in (
-        ("{resume: true, name: [a]}", r"run.name is \['a'\]; expected str"),
-        ("{resume: true, name: a, out: 3}", "run.out is 3; expected str"),
-        ("{resume: 3}", "run.resume is 3; expected bool or str"),
-        ("{resume: {a: 1}}", "run.resume is {'a': 1}; expected bool or str"),
+        ("{resume: true, name: [a]}", r"run.name.*\['a'\].*str"),
+        ("{resume: true, name: a, out: 3}", "run.out.*3.*str"),
+        ("{resume: 3}", "run.resume.*3.*bool.*str"),
+        ("{resume: {a: 1}}", "run.resume.*{'a': 1}.*bool.*str"),
     ):
         (tmp_path / "b.yaml").write_text(f"run: {text}")
         with pytest.raises(ValueError, match=f"b.yaml: {wrong}"):
@@ -327,12 +327,10 @@ def test_a_file_of_that_name_that_a_user_wrote_keeps_its_name_and_preset(tmp_pat
 def test_the_wrong_command_names_the_right_one(tmp_path):
     call("--run.name", "a", "--run.out", str(tmp_path))
     parse(other.prepare(args := ["--run.name", "b", "--run.out", str(tmp_path)]), "toy", args)
-    right = (
-        f"{tmp_path}/b is an lm other run, not a toy train run: `llmrl lm other --run.resume {tmp_path}/b` continues it"
-    )
+    right = f"{tmp_path}/b.*`llmrl lm other --run.resume {tmp_path}/b`"
     with pytest.raises(ValueError, match=right):
         train.prepare(["--run.resume", f"{tmp_path}/b"])
-    with pytest.raises(ValueError, match="is a toy train run, not an lm other run: `llmrl toy train"):
+    with pytest.raises(ValueError, match="toy train run.*`llmrl toy train"):
         configs.load_config(Other, tmp_path / "a" / "config.json")
 
 
@@ -344,15 +342,15 @@ def test_runs_from_before_kinds_are_read(tmp_path):
     found = call("--run.resume", str(tmp_path / "old"))
     assert found == Config("m", steps=5, run=RunConfig("old", str(tmp_path), resume=True))
     (tmp_path / "old" / "config.json").write_text(json.dumps({"learning_rate": 5}))
-    with pytest.raises(ValueError, match="is not what this command wrote: Config has no field 'learning_rate'"):
+    with pytest.raises(ValueError, match="Config.*'learning_rate'"):
         train.prepare(["--run.resume", str(tmp_path / "old")])
 
 
 def test_where_no_run_can_be_kept(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"no run can be kept in .*file/a \(.*file is a file\): choose another --run.out"):
+    with pytest.raises(OSError, match=r"file/a \(.*/file .*--run.out"):
         call("--run.name", "a", "--run.out", str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"no run can be kept in /proc/runs \(.*\): choose another --run.out"):
+    with pytest.raises(OSError, match=r"/proc/runs \(.*\).*--run.out"):
         check_folder(RunConfig(out="/proc/runs"))
     check_folder(RunConfig(out=str(tmp_path / "new" / "runs"), name="a"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made"
@@ -363,16 +361,16 @@ def test_the_folder_of_a_run_in_python():
     assert RunConfig(resume="/x/y/a/") == RunConfig("a", "/x/y", resume=True)
     assert RunConfig(resume="a", out="/x") == RunConfig("a", "/x", resume=True)
     assert not RunConfig(resume="").resume
-    with pytest.raises(ValueError, match="--run.name is b, but --run.resume is runs/a: leave --run.name out"):
+    with pytest.raises(ValueError, match="--run.name.*b.*--run.resume.*runs/a.*--run.name"):
         RunConfig("b", resume="runs/a")
-    with pytest.raises(ValueError, match="--run.out is x, but --run.resume is runs/a: leave --run.out out"):
+    with pytest.raises(ValueError, match="--run.out.*x.*--run.resume.*runs/a.*--run.out"):
         RunConfig(out="x", resume="runs/a")
 
 
 def test_a_draft_is_checked_at_the_end_alone():
     draft = overlaid(blank(Config), {"learner": {"batch": 0}, "limit": 3})
     assert draft.learner.batch == 0 and draft.learner.rate == 0.1 and draft.world.limit == 3
-    with pytest.raises(ValueError, match="batch is 0"):
+    with pytest.raises(ValueError, match="batch.*0"):
         checked(draft)
     assert "batch: 8" in to_yaml(Config("m"))
 
@@ -383,5 +381,5 @@ def test_a_field_that_the_file_needs_for_itself_is_refused():
         KIND: ClassVar[str] = "toy"
         version: int = 1
 
-    with pytest.raises(TypeError, match="Taken has a field 'version'"):
+    with pytest.raises(TypeError, match="Taken.*'version'"):
         configs.stamped(Taken())

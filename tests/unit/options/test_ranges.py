@@ -95,7 +95,7 @@ def inside(limits: In) -> list[float]:
 
 
 def choices(owner: type, name: str) -> bool:
-    """Whether a field has the values of a `Literal` only."""
+    """Return whether a field has the values of a `Literal` only."""
     hint = hints_of(owner)[name]
     return any(typing.get_origin(part) is typing.Literal for part in (hint, *typing.get_args(hint)))
 

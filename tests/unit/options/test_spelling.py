@@ -69,13 +69,11 @@ def test_the_names_of_a_command(message, said):
 
 
 def test_a_part_is_checked_with_its_own_names():
-    with pytest.raises(
-        ValueError, match="^--learner.num-envs 3 and --learner.gamma 0.9 of x/num_envs: 'num_envs' is odd"
-    ):
+    with pytest.raises(ValueError, match="^--learner.num-envs 3.*--learner.gamma 0.9.*x/num_envs: 'num_envs'"):
         checked(Run(world=World(learner=_made(num_envs=3))))
-    with pytest.raises(ValueError, match="^--other.gamma is 2; gamma is a discount"):
+    with pytest.raises(ValueError, match="^--other.gamma.*2; gamma"):
         checked(Run(world=World(other=_made(gamma=2))))
-    with pytest.raises(ValueError, match="^--other.gamma is nan; a number is needed"):
+    with pytest.raises(ValueError, match="^--other.gamma.*nan"):
         checked(Run(world=World(other=_made(gamma=float("nan")))))
     assert names_of(Learner, "world.learner", "learner").spell("gamma is 2") == "--learner.gamma is 2"
 
@@ -88,9 +86,9 @@ def _made(**values: Any) -> Learner:
 
 
 def test_a_command_line_gives_these_messages(monkeypatch):
-    with pytest.raises(ValueError, match="^--learner.num-envs 3 and"):
+    with pytest.raises(ValueError, match="^--learner.num-envs 3"):
         parse(work, args=["--learner.num-envs", "3"])
-    with pytest.raises(ValueError, match="^--other.gamma is 2.0; gamma"):
+    with pytest.raises(ValueError, match="^--other.gamma.*2.0"):
         parse(Run, args=["--other.gamma", "2"])
     monkeypatch.setitem(globals(), "TEXT", "max_steps is -3, id is a")
     with pytest.raises(KeyError) as error:

@@ -31,13 +31,13 @@ def test_specifications_are_read():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("data=4,fsdp=3", "data=4 x fsdp=3 needs 12 devices, 8 are present"),
-        ("data=3", "data=3 needs 3 devices, which does not divide the 8 present"),
-        ("fdsp=2", "no mesh axis 'fdsp'; did you mean 'fsdp'"),
-        ("data", "not NAME=NUMBER"),
-        ("data=x", "not NAME=NUMBER"),
-        ("data=2,data=4", "data is given twice"),
-        ("data=0", "data is 0; at least 1"),
+        ("data=4,fsdp=3", "data=4 x fsdp=3.*12.*8"),
+        ("data=3", "data=3.*3.*8"),
+        ("fdsp=2", "'fdsp'.*'fsdp'"),
+        ("data", "NAME=NUMBER"),
+        ("data=x", "NAME=NUMBER"),
+        ("data=2,data=4", "data.*twice.*'data=2,data=4'"),
+        ("data=0", "data.*0.*1"),
     ],
 )
 def test_bad_specifications_show_the_arithmetic(spec, message):
@@ -53,7 +53,7 @@ def test_leaves_are_sharded_by_name():
     mesh = make_mesh("data=2,fsdp=2,tensor=2")
     tree = {"a": {"kernel": leaf(3, 8, 4)}, "b": [leaf(6, 4)]}
     axes = {"a": {"kernel": ("layers", "embed", "heads")}, "b": [("batch", None)], "more": ("embed",)}
-    with pytest.raises(ValueError, match=r"b/0, dimension 0 \(batch\) has size 6, which data=2 x fsdp=2 = 4"):
+    with pytest.raises(ValueError, match="b/0.*0.*6.*data=2 x fsdp=2 = 4"):
         shardings(tree, axes, mesh)
     tree["b"] = [leaf(8, 4)]
     got = shardings(tree, axes, mesh)
@@ -63,11 +63,11 @@ def test_leaves_are_sharded_by_name():
 
 def test_unmatched_leaves_are_refused():
     mesh = make_mesh("fsdp=2")
-    with pytest.raises(ValueError, match="a/bias has no logical axes"):
+    with pytest.raises(ValueError, match="a/bias"):
         shardings({"a": {"bias": leaf(4)}}, {"a": {"kernel": ("embed",)}}, mesh)
-    with pytest.raises(ValueError, match="a, dimension 0: no rule for the logical axis 'embd'; did you mean 'embed'"):
+    with pytest.raises(ValueError, match="^a, .*0.*'embd'.*'embed'"):
         shardings({"a": leaf(4)}, {"a": ("embd",)}, mesh)
-    with pytest.raises(ValueError, match=r"a has shape \(4, 4\), its logical axes are"):
+    with pytest.raises(ValueError, match=r"^a .*\(4, 4\)"):
         shardings({"a": leaf(4, 4)}, {"a": ("embed",)}, mesh)
 
 
@@ -75,7 +75,7 @@ def test_batches_are_split_over_data_and_fsdp():
     mesh = make_mesh("data=2,fsdp=2,tensor=2")
     x = jax.device_put(jnp.arange(24.0).reshape(3, 8), batch_sharding(mesh, axis=1, size=8))
     assert x.addressable_shards[0].data.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"a batch of 6 is not divided by data=2 x fsdp=2 = 4: 6 / 4 = 1\.50"):
+    with pytest.raises(ValueError, match=r"6.*data=2 x fsdp=2 = 4: 6 / 4 = 1\.50"):
         batch_sharding(mesh, size=6)
     assert jax.device_put(jnp.ones(3), replicated(mesh)).addressable_shards[0].data.shape == (3,)
 

@@ -41,7 +41,7 @@ def test_the_usual_place_of_a_figure_is_checked_too(tmp_path):
     assert figures.new_file(None, tmp_path / "compare.png") == tmp_path / "compare.png"
     (tmp_path / "compare.png").write_text("")
     assert figures.new_file(None, tmp_path / "compare.png") == tmp_path / "compare-2.png"
-    with pytest.raises(PermissionError, match="the default of --out is /proc/compare.png, but nothing can be written"):
+    with pytest.raises(PermissionError, match="--out.*/proc/compare.png"):
         figures.new_file(None, Path("/proc/compare.png"))
-    with pytest.raises(ValueError, match="'~nouser-x/a.png' begins with ~nouser-x, whose home folder is unknown"):
+    with pytest.raises(ValueError, match="'~nouser-x/a.png'.*~nouser-x.*folder"):
         figures.new_file(Path("~nouser-x/a.png"), tmp_path / "compare.png")

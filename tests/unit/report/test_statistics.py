@@ -32,7 +32,7 @@ def test_wilson_agrees_with_the_published_table():
 
 def test_wilson_of_nothing_and_of_the_impossible():
     assert math.isnan(stats.wilson(0, 0).mean) and stats.wilson(0, 0)[1:3] == (0.0, 1.0)
-    with pytest.raises(ValueError, match="5 successes of 3"):
+    with pytest.raises(ValueError, match="5 successes.*3"):
         stats.wilson(5, 3)
 
 
@@ -64,7 +64,7 @@ def test_mean_interval_by_hand():
     assert stats.mean_rate([0.0, 0.01]) == pytest.approx((0.005, 0.0, 0.005 + half, 2))
     assert stats.mean_rate([1.0, 0.99])[2] == 1.0 and np.isnan(stats.mean_rate([]).low)
     assert stats.mean_interval([]).n == 0
-    with pytest.raises(ValueError, match="level is 95; above 0 and below 1 is needed"):
+    with pytest.raises(ValueError, match="level.*95.*0.*1"):
         stats.mean_interval([1.0, 2.0], level=95)
 
 

@@ -191,15 +191,15 @@ def test_the_share_of_steps_that_the_predictor_learns_from():
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match=r"rnd.update_proportion is 0.0; above 0 and at most 1 is needed"):
+    with pytest.raises(ValueError, match="rnd.update_proportion.*0.0.*0.*1"):
         RNDConfig(update_proportion=0.0)
-    with pytest.raises(ValueError, match="rnd.gamma is 1.5; from 0 to 1 is needed"):
+    with pytest.raises(ValueError, match="rnd.gamma.*1.5.*0.*1"):
         RNDConfig(gamma=1.5)
-    with pytest.raises(ValueError, match="rnd.outputs is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="rnd.outputs.*0.*1"):
         RNDConfig(outputs=0)
-    with pytest.raises(ValueError, match="rnd.max_grad_norm is -1; above 0 is needed"):
+    with pytest.raises(ValueError, match="rnd.max_grad_norm.*-1.*0"):
         RNDConfig(max_grad_norm=-1)
-    with pytest.raises(ValueError, match="rnd.critic_hidden is"):
+    with pytest.raises(ValueError, match="rnd.critic_hidden"):
         RNDConfig(critic_hidden=())
 
 
@@ -304,7 +304,7 @@ def test_dqn_remembers_changed_rewards():
     env, params = envs_jax.make("Debug-Catch-v0")
     config = DQNConfig(num_envs=4, num_steps=6, batch_size=8, replay_size=48, learning_starts=30, pool_size=4)
     policy = NetworkQPolicy(env.action_space(params).n, hidden=(8,))
-    with pytest.raises(ValueError, match=r"--rnd.critic-hidden is \(5,\), but a learner with one value function"):
+    with pytest.raises(ValueError, match=r"--rnd.critic-hidden.*\(5,\)"):
         make_dqn(config, EpisodeStatistics(env), params, policy, bonus=RND(SMALL))
     rnd = RND(replace(SMALL, critic_hidden=(64, 64)))
     dqn = make_dqn(config, EpisodeStatistics(env), params, policy, bonus=rnd)

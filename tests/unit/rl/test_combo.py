@@ -129,9 +129,9 @@ def test_the_loss_of_the_critics_by_hand():
 
 
 def test_settings_that_cannot_be():
-    with pytest.raises(ValueError, match="combo.elites is 8; from 1 to 7 is needed"):
+    with pytest.raises(ValueError, match="combo.elites.*8.*1.*7"):
         COMBOConfig(elites=8)
-    with pytest.raises(ValueError, match="combo.batch_size is 7; a multiple of 2"):
+    with pytest.raises(ValueError, match="combo.batch_size.*7.*2"):
         COMBOConfig(batch_size=7)
-    with pytest.raises(ValueError, match="combo needs continuous actions"):
+    with pytest.raises(ValueError, match="combo.*3.*iql"):
         COMBO(COMBOConfig(), ActionKind(3))

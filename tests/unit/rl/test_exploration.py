@@ -79,7 +79,7 @@ def test_a_guide_plays_the_random_actions():
     assert float(metrics["episode_return"]) == 6
     assert float(states[0].frozen["guide"][0]["scale"]) == 5
     assert "guide_fraction" in states[0].hparams and "reward_clip" not in states[0].hparams
-    with pytest.raises(ValueError, match="a guide needs epsilon"):
+    with pytest.raises(ValueError, match=r"dqn\.acting.*softmax.*epsilon"):
         make_dqn(replace(TINY, acting="softmax", epsilon_steps=50_000), ENV, PARAMS, Heads(), guide=Knows())
 
 
@@ -141,11 +141,11 @@ def test_bad_options():
     class Plain(Heads):
         heads = ()
 
-    with pytest.raises(ValueError, match="does not name its heads"):
+    with pytest.raises(ValueError, match=r"dqn\.share_encoder.*True"):
         make_dqn(replace(TINY, share_encoder=True), ENV, PARAMS, Plain())
-    with pytest.raises(ValueError, match="target_every is 3, but dqn.target_steps 100"):
+    with pytest.raises(ValueError, match="target_every.*3.*dqn.target_steps 100"):
         DQNConfig(target_steps=100, target_every=3)
-    with pytest.raises(ValueError, match="share-encoder is True, but --dqn.target-every 0"):
+    with pytest.raises(ValueError, match="share-encoder.*True.*--dqn.target-every 0"):
         DQNConfig(target_every=0, share_encoder=True)
-    with pytest.raises(ValueError, match="reward_clip is 0"):
+    with pytest.raises(ValueError, match="reward_clip.*0"):
         DQNConfig(reward_clip=0.0)

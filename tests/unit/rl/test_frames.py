@@ -140,15 +140,15 @@ def test_frames_are_held_once():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="stacks of frames need steps in their order: give the replay"):
+    with pytest.raises(ValueError, match="`rows`"):
         Replay(10, stacked=STACKS)
     past, _ = history(1, 0.1)
     item = jax.tree.map(lambda x: x[0, 0], past)
-    with pytest.raises(ValueError, match="to know which steps ended their episode"):
+    with pytest.raises(ValueError, match="`ended`"):
         ONCE.add(ONCE.init(item), past)
-    with pytest.raises(ValueError, match=r"'image' of an observation has the shape \[2, 4\]; a stack of 3 frames"):
+    with pytest.raises(ValueError, match=r"'image'.*\[2, 4\].*3"):
         Frames(5, 1, {"image": Stack(3, "first")}).init(item.obs)
-    with pytest.raises(ValueError, match="'film' of an observation is missing; a stack of 3 frames"):
+    with pytest.raises(ValueError, match="'film'.*missing.*3"):
         Frames(5, 1, {"film": Stack(3, "first")}).init(item.obs)
 
 
@@ -158,7 +158,7 @@ def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
     env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
     learner = make_dqn(CONFIG, env, (), policy)
     monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
-    message = "a replay buffer of 192 steps takes 0.0 GB, but there are 0.0 GB: lower dqn.replay_size, which is 192"
+    message = "192.*0.0 GB.*0.0 GB.*dqn.replay_size.*192"
     with pytest.raises(ValueError, match=message):
         learner.init(jax.random.key(0))
     assert needed > 27 * 8 * 4 + 2 * 8 * 4 and available() > 1e8
@@ -240,13 +240,13 @@ def test_the_kit_checks_declared_stacks():
     played = jax.tree.map(np.array, play(state, jax.random.key(1)) | {"state": ()})
     testing.check_stacks(world, first, played)
     blank = type("Blank", (Film,), {"stacked": {"image": Stack(3, "zeros")}})(True)
-    with pytest.raises(AssertionError, match="at the start of an episode is not filled with zeros"):
+    with pytest.raises(AssertionError, match="Film-v0.*'image'.*zeros"):
         testing.check_stacks(blank, first, played)
     played["final"]["image"][7, 2, 1, 0] ^= 1
-    with pytest.raises(AssertionError, match="'image' is no stack of the newest frames"):
+    with pytest.raises(AssertionError, match="'image'.*newest"):
         testing.check_stacks(world, first, played)
     short = type("Short", (Film,), {"stacked": {"image": Stack(2, "first")}})(True)
-    with pytest.raises(AssertionError, match=r"'image' has the shape \(4, 3\), not a stack of 2"):
+    with pytest.raises(AssertionError, match=r"'image'.*\(4, 3\).*2"):
         testing.check_contract(short, ())
 
 

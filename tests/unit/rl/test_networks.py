@@ -40,10 +40,10 @@ def test_a_configuration_makes_a_network_for_a_world():
     kernels = policy.init(jax.random.key(0), obs)[0]["encoder"]
     assert kernels["Conv_0"]["kernel"].shape == (3, 3, 1, 4) and kernels["Conv_1"]["kernel"].shape == (3, 3, 4, 2)
     assert policy.initial_carry(2).shape == (2, 3)
-    with pytest.raises(ValueError, match="--network.dueling is True, but an actor-critic does not read it"):
+    with pytest.raises(ValueError, match="--network.dueling.*True"):
         network_policy(env, params, NetworkConfig(dueling=True), None)
 
 
 def test_a_box_of_integers_has_no_continuous_policy():
-    with pytest.raises(TypeError, match="Discrete or a float Box of one axis is needed"):
+    with pytest.raises(TypeError, match="Discrete.*Box"):
         NetworkPolicy(spaces.Box(0, 5, (2,), np.int32), hidden=(4,))

@@ -84,7 +84,7 @@ def test_sets_of_imagined_steps_have_equal_parts_of_half_a_batch():
     batches = jax.jit(jax.vmap(lambda key: offline.batch(state.frozen, key)))(jax.random.split(jax.random.key(1), 20))
     np.testing.assert_array_equal(batches.reward, np.tile([5, 5, 5, 5, 97, 97, 3, 3], (20, 1)))
     assert len(np.unique(np.asarray(batches.obs[:, 4:6]).round(5))) > 97
-    with pytest.raises(ValueError, match="a batch of 6 cannot be mixed 2:1:1; choose a multiple of 4"):
+    with pytest.raises(ValueError, match="6.*2:1:1.*4"):
         make_offline(Seen(), replace(SEEN, batch_size=6), real, WIDE, imagined=others)
 
 
@@ -137,11 +137,9 @@ def test_instructions_index_a_table_that_is_held_once():
     double = lambda obs, axes: 2 * obs["state"]  # noqa: E731
     learner = make_offline(Seen(), SEEN, data, WIDE, table=table, features=double)
     np.testing.assert_array_equal(learner.policy.inputs(learner.frozen, obs)[:, :3], 2 * obs["state"])
-    with pytest.raises(DataError, match=r"obs.instruction of the data has numbers from 0 to 2, but the table has 2"):
+    with pytest.raises(DataError, match="obs.instruction.*0.*2.*2"):
         make_offline(Seen(), SEEN, data, WIDE, table=table[:2])
-    with pytest.raises(
-        DataError, match="a table of sentence vectors is given, but the data have no part 'instruction'"
-    ):
+    with pytest.raises(DataError, match="table.*'instruction'"):
         make_offline(Seen(), SEEN, steps(), WIDE, table=table)
 
 
@@ -221,7 +219,7 @@ def test_a_run_continues_with_the_same_data_only_and_does_not_copy_them(tmp_path
     saved = {path.name for path in (tmp_path / "run" / "frozen").iterdir()}
     assert not any(name.startswith("given") for name in saved), saved
     changed = make_offline(BC(CLONE, WIDE), CLONE, steps(reward=steps().reward + 1), WIDE)
-    with pytest.raises(ValueError, match="was made with other data: given.0.reward changed since"):
+    with pytest.raises(ValueError, match=r"given\.0\.reward"):
         run(changed, 6, resume=True)
 
 
@@ -233,11 +231,11 @@ def nan_in(x):
 
 
 BAD = [
-    ({"reward": nan_in(steps().reward)}, "reward of step 4 of the data is not finite"),
-    ({"obs": nan_in(steps().obs)}, "obs of step 4 of the data is not finite"),
-    ({"action": steps().action.at[2, 1].set(1.5)}, "action 1 of step 2 of the data is 1.5; from 0 to 1 is needed"),
-    ({"action": steps().action[:, :1]}, r"actions of the data have the shape \[1\], those of the learner \[2\]"),
-    ({"action": jnp.zeros(6, jnp.int32)}, "actions of the data are int32"),
+    ({"reward": nan_in(steps().reward)}, "reward.*step 4"),
+    ({"obs": nan_in(steps().obs)}, "obs.*step 4"),
+    ({"action": steps().action.at[2, 1].set(1.5)}, "1.*2.*data.*1.5.*0.*1"),
+    ({"action": steps().action[:, :1]}, r"\[1\].*\[2\]"),
+    ({"action": jnp.zeros(6, jnp.int32)}, "int32"),
 ]
 
 
@@ -249,13 +247,11 @@ def test_bad_data_are_named(change, message):
 
 def test_imagined_data_must_have_the_form_of_the_real():
     wide = steps(obs=jnp.zeros((6, 5)), next_obs=jnp.zeros((6, 5)))
-    with pytest.raises(
-        DataError, match=r"obs of the imagined data is float32\[5\], but float32\[3\] in the other data"
-    ):
+    with pytest.raises(DataError, match=r"imagined.*float32\[5\].*float32\[3\]"):
         make_offline(Seen(), SEEN, steps(), WIDE, imagined=wide)
-    with pytest.raises(DataError, match="action 0 of step 0 of the imagined data is 9"):
+    with pytest.raises(DataError, match="action 0.*step 0.*imagined.*9"):
         make_offline(Seen(), SEEN, steps(), WIDE, imagined=steps(action=steps().action + 9))
-    with pytest.raises(ValueError, match="a batch of 7 cannot be mixed 1:1"):
+    with pytest.raises(ValueError, match="7.*1:1"):
         make_offline(Seen(), replace(SEEN, batch_size=7), steps(), WIDE, imagined=steps())
 
 
@@ -263,23 +259,23 @@ def test_the_kind_of_actions():
     integers = steps(action=jnp.array([0, 3, 1, 2, 0, 0]))
     assert actions_of(integers, None) == ActionKind(4) and ActionKind(4).discrete
     assert actions_of(integers, spaces.Discrete(9)) == ActionKind(9)
-    with pytest.raises(DataError, match="action 3 of step 1 of the data is not among the 3 actions of Taxi"):
+    with pytest.raises(DataError, match="action 3.*step 1.*3.*Taxi"):
         actions_of(integers, spaces.Discrete(3), "Taxi")
     assert actions_of(steps(), spaces.Box(np.float32([-2, 0]), np.float32([2, 1]), (2,))) == WIDE
-    with pytest.raises(DataError, match="from -1 to 1 is needed without --env, which tells the bounds"):
+    with pytest.raises(DataError, match="-1.*1.*--env"):
         actions_of(steps(), None)
-    with pytest.raises(DataError, match="have no finite bounds"):
+    with pytest.raises(DataError, match="Free.*bounds"):
         actions_of(steps(), spaces.Box(-np.inf, np.inf, (2,)), "Free")
-    with pytest.raises(DataError, match="integers are needed"):
+    with pytest.raises(DataError, match=r"float32\[2\].*--env"):
         actions_of(steps(), spaces.Discrete(3))
 
 
 def test_settings_that_cannot_be():
-    with pytest.raises(ValueError, match="iql.expectile is 1.5; from 0 to 1 is needed"):
+    with pytest.raises(ValueError, match="iql.expectile.*1.5.*0.*1"):
         IQLConfig(expectile=1.5)
-    with pytest.raises(ValueError, match="bc.hidden is empty"):
+    with pytest.raises(ValueError, match="bc.hidden.*empty"):
         BCConfig(hidden=())
-    with pytest.raises(ValueError, match="--bc.beta is 0.1, but bc with continuous actions does not read it"):
+    with pytest.raises(ValueError, match=r"--bc\.beta.*0\.1.*continuous"):
         BC(BCConfig(beta=0.1), WIDE)
 
 

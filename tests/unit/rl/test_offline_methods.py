@@ -110,7 +110,7 @@ def close(a, b):
 
 
 def followed(trained, after, name, tau=TAU):
-    """Whether a target network made a step of `tau` towards its network after that one's own step."""
+    """Return whether a target network made a step of `tau` towards its network after that one's own step."""
     wanted = jax.tree.map(lambda t, p: t + tau * (p - t), trained.target[name], after.params[name])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target[name], wanted)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), trained.params[name], after.params[name])
@@ -147,7 +147,7 @@ def test_bc_by_hand():
     for beta_on in ("logits", "log_probs"):
         _, trained, rows, _, _, metrics = begun(BC, small(BCConfig, beta=0.3, beta_on=beta_on), DISCRETE)
         close(metrics["actor_loss"], cloning(net(trained.params["actor"], rows.obs), rows.action, 0.3, beta_on))
-    with pytest.raises(ValueError, match="bc.beta_on is 'probs'; one of logits, log_probs is needed"):
+    with pytest.raises(ValueError, match=r"bc\.beta_on.*'probs'.*logits, log_probs"):
         BCConfig(beta_on="probs")
 
 
@@ -462,11 +462,11 @@ def test_discrete_bcq_by_hand(beta_on):
 
 def test_actions_of_another_kind_are_refused():
     for kind, config in ((TD3BC, TD3BCConfig()), (CQL, CQLConfig()), (BCQ, BCQConfig())):
-        with pytest.raises(ValueError, match=f"{config.NAME} needs continuous actions, and the data have 3 discrete"):
+        with pytest.raises(ValueError, match=f"{config.NAME}.*3 discrete"):
             kind(config, DISCRETE)
     for kind, config in ((DiscreteCQL, DiscreteCQLConfig()), (DiscreteBCQ, DiscreteBCQConfig())):
         other = config.NAME.removeprefix("discrete_")
-        with pytest.raises(ValueError, match=f"those of the data are continuous: use {other}"):
+        with pytest.raises(ValueError, match=f"continuous.*{other}"):
             kind(config, CONTINUOUS)
-    with pytest.raises(ValueError, match="--awac.action-samples is 4, but awac with discrete actions does not read it"):
+    with pytest.raises(ValueError, match=r"--awac\.action-samples.*4.*discrete"):
         AWAC(replace(AWACConfig(), action_samples=4), DISCRETE)

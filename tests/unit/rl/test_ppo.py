@@ -349,20 +349,20 @@ def test_episode_metrics_by_hand():
     ("options", "message"),
     [
         ({"num_envs": 0}, "num_envs is 0"),
-        ({"minibatches": 5}, r"ppo.num_envs 4 x ppo.num_steps 8 = 32 is not divided by ppo.minibatches: 32 / 5 = 6.40"),
-        ({"microbatches": 3}, r"minibatches 2 = 16 is not divided by ppo.microbatches: 16 / 3 = 5.33"),
-        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
-        ({"learning_rate": math.inf}, "learning_rate is inf"),
-        ({"gamma": 1.5}, "gamma is 1.5"),
+        ({"minibatches": 5}, "ppo.num_envs 4 x ppo.num_steps 8 = 32.*ppo.minibatches: 32 / 5 = 6.40"),
+        ({"microbatches": 3}, "2 = 16.*ppo.microbatches: 16 / 3 = 5.33"),
+        ({"learning_rate": -1.0}, "learning_rate.*-1.0"),
+        ({"learning_rate": math.inf}, "learning_rate.*inf"),
+        ({"gamma": 1.5}, "gamma.*1.5"),
         ({"schedule": "linear"}, "schedule_updates"),
-        ({"schedule_updates": 9}, "ppo.schedule_updates is 9, but ppo.schedule constant does not read it"),
-        ({"reset": "always"}, "ppo.pool_size is 8, but ppo.reset always does not read it; leave it out"),
+        ({"schedule_updates": 9}, "ppo.schedule_updates.*9.*ppo.schedule"),
+        ({"reset": "always"}, "ppo.pool_size.*8.*ppo.reset"),
         (
             {"minibatches": 32},
-            r"one step \(.*x ppo.num_steps 8 = 32 / ppo.minibatches 32 = 1\): .*--ppo.no-normalize",
+            r"\(.*x ppo.num_steps 8 = 32 / ppo.minibatches 32 = 1\).*--ppo.no-normalize",
         ),
         ({"reset": "next_step"}, "next_step"),
-        ({"reset": "optimistic", "reset_ratio": 3, "pool_size": 256}, "not a multiple of reset_ratio 3"),
+        ({"reset": "optimistic", "reset_ratio": 3, "pool_size": 256}, "reset_ratio 3"),
     ],
 )
 def test_bad_configurations(options, message):
@@ -371,7 +371,7 @@ def test_bad_configurations(options, message):
 
 
 def test_recurrent_minibatches_are_environments():
-    with pytest.raises(ValueError, match=r"num_envs 4 is not divided by ppo.minibatches: 4 / 8 = 0.50"):
+    with pytest.raises(ValueError, match="num_envs 4.*ppo.minibatches: 4 / 8 = 0.50"):
         learner_of(replace(TINY, minibatches=8), NetworkPolicy(ENV.action_space(PARAMS), memory=4))
 
 
@@ -380,9 +380,9 @@ def test_one_step_per_minibatch_needs_advantages_as_they_are():
     learner_of(replace(one, normalize_advantages=False))
     recurrent = NetworkPolicy(ENV.action_space(PARAMS), memory=4)
     learner_of(replace(TINY, minibatches=4), recurrent)  # one environment, but its 8 steps
-    with pytest.raises(ValueError, match="a minibatch has one step"):
+    with pytest.raises(ValueError, match=r"--ppo\.normalize-advantages.*= 1\b"):
         learner_of(replace(TINY, num_steps=1, minibatches=4), recurrent)
-    with pytest.raises(ValueError, match="a minibatch has one step"):
+    with pytest.raises(ValueError, match=r"--ppo\.normalize-advantages.*= 1\b"):
         learner_of(one)
 
 
@@ -392,7 +392,7 @@ def test_statistics_are_needed():
 
 
 def test_glams_preset():
-    """Glam reference, sections 1.2 and 3.3."""
+    """Carta et al., 2302.02662."""
     assert GLAM.num_envs * GLAM.num_steps == 1280 and 1280 // GLAM.minibatches == 64 and GLAM.epochs == 4
     assert (GLAM.gamma, GLAM.gae_lambda, GLAM.learning_rate, GLAM.adam_eps) == (0.99, 0.99, 1e-6, 1e-5)
     assert (GLAM.clip_eps, GLAM.value_clip, GLAM.value_loss_coef, GLAM.entropy_coef) == (0.2, 0.2, 0.5, 0.01)

@@ -95,16 +95,16 @@ def test_an_empty_memory_gives_zeros():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="a capacity of 0"):
+    with pytest.raises(ValueError, match="capacity.*0.*1"):
         Replay(0)
     memory = Replay(2)
     buffer = memory.init(ITEM)
-    with pytest.raises(ValueError, match="3 items at once do not fit a replay buffer of 2"):
+    with pytest.raises(ValueError, match="3 items.*2"):
         memory.add(buffer, items(0, 1, 2))
     wrong = {**items(0), "a": jnp.zeros((1, 4))}
-    with pytest.raises(ValueError, match=r"float32\[1, 4\] were added .* float32\[1\] is needed"):
+    with pytest.raises(ValueError, match=r"float32\[1, 4\].*float32\[1\]"):
         memory.add(buffer, wrong)
-    with pytest.raises(ValueError, match="items of int32"):
+    with pytest.raises(ValueError, match="int32"):
         memory.add(buffer, {**items(0), "a": jnp.zeros(1, jnp.int32)})
 
 
@@ -242,18 +242,18 @@ def test_can_sample():
 
 
 def test_bad_rows():
-    with pytest.raises(ValueError, match="10 items cannot be divided among 3 environments: choose a multiple of 3"):
+    with pytest.raises(ValueError, match="10 items.*among 3.*3"):
         Replay(10, rows=3)
     flat = Replay(9)
     buffer = flat.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="2-step transitions need steps in their order: give the replay buffer"):
+    with pytest.raises(ValueError, match="2-step"):
         flat.n_step(buffer, jnp.zeros(1, jnp.int32), 2, 0.9)
     buffer = ORDERED.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="windows of 9 steps do not fit a replay buffer of 8 steps per environment"):
+    with pytest.raises(ValueError, match="9 steps.*8 steps"):
         ORDERED.windows(buffer, jnp.zeros(1, jnp.int32), 9)
-    with pytest.raises(ValueError, match="n = 0 steps; at least 1"):
+    with pytest.raises(ValueError, match="= 0 steps.*1"):
         ORDERED.n_step(buffer, jnp.zeros(1, jnp.int32), 0, 0.9)
-    with pytest.raises(ValueError, match="9 steps of 3 environments at once do not fit"):
+    with pytest.raises(ValueError, match="9 steps.*3 environments"):
         ORDERED.add(buffer, history(9))
 
 
@@ -435,14 +435,14 @@ def test_a_mixed_batch_is_exact():
         )(key)
         np.testing.assert_array_equal(np.asarray(batch["a"]) >= 100, np.arange(32) >= first)
         np.testing.assert_array_equal(np.asarray(batch["a"])[:first], alone["a"])
-    with pytest.raises(ValueError, match="a batch of 33 cannot be mixed 1:1; choose a multiple of 2"):
+    with pytest.raises(ValueError, match="33.*1:1.*2"):
         mixed(key, 33, sources, (1, 1))
-    with pytest.raises(ValueError, match=r"shares of a mixed batch are \(1, 0\); positive integers"):
+    with pytest.raises(ValueError, match=r"shares.*\(1, 0\)"):
         mixed(key, 32, sources, (1, 0))
-    with pytest.raises(ValueError, match="2 sources were given with 1 shares"):
+    with pytest.raises(ValueError, match="2 sources.*1 shares"):
         mixed(key, 32, sources, (1,))
     other = lambda key, n: {**items(*range(n)), "a": jnp.zeros((n, 2))}  # noqa: E731
-    with pytest.raises(ValueError, match=r"source 1 of a mixed batch gives float32\[2\] as \['a'\]; source 0 gives"):
+    with pytest.raises(ValueError, match=r"1.*float32\[2\].*\['a'\].*0"):
         mixed(key, 32, [sources[0], other], (1, 1))
-    with pytest.raises(ValueError, match="source 1 of a mixed batch gives PyTreeDef"):
+    with pytest.raises(ValueError, match="1.*PyTreeDef"):
         mixed(key, 32, [sources[0], lambda key, n: jnp.zeros(n)], (1, 1))

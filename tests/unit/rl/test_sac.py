@@ -78,12 +78,12 @@ def test_it_plays_at_random_first_and_stores_actions_between_1_and_minus_1():
 
 def test_what_it_refuses():
     env, params = envs_jax.make("CartPole-v1")
-    with pytest.raises(ValueError, match="sac needs continuous actions with finite bounds, but those of CartPole-v1"):
+    with pytest.raises(ValueError, match="CartPole-v1"):
         sac_policy(env, params, NetworkConfig(), SMALL)
-    with pytest.raises(ValueError, match="--network.memory is 4, but sac does not read it"):
+    with pytest.raises(ValueError, match="--network.memory.*4"):
         sac_policy(env, params, NetworkConfig(memory=4), SMALL)
-    with pytest.raises(ValueError, match="sac.learning_starts has 5000 steps, but the memory holds 96"):
+    with pytest.raises(ValueError, match="sac.learning_starts.*5000.*96"):
         SACConfig(replay_size=100)
     env, params, policy, _ = made()
-    with pytest.raises(ValueError, match="sac runs on one device: leave --mesh out"):
+    with pytest.raises(ValueError, match="sac.*--mesh"):
         make_sac(SMALL, env, params, policy, make_mesh("data=2"))

@@ -38,7 +38,7 @@ def test_an_update_is_traced_once_and_a_restored_state_finds_its_program(monkeyp
 
 
 def rounding(x):
-    """What rounding a square to bfloat16 changes: nothing, if XLA leaves the rounding out."""
+    """Change by rounding a square to bfloat16: none, if XLA leaves the rounding out."""
     return (x * x).astype(jnp.float32) - jnp.square(x.astype(jnp.float32))
 
 

@@ -122,10 +122,7 @@ def test_a_run_goes_on_between_exchanges_and_at_one(whole, tmp_path):
 
 def test_no_answer_stops_the_run_where_it_can_go_on(whole, tmp_path):
     answer, folder = Recorded(fails=3), tmp_path / "run"
-    expected = (
-        r"exchange after update 12 failed \(RuntimeError: the server is down\). The run .* has stopped; its last good "
-        f"checkpoint is that of update 12; continue it with --run.resume {folder}$"
-    )
+    expected = rf"update 12 .*RuntimeError.*server is down.*update 12;.*--run\.resume {folder}$"
     with pytest.raises(RunStopped, match=expected) as caught:
         again(whole, run_config(tmp_path), answer)
     assert isinstance(caught.value.__cause__.__cause__, RuntimeError) and "\n" not in str(caught.value)
@@ -201,7 +198,7 @@ def test_a_request_that_changes_after_it_was_asked_is_refused(tmp_path):
         def request(self, state):
             return {"keys": self.unknown(state.envs)}
 
-    with pytest.raises(RunStopped, match="request changed since the exchange before it: with ahead=True it must be"):
+    with pytest.raises(RunStopped, match="ahead=True"):
         train(Wrong(ahead=True), run_config(tmp_path), num_updates=8)
 
 
@@ -221,17 +218,17 @@ def one_exchange(tmp_path, **parts):
 
 def test_what_cannot_be_exchanged_is_refused(tmp_path):
     run = partial(one_exchange, tmp_path)
-    with pytest.raises(ValueError, match="exchange.every is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="exchange.every.*0.*1"):
         Exchange(0, lambda s: {}, lambda r: {}, lambda s, a: s)
-    with pytest.raises(ValueError, match="request must be a dict of arrays"):
+    with pytest.raises(ValueError, match="request.*dict"):
         one_exchange(tmp_path / "1", request=lambda state: [state.update])
-    with pytest.raises(ValueError, match=r"request must be a dict of arrays \(of a key: its jax.random.key_data\)"):
+    with pytest.raises(ValueError, match=r"jax\.random\.key_data"):
         one_exchange(tmp_path / "2", request=lambda state: {"key": state.key})
-    with pytest.raises(RunStopped, match=r"after update 1 failed \(the answer is a list; a dict of arrays is needed\)"):
+    with pytest.raises(RunStopped, match="update 1.*list"):
         one_exchange(tmp_path / "3", answer=lambda request: [1])
-    with pytest.raises(RunStopped, match="the answer's 'text' has dtype <U5; bool, int or float is needed"):
+    with pytest.raises(RunStopped, match="'text'.*<U5.*bool, int.*float"):
         one_exchange(tmp_path / "4", answer=lambda request: {"text": "hello"})
-    changed = "take must keep the form of the state: key is missing; params.w is float32.4, 8. and was float32.8, 8."
+    changed = r"key .*missing.*params\.w.*float32.4, 8. .*float32.8, 8"
     with pytest.raises(ValueError, match=changed):
         run(take=lambda state, answer: state.replace(key=None, params={**state.params, "w": state.params["w"][:4]}))
 

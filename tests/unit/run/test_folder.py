@@ -26,11 +26,11 @@ def test_a_new_run_does_not_take_over_what_another_left(tmp_path):
     check_folder(run_config(tmp_path))  # a run that was refused, or killed before its first line
     for update in (10, 4):
         (folder / "checkpoints" / str(update)).mkdir()
-    remedy = f"put its config.json back and continue it with --run.resume {folder}, .* or choose another --run.name"
-    with pytest.raises(FileExistsError, match=f"but checkpoints of the updates 4, 10 of an earlier run: {remedy}"):
+    remedy = f"config.json.*--run.resume {folder}.*--run.name"
+    with pytest.raises(FileExistsError, match=f"4, 10.*{remedy}"):
         check_folder(run_config(tmp_path))
     (folder / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(FileExistsError, match="the updates 4, 10 and metrics.jsonl of an earlier run"):
+    with pytest.raises(FileExistsError, match="4, 10.*metrics.jsonl"):
         open_folder(BaseRunConfig("a", str(tmp_path)))
     (folder / "config.json").write_text("{}")
     check_folder(run_config(tmp_path, resume=True, accept_gaps=True))
@@ -46,7 +46,7 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         return real(self, *args, **how)
 
     monkeypatch.setattr(Path, "open", refused)
-    told = rf"{LOCK} cannot be written \(Permission denied\).*--run.out"
+    told = rf"{LOCK}.*Permission denied.*--run.out"
     with pytest.raises(PermissionError, match=told), held(tmp_path):
         pass
     assert holder(tmp_path) == "", "a list of runs goes on"
@@ -56,13 +56,13 @@ def test_a_lock_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 def test_a_saved_seed_that_a_new_run_cannot_have(seed, tmp_path):
     """jax keeps 32 bits of it; runs of earlier versions have such seeds, and keep them."""
     began = PropsRun(seeds=3, run=BaseRunConfig("a", str(tmp_path), seed))
-    with pytest.raises(ValueError, match=f"--run.seed is {seed}; from 0 to 4294967295 is needed"):
+    with pytest.raises(ValueError, match=f"--run.seed.*{seed}.*0.*4294967295"):
         check_folder(began.run)
     configs.save_config(began, tmp_path / "a" / "config.json")
     assert configs.load_config(PropsRun, tmp_path / "a" / "config.json") == began
     check_folder(replace(began.run, resume=True))
     (tmp_path / "a" / "config.json").write_text(json.dumps({"run": {"seed": 2**63}}))
-    with pytest.raises(ValueError, match="--run.seed is 9223372036854775808; from 0 to 4294967295 is needed"):
+    with pytest.raises(ValueError, match="--run.seed.*9223372036854775808.*0.*4294967295"):
         configs.load_config(PropsRun, tmp_path / "a" / "config.json")
 
 

@@ -62,7 +62,7 @@ def test_a_run_that_another_process_writes_is_left_alone(tmp_path):
     done = train(TinyLearner(), run_config(tmp_path), num_updates=4)
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     with held(done.folder):
-        with ThreadPoolExecutor(1) as other, pytest.raises(BlockingIOError, match="is being written by"):
+        with ThreadPoolExecutor(1) as other, pytest.raises(BlockingIOError, match=r"process \d+"):
             other.submit(train, TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).result()
         assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     assert train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8).update == 8
@@ -92,7 +92,7 @@ class Taught(TinyLearner):
 )
 def test_data_that_changed_are_refused_and_named(tmp_path, changed, named):
     train(Taught(), run_config(tmp_path, checkpoint_every=2), num_updates=4)
-    with pytest.raises(CheckpointError, match=f"checkpoint 4 .* made with other data: {named} changed since"):
+    with pytest.raises(CheckpointError, match=f"checkpoint 4.*{named}"):
         train(Taught(**changed), run_config(tmp_path, resume=True), num_updates=8)
     assert train(Taught(), run_config(tmp_path, resume=True), num_updates=8).update == 8
 
@@ -101,9 +101,9 @@ def test_a_checkpoint_to_go_back_to_must_be_there(tmp_path):
     done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=0), num_updates=4)
     shutil.move(done.folder / "checkpoints", done.folder / "moved")
     before = (done.folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(FileNotFoundError, match="--run.resume-from is 4, but .* it has none"):
+    with pytest.raises(FileNotFoundError, match="--run.resume-from.*4"):
         train(TinyLearner(), run_config(tmp_path, resume=True, resume_from=4), num_updates=8)
-    with pytest.raises(FileNotFoundError, match="although the run reached update 4: put them back"):
+    with pytest.raises(FileNotFoundError, match="although.*update 4"):
         train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=8)
     assert (done.folder / "metrics.jsonl").read_bytes() == before and not (done.folder / "checkpoints").exists()
 
@@ -123,7 +123,7 @@ def test_an_evaluation_that_fails_at_the_end_loses_nothing(tmp_path):
         return evaluate(state, key)
 
     config = run_config(tmp_path, eval_every=3, checkpoint_every=0)
-    with pytest.raises(RuntimeError, match="the judge is out"):
+    with pytest.raises(RuntimeError, match="judge"):
         train(TinyLearner(), config, num_updates=6, evaluate=broken)
     done = train(TinyLearner(), dataclasses.replace(config, resume=True), num_updates=6, evaluate=evaluate)
     lines = metrics.read(done.folder / "metrics.jsonl")
@@ -141,7 +141,7 @@ def test_an_evaluation_that_fails_between_lines_of_the_log_loses_nothing(tmp_pat
         return evaluate(state, key)
 
     config = run_config(tmp_path, eval_every=5, log_every=10, checkpoint_every=0)
-    with pytest.raises(RuntimeError, match="the judge is out"):
+    with pytest.raises(RuntimeError, match="judge"):
         train(TinyLearner(), config, num_updates=10, evaluate=broken)
     done = train(TinyLearner(), replace(config, resume=True), num_updates=10, evaluate=evaluate)
     lines = metrics.read(done.folder / "metrics.jsonl")
@@ -175,7 +175,7 @@ def test_the_update_is_compiled_once(tmp_path):
 
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     config = run_config(tmp_path, log_every=2, checkpoint_every=4)
-    with pytest.raises(RunStopped, match="loss is nan at update 11: .* last good checkpoint is that of update 8"):
+    with pytest.raises(RunStopped, match="loss.*nan.*update 11.*update 8"):
         train(TinyLearner(break_at=11), config, num_updates=40)
     with Checkpoints(tmp_path / "run", read_only=True) as saved:
         assert saved.updates() == [4, 8]
@@ -191,12 +191,12 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
             w = jax.numpy.where(state.update == 4, math.nan, state.params["w"])
             return state.replace(params={**state.params, "w": w}), found
 
-    with pytest.raises(RunStopped, match=r"not finite after update 4 \(w\).*checkpoint is that of update 2"):
+    with pytest.raises(RunStopped, match="update 4.*update 2"):
         train(Breaks(), run_config(tmp_path, checkpoint_every=2), num_updates=8)
 
 
 def test_a_bound_that_is_exceeded_stops_the_run(tmp_path):
-    with pytest.raises(RunStopped, match="ratio_error is 0.001 at update 3, above its bound 1e-05.*no checkpoint yet"):
+    with pytest.raises(RunStopped, match=r"ratio_error.*0\.001.*update 3.*1e-05"):
         train(TinyLearner(off_at=3), run_config(tmp_path), num_updates=8)
 
 
@@ -211,9 +211,7 @@ def test_an_alarm_stops_the_run_by_its_reason(tmp_path):
             state, found = super().update(state)
             return state, {**found, "alarm/echo": jax.numpy.float32(state.update == 5)}
 
-    with pytest.raises(
-        RunStopped, match="alarm/echo at update 5: rewards became equal.*checkpoint is that of update 4"
-    ):
+    with pytest.raises(RunStopped, match="alarm/echo.*update 5.*rewards.*update 4"):
         train(Alarmed(), run_config(tmp_path, checkpoint_every=2), num_updates=8)
 
 
@@ -224,7 +222,7 @@ def test_a_bound_of_no_metric_is_refused(tmp_path):
         def bounds(self):
             return {"ratio_eror": 1e-5}
 
-    with pytest.raises(ValueError, match="'ratio_eror' that it does not report; did you mean 'ratio_error'"):
+    with pytest.raises(ValueError, match="'ratio_eror'.*'ratio_error'"):
         train(Wrong(), run_config(tmp_path), num_updates=8)
 
 
@@ -235,7 +233,7 @@ def test_a_metric_that_is_no_scalar_is_refused(tmp_path):
             state, found = super().update(state)
             return state, {**found, "rows": jax.numpy.zeros(3)}
 
-    with pytest.raises(ValueError, match=r"'rows' has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"'rows'.*\(3,\)"):
         train(Wrong(), run_config(tmp_path), num_updates=8)
 
 
@@ -259,17 +257,15 @@ def test_best_of_no_metric_is_refused(tmp_path):
     config = run_config(tmp_path, best="los", checkpoint_every=50)
     with opened(config) as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop, "compile_chunk", lambda *args: pytest.fail("compiled"))
-        with pytest.raises(ValueError, match="--run.best is los, which is no metric .*; did you mean 'loss'"):
+        with pytest.raises(ValueError, match="--run.best.*los.*'loss'"):
             train(TinyLearner(), config, num_updates=3, folder=folder)
-        with pytest.raises(
-            ValueError, match=r"--run.best is zz, which is no metric of this run \(it has episodes, loss"
-        ):
+        with pytest.raises(ValueError, match=r"--run\.best.*zz.*episodes, loss"):
             train(TinyLearner(), replace(config, best="zz"), num_updates=3, folder=folder)
-        with pytest.raises(ValueError, match="--run.best is eval/error, but nothing is evaluated .*--run.eval-every"):
+        with pytest.raises(ValueError, match="--run.best.*eval/error.*--run.eval-every"):
             train(TinyLearner(), replace(config, best="eval/error"), num_updates=3, folder=folder)
         assert not [path for path in folder.rglob("*") if path.is_file() and path.name != LOCK]
     scored = replace(config, name="evaluated", best="eval/eror", eval_every=9)
-    with pytest.raises(ValueError, match="--run.best is eval/eror, .*; did you mean 'eval/error'"):
+    with pytest.raises(ValueError, match="--run.best.*eval/eror.*'eval/error'"):
         train(TinyLearner(), scored, num_updates=3, evaluate=evaluate)
 
 
@@ -277,7 +273,7 @@ def test_a_run_that_is_done_compiles_nothing(tmp_path, capsys, monkeypatch):
     done = train(TinyLearner(), run_config(tmp_path), num_updates=3)
     monkeypatch.setattr(loop, "compile_chunk", lambda *args: pytest.fail("compiled"))
     result = train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=3)
-    assert "note: " in (said := capsys.readouterr().err) and "has all its 3 updates already: ask for more" in said
+    assert "note: " in (said := capsys.readouterr().err) and "3 updates already" in said
     assert (result.update, result.stopped, result.compile_seconds) == (3, "", 0.0)
     np.testing.assert_array_equal(result.state.params["w"], done.state.params["w"])
 
@@ -314,7 +310,7 @@ def test_a_run_says_when_its_checkpoint_comes_from_another_jax(tmp_path, capsys,
     meta["versions"]["jaxlib"] = "0.0.1"
     description.write_text(json.dumps(meta))
     train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=3)
-    assert "note: checkpoint 2 was written with others (jaxlib 0.0.1 -> " in capsys.readouterr().err
+    assert "jaxlib 0.0.1 -> " in capsys.readouterr().err
 
 
 def test_a_run_that_is_refused_keeps_its_checkpoints(tmp_path):
@@ -336,11 +332,11 @@ def test_a_run_that_a_tracker_refuses_changes_nothing(tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, __spec__=True))
     tracked = replace(config, wandb="p", tensorboard=True)
-    with pytest.raises(ValueError, match="Weights & Biases refuses .*no login"):
+    with pytest.raises(ValueError, match="Weights & Biases.*login"):
         train(TinyLearner(), replace(tracked, resume=True, resume_from=1), num_updates=4)
     assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
     for _ in range(2):  # a new run can be asked for again
-        with pytest.raises(ValueError, match="Weights & Biases refuses .*no login"):
+        with pytest.raises(ValueError, match="Weights & Biases.*login"):
             train(TinyLearner(), replace(tracked, name="new"), num_updates=4)
     assert [p.name for p in (tmp_path / "new").rglob("*") if p.is_file()] == [LOCK]
 
@@ -349,7 +345,7 @@ def test_a_new_run_leaves_the_checkpoints_of_another(tmp_path):
     done = train(TinyLearner(), run_config(tmp_path, checkpoint_every=1, keep=9), num_updates=3)
     (done.folder / "config.json").unlink()
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match="checkpoints of the updates 1, 2, 3 and metrics.jsonl of an earlier run"):
+    with pytest.raises(FileExistsError, match="1, 2, 3.*metrics.jsonl"):
         train(TinyLearner(), run_config(tmp_path), num_updates=4)
     assert before == {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file()}
 
@@ -368,7 +364,7 @@ def test_notes_without_a_reader_do_not_end_a_run(tmp_path, monkeypatch):
 
 def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
     train(TinyLearner(), run_config(tmp_path), num_updates=3)
-    with pytest.raises(ValueError, match=r"has 3 updates \(48 environment steps\) already, and 2 updates \(32 "):
+    with pytest.raises(ValueError, match=r"3.*\(48 environment steps\).*2.*32"):
         train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=2)
 
 
@@ -394,7 +390,7 @@ def test_the_best_of_evaluations_that_a_resume_begins(tmp_path):
     misspelt = replace(config, resume=True, best="eval/eror")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop._Run, "_advance", lambda *args: pytest.fail("trained"))
-        with pytest.raises(ValueError, match="--run.best is eval/eror, .*; did you mean 'eval/error'"):
+        with pytest.raises(ValueError, match="--run.best.*eval/eror.*'eval/error'"):
             train(TinyLearner(), misspelt, num_updates=8, evaluate=evaluate)
     again = replace(misspelt, best="eval/error")
     done = train(TinyLearner(), again, num_updates=8, evaluate=evaluate)
@@ -511,9 +507,7 @@ def test_disk_full_while_saving(tmp_path, monkeypatch):
         save(self, update, state, found)
 
     monkeypatch.setattr(Checkpoints, "save", full)
-    with pytest.raises(
-        RunStopped, match="update 6 could not be written .*No space left.*checkpoint is that of update 4"
-    ):
+    with pytest.raises(RunStopped, match="6.*No space left.*4"):
         train(TinyLearner(), run_config(tmp_path, checkpoint_every=2), num_updates=8)
 
 
@@ -522,7 +516,7 @@ def test_disk_full_while_logging(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(metrics.JsonLines, "write", full)
-    with pytest.raises(RunStopped, match="metrics of update 1 could not be written"):
+    with pytest.raises(RunStopped, match="metrics of update 1"):
         train(TinyLearner(), run_config(tmp_path), num_updates=8)
 
 
@@ -532,7 +526,7 @@ def test_disk_full_while_logging_and_closing(tmp_path, monkeypatch):
     (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")  # no file, so no log of an earlier run
     closed = []
     monkeypatch.setattr(progress.Progress, "close", lambda self: closed.append(self.title))
-    with pytest.raises(RunStopped, match="metrics of update 1 could not be written .*No space left"):
+    with pytest.raises(RunStopped, match="1.*No space left"):
         train(TinyLearner(), run_config(tmp_path), num_updates=8)
     assert closed == ["run"]
 
@@ -545,12 +539,10 @@ def test_disk_full_at_the_last_line_of_a_sink(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(metrics.JsonLines, "close", full)
-    with pytest.raises(
-        RunStopped, match="last metrics could not be written .*No space.*checkpoint is that of update 4"
-    ):
+    with pytest.raises(RunStopped, match="last metrics.*No space.*update 4"):
         train(TinyLearner(), run_config(tmp_path), num_updates=4)
 
 
 def test_runs_without_updates_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="num_updates is 0"):
+    with pytest.raises(ValueError, match="num_updates.*0"):
         train(TinyLearner(), run_config(tmp_path), num_updates=0)

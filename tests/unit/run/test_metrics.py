@@ -77,7 +77,7 @@ def test_every_sink_is_closed_once():
                 raise self.error
 
     several = sinks.Sinks([Fake("a"), Fake("b", OSError("b is full")), Fake("c", OSError("c is full")), Fake("d")])
-    with pytest.raises(OSError, match="b is full"):
+    with pytest.raises(OSError, match="b.*full"):
         several.close()
     several.close()
     assert closed == ["a", "b", "c", "d"]
@@ -95,7 +95,7 @@ def test_missing_extras_name_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
     for config, named in ((RunConfig(tensorboard=True), "--run.tensorboard"), (RunConfig(wandb="p"), "--run.wandb")):
-        with pytest.raises(ModuleNotFoundError, match=rf"{named} needs \w+, of the extra `track`"):
+        with pytest.raises(ModuleNotFoundError, match=rf"{named} .*`track`"):
             sinks.open_trackers(tmp_path, config, None, 0)
     assert not list(tmp_path.iterdir())
 
@@ -124,9 +124,7 @@ def test_wandb_continues_by_id(tmp_path, monkeypatch):
         raise RuntimeError("No API key\nconfigured")
 
     fake.init = refuse
-    with pytest.raises(
-        ValueError, match=r"--run.wandb is 'project', .* \(RuntimeError: No API key configured\): `wandb"
-    ):
+    with pytest.raises(ValueError, match="--run.wandb.*'project'.*RuntimeError: No API key configured"):
         sinks.WeightsAndBiases("project", tmp_path)
 
 
@@ -205,9 +203,9 @@ def test_gif(tmp_path):
             image.seek(i)
             durations.append(image.info["duration"])
     assert durations == [200, 200, 200, 2000]
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="GIF"):
         media.write_gif(path, [])
-    with pytest.raises(ValueError, match="frame 1 is uint8"):
+    with pytest.raises(ValueError, match="1.*uint8"):
         media.write_gif(path, [frames[0], frames[0][:4]])
 
 
@@ -311,7 +309,7 @@ def test_a_fault_of_the_display_is_not_hidden(monkeypatch):
     bar = progress.Progress("off", "run", 10)
     bar.mode = "lines"
     monkeypatch.setattr(sys, "stdout", Gone(ValueError("unknown format code")))
-    with pytest.raises(ValueError, match="unknown format code"):
+    with pytest.raises(ValueError, match="format code"):
         bar.say("a sentence")
 
 

@@ -45,30 +45,30 @@ def test_a_whole_run_continues_from_its_newest_checkpoint(tmp_path):
     assert resume(folder) == 5 and resume(folder, resume_from=2) == 2
     assert start_of(folder, RunConfig("a", str(tmp_path))) == (0, ""), "a new run does not look"
     assert start_of(folder, RunConfig(resume=str(folder))) == (5, "")
-    with pytest.raises(FileNotFoundError, match=r"--run.resume-from is 3, but .* in .*checkpoints: it has 2, 4, 5"):
+    with pytest.raises(FileNotFoundError, match="--run.resume-from.*3.*2, 4, 5"):
         resume(folder, resume_from=3)
 
 
 @pytest.mark.parametrize(
     ("lines", "wrong", "back"),
     [
-        (None, "metrics.jsonl is missing", None),
-        ([], "metrics.jsonl ends at update 0", None),
-        (WHOLE[:3], "metrics.jsonl ends at update 4", 4),
-        ([*WHOLE[:3], line(5)[:-9]], "metrics.jsonl ends at update 4", 4),
-        ([WHOLE[1], line(5)], r"metrics.jsonl lacks the lines of updates 3 to 4, before line 2", 2),
-        ([WHOLE[2], line(5)], r"metrics.jsonl lacks the lines of updates 1 to 2, before line 1", None),
-        ([WHOLE[1], "{\n", line(4, 2), line(5)], r"metrics.jsonl:2 is damaged \('{'\)", 2),
-        ([WHOLE[1], "[1]\n", line(4, 2), line(5)], r"metrics.jsonl:2 is damaged \('\[1\]'\)", 2),
-        ([WHOLE[1], "\0\0\n", line(4, 2), line(5)], r"metrics.jsonl:2 is damaged", 2),
-        ([WHOLE[1], '{"loss": 1}\n', line(4, 2), line(5)], r"metrics.jsonl:2 is damaged", 2),
-        ([WHOLE[1], line(4, 2), line(4, 2), line(5)], "metrics.jsonl:3 does not continue from update 4", 4),
-        ([WHOLE[1], line(4).replace('"updates": 1, ', "")], "metrics.jsonl:2 does not continue from update 2", 2),
+        (None, "metrics.jsonl.*missing", None),
+        ([], r"metrics\.jsonl ends.*update 0", None),
+        (WHOLE[:3], r"metrics\.jsonl ends.*update 4", 4),
+        ([*WHOLE[:3], line(5)[:-9]], r"metrics\.jsonl ends.*update 4", 4),
+        ([WHOLE[1], line(5)], r"metrics\.jsonl lacks.*3 to 4.*line 2", 2),
+        ([WHOLE[2], line(5)], "metrics.jsonl.*1.*2.*1", None),
+        ([WHOLE[1], "{\n", line(4, 2), line(5)], r"metrics.jsonl:2.*\('{'\)", 2),
+        ([WHOLE[1], "[1]\n", line(4, 2), line(5)], r"metrics.jsonl:2.*\('\[1\]'\)", 2),
+        ([WHOLE[1], "\0\0\n", line(4, 2), line(5)], "metrics.jsonl:2.*damaged", 2),
+        ([WHOLE[1], '{"loss": 1}\n', line(4, 2), line(5)], "metrics.jsonl:2.*damaged", 2),
+        ([WHOLE[1], line(4, 2), line(4, 2), line(5)], "metrics.jsonl:3.*4", 4),
+        ([WHOLE[1], line(4).replace('"updates": 1, ', "")], r"metrics\.jsonl:2.*continue.*update 2", 2),
     ],
 )
 def test_a_log_with_a_gap_is_refused_by_line_unless_it_is_accepted(lines, wrong, back, tmp_path):
     folder = run_of(tmp_path / "a", lines, 2, 4, 5)
-    with pytest.raises(ValueError, match=f"{wrong}.*, but the run continues from update 5: put") as error:
+    with pytest.raises(ValueError, match=f"{wrong}.*5") as error:
         resume(folder)
     offered = f"continue from an earlier checkpoint with --run.resume-from {back}"
     assert (offered in str(error.value)) == (back is not None) and "--run.accept-gaps" in str(error.value)
@@ -90,7 +90,7 @@ def test_lost_checkpoints_are_not_begun_again(tmp_path):
     (lost / "checkpoints").rmdir()
     emptied = run_of(tmp_path / "emptied", WHOLE, status=Status(5, 9, "stopped", "SIGTERM", saved=5))
     for folder in (lost, emptied):
-        with pytest.raises(FileNotFoundError, match=r"although the run reached update 5: put them back, or"):
+        with pytest.raises(FileNotFoundError, match="although.*update 5"):
             resume(folder)
     killed = run_of(tmp_path / "killed", WHOLE, status=Status(0, 9))
     assert start_of(killed, RunConfig(resume=str(killed))) == (
@@ -116,12 +116,12 @@ def test_lines_are_read_with_the_numbers_that_are_needed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(WHOLE) + '{"kind": "tra')
     assert [x["update"] for x in metrics.read(path, needs=("steps",))] == [0, 2, 4, 4, 5]
-    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is '{\"kind\".* with kind, update, seconds is needed: put"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2.*kind, update, seconds"):
         metrics.read(path, needs=("seconds",))
     for text in ("3", "[1]", "null", '{"kind": 1, "update": 1}', '{"kind": "a", "update": true}', "\xff"):
         path.write_bytes(WHOLE[0].encode() + text.encode("latin-1") + b"\n")
         with pytest.raises(ValueError, match="metrics.jsonl:2 is "):
             metrics.read(path)
         assert list(metrics.newest(path)) == ["eval"] and list(metrics.last(path, 9)) == ["eval"]
-    with pytest.raises(IsADirectoryError, match="cannot be read .*: a file of metrics is needed"):
+    with pytest.raises(IsADirectoryError, match="cannot be read.*metrics"):
         metrics.read(tmp_path)

@@ -34,7 +34,7 @@ def test_models(client, url):
     models = list(client.models.list())
     assert [m.id for m in models] == ["our/tiny"] and models[0].max_model_len == 256
     assert client.models.retrieve("our/tiny").owned_by == "llmrl_jax"
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+    with pytest.raises(openai.NotFoundError, match="'other'"):
         client.models.retrieve("other")
 
 
@@ -78,7 +78,7 @@ def test_a_conversation_is_what_the_local_model_says(client, served, url):
             theirs = remote.complete(requests)
             with pytest.raises(
                 ServerError,
-                match="22 tokens and max_tokens is 291: together 313, and the context is 256; ask for at most 234",
+                match="22.*max_tokens.*291.*313.*context.*256.*234",
             ) as caught:
                 remote.complete([dataclasses.replace(requests[0], max_tokens=291)])
             assert caught.value.status == 400
@@ -185,11 +185,11 @@ def test_many_candidates_are_scored_in_parts(served):
     for got, want, pair in zip((x for part in parts for x in part), alone, pairs):
         assert len(got) == len(pair.candidate)
         np.testing.assert_allclose(got, want, atol=1e-5)
-    with pytest.raises(ValueError, match="a candidate is empty"):
+    with pytest.raises(ValueError, match="candidate.*empty"):
         scorer.pair([1], [])
-    with pytest.raises(ValueError, match="outside of the model's vocabulary"):
+    with pytest.raises(ValueError, match="vocabulary"):
         scorer.pair([1], [420_000])
-    with pytest.raises(ValueError, match="together 261, and the context is 256"):
+    with pytest.raises(ValueError, match="261.*context.*256"):
         scorer.pair([1] * 255, [2] * 6)
 
 
@@ -283,7 +283,7 @@ def test_the_characters_of_pairs_are_bounded_before_they_are_tokenized(served, e
         type(served.tokenizer), "encode", lambda self, text: read.append(text) or [5] * (1 + text.count("a"))
     )
     body = {"model": "our/tiny", "prompt": " " * 2000, "candidates": ["a"] * 300}
-    with pytest.raises(ApiError, match="have 600300 characters together, .* at most 600000 are read in a request"):
+    with pytest.raises(ApiError, match="600300 characters.*600000"):
         read_score(body, engine.scorer, 1024, 2**20, 600_000)
     assert not read
     calls = iter([None] * 305)

@@ -63,7 +63,7 @@ def ask(text="Colors: red", **options):
 
 
 def generated(served, request, config):
-    """What `lm.generate` says to one request alone, without padding."""
+    """Reply of `lm.generate` to one request alone, without padding."""
     tokens = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
     key = jax.random.key(sample_seed(request.seed, request.sample))
     stops = (
@@ -180,9 +180,9 @@ def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
     assert again.cached == 1 and again.choices == first.choices  # a batch changes the last bits of scores
     np.testing.assert_allclose(first.choices[0].scores, found[0].choices[0].scores, atol=1e-4)
     for wrong in (["one"], "go forward", ["a", ""]):
-        with pytest.raises(ServerError, match="a list of at least 2 texts is needed"):
+        with pytest.raises(ServerError, match="2 texts"):
             llama.complete([ask(extra={"guided_choice": wrong})])
-    with pytest.raises(ServerError, match="n is 2 with guided_choice"):
+    with pytest.raises(ServerError, match="n.*2.*guided_choice"):
         llama.complete([ask(n=2, extra={"guided_choice": texts})])
 
 
@@ -241,29 +241,29 @@ def test_what_it_cannot_answer_is_named_and_the_rest_is_answered(llama):
 
 
 def test_it_needs_a_chat_template_and_sound_options(served):
-    with pytest.raises(ValueError, match="'tiny' has no chat template"):
+    with pytest.raises(ValueError, match="'tiny'.*chat template"):
         LocalLlama(dataclasses.replace(served, template=None))
-    with pytest.raises(ValueError, match="max_batch is 0"):
+    with pytest.raises(ValueError, match="max_batch.*0"):
         LocalLlama(served, max_batch=0)
-    with pytest.raises(ValueError, match="context is 300; the model has 256 positions"):
+    with pytest.raises(ValueError, match="context.*300.*256"):
         dataclasses.replace(served, context=300)
-    with pytest.raises(ValueError, match="the stop token 9999 cannot occur"):
+    with pytest.raises(ValueError, match="token 9999"):
         dataclasses.replace(served, stop_tokens=(9999,))
-    with pytest.raises(ValueError, match="name is empty"):
+    with pytest.raises(ValueError, match="name.*empty"):
         dataclasses.replace(served, name="")
     for options, said in (
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0; it must lie in"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
-        ({"repetition_penalty": 1e-46}, r"repetition_penalty is 1e-46; it must lie in \[0.001, 1000\], where 1"),
-        ({"repetition_penalty": 1e39}, r"repetition_penalty is 1e\+39; it must lie in"),
-        ({"temperature": 1e-40}, r"temperature is 1e-40; it must lie in \[1e-06, 1e\+06\], or be 0"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_k": -1}, "top_k is -1; it must be at least 0"),
-        ({"top_k": 2**31}, "top_k is 2147483648; it must be below"),
-        ({"stop": ("a",) * 65}, "stop holds 65 strings; at most 64"),
-        ({"stop": ("",)}, "stop holds an empty string"),
+        ({"max_tokens": 0}, "max_tokens.*0"),
+        ({"temperature": -1.0}, "temperature.*-1.0"),
+        ({"temperature": float("nan")}, "temperature.*nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty.*0.0"),
+        ({"repetition_penalty": 1e-46}, r"repetition_penalty.*1e-46.*\[0.001, 1000\].*1"),
+        ({"repetition_penalty": 1e39}, r"repetition_penalty.*1e\+39"),
+        ({"temperature": 1e-40}, r"temperature.*1e-40.*\[1e-06, 1e\+06\].*0"),
+        ({"temperature": float("inf")}, "temperature.*inf"),
+        ({"top_k": -1}, "top_k.*-1.*0"),
+        ({"top_k": 2**31}, "top_k.*2147483648"),
+        ({"stop": ("a",) * 65}, "65 strings.*64"),
+        ({"stop": ("",)}, "stop.*empty"),
     ):
         with pytest.raises(ValueError, match=said):
             Sampling(**{"max_tokens": 1, **options})
@@ -448,7 +448,7 @@ def test_a_text_far_beyond_the_context_is_not_read_to_its_end(served, monkeypatc
         type(served.tokenizer), "encode", lambda self, text: read.append(len(text)) or whole(self, text)
     )
     for text in ("go forward, " * 82_500, "a" * 990_000):
-        with pytest.raises(ValueError, match=r"a text has 990000 characters, and \d+ tokens in the first \d+ of them"):
+        with pytest.raises(ValueError, match=r"990000 characters.*\d+ tokens.*\d+"):
             served.encode(text)
     assert sum(read) <= 4 * 32 * 256
     assert len(served.encode("go " * 80)) <= 256
@@ -498,11 +498,11 @@ def test_empty_and_strange_prompts(served):
     backend = tokenizers.Tokenizer.from_str(served.tokenizer.backend.to_str())
     backend.post_processor = None
     no_start = dataclasses.replace(served, tokenizer=lm.FastTokenizer(backend))
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="prompt.*empty"):
         no_start.encode("")
-    with pytest.raises(ValueError, match="holds the token 5000"):
+    with pytest.raises(ValueError, match="token 5000"):
         served.check([1, 5000])
-    with pytest.raises(ValueError, match="holds the token -1"):
+    with pytest.raises(ValueError, match="token -1"):
         served.check([1, -1])
     refusing = dataclasses.replace(served, template=ChatTemplate("{{ raise_exception('users first') }}", {}))
     with pytest.raises(ServerError, match="users first"):

@@ -48,7 +48,7 @@ def test_values_without_effect_of_completions(engine):
     fields |= {"chat_template_kwargs": {}, "reasoning_effort": "none", "enable_thinking": False}
     asks = [read_completion(TEXT | f | {"seed": 1}, engine.sampler).asks for f in (fields, {})]
     assert asks[0] == asks[1]
-    with pytest.raises(ApiError, match="add_special_tokens is false"):
+    with pytest.raises(ApiError, match="add_special_tokens.*false"):
         read_completion(TEXT | {"add_special_tokens": False}, engine.sampler)
 
 
@@ -88,7 +88,7 @@ def test_variables_of_the_template(fields, end, served):
     ("fields", "param", "said"),
     [
         ({"chat_template_kwargs": {"enable_thinkng": True}}, "chat_template_kwargs.enable_thinkng", "does not read"),
-        ({"chat_template_kwargs": {"style": ["a"]}}, "chat_template_kwargs.style", "a text, a number, true or false"),
+        ({"chat_template_kwargs": {"style": ["a"]}}, "chat_template_kwargs.style", "number"),
         ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs.tools", "only []"),
         (
             {"chat_template_kwargs": {"add_generation_prompt": False}},

@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_of_a_lesson_names_its_folder(tmp_path, monkeypatch
             raise CheckpointError("checkpoint 3 is damaged: use it with --run.resume-from 2") from why
 
     monkeypatch.setattr(curriculum, "run_training", train)
-    with pytest.raises(CheckpointError, match=r"reading is damaged \(two bytes\): delete that folder") as raised:
+    with pytest.raises(CheckpointError, match="reading.*two bytes") as raised:
         lesson(tmp_path, "reading")
     assert "--run.resume-from" not in str(raised.value)
 
@@ -111,11 +111,11 @@ def test_the_record_of_the_committed_table_is_read():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "props-table.json is not valid JSON"),
-        ("{}", "props-table.json has no list of rows"),
-        ("[]", "props-table.json has no list of rows"),
-        ('{"rows": [5]}', "row 1 of `rows` is 5; task, method, .* are needed"),
-        ('{"rows": [{"task": "nim"}]}', "row 1 of `rows` is .*; task, method, .* are needed"),
+        ("{", "props-table.json.*JSON"),
+        ("{}", r"props-table\.json.*list of rows"),
+        ("[]", r"props-table\.json.*list of rows"),
+        ('{"rows": [5]}', "1.*`rows`.*5"),
+        ('{"rows": [{"task": "nim"}]}', "1.*`rows`"),
     ],
 )
 def test_the_record_of_a_table_is_checked(tmp_path, content, message):
@@ -173,7 +173,7 @@ def test_the_records_of_tests_are_checked(tmp_path, content):
     path = tmp_path / "tests.json"
     assert results._saved(path) == {}
     path.write_text(content)
-    with pytest.raises(ValueError, match="tests.json is .*; an object with a record for each test is needed: delete"):
+    with pytest.raises(ValueError, match="tests.json"):
         results._saved(path)
 
 
@@ -213,6 +213,6 @@ def test_settings_with_templates_are_read_anywhere(tmp_path, monkeypatch):
     configs.save_config(config, tmp_path / "config.json")
     monkeypatch.chdir(tmp_path)
     assert configs.load_config(PropsRun, tmp_path / "config.json") == config
-    with pytest.raises(ValueError, match="templates.template_dir is mine, which is no folder"):
+    with pytest.raises(ValueError, match="templates.template_dir.*mine"):
         searches.run_searches(config)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -180,13 +180,13 @@ def test_marks_stay_in_the_sandbox():
         "{% generation %}{{ messages.append(1) }}{% endgeneration %}",
         "{% generation %}{{ caller.__globals__ }}{% endgeneration %}",
     ):
-        with pytest.raises(TemplateError, match="refuses these messages"):
+        with pytest.raises(TemplateError, match="refuses.*messages"):
             ChatTemplate(source, {}).render(ONE)
 
 
 def test_a_template_that_marks_nothing_of_a_row_is_refused(joining):
     how = ChatTemplate(BODY.replace("== 'assistant'", "== 'model'"), {})
-    with pytest.raises(DataError, match="f:1: no token lies within"):
+    with pytest.raises(DataError, match="f:1.*no token"):
         encode_row({"messages": ONE}, "f:1", joining, how)
 
 
@@ -198,13 +198,13 @@ def test_the_remedies_of_a_refusal_help(joining):
         name: MARKED[name].replace("{% generation %}", "").replace("{% endgeneration %}", "") for name in MARKED
     }
     thinks, ends = ChatTemplate(unmarked["thinks"], {}), ChatTemplate(unmarked["ends"], {})
-    with pytest.raises(DataError, match=r"f:1: .* message 1 with its generation prompt.*{% generation %}.*prompt and"):
+    with pytest.raises(DataError, match="f:1.*generation prompt.*{% generation %}"):
         encode_row({"messages": ONE}, "f:1", joining, thinks)
     asked = thinks.render([USER], add_generation_prompt=True)
     row = {"prompt": asked, "response": "</think>green"}
     assert learned(encode_row(row, "f:1", joining), joining) == ["</think>green<|end|>"]
     assert encode_row(row, "f:1", joining).tokens[:-1] == joining.encode(asked + "</think>green")
-    with pytest.raises(DataError, match="f:1: .* rewrites message 1 when others follow.* weight 0"):
+    with pytest.raises(DataError, match="f:1.*rewrites message 1.*weight 0"):
         encode_row({"messages": TWO}, "f:1", joining, ends)
     rows = [ONE, [USER, {**GREEN, "weight": 0}, *TWO[2:]]]
     texts = [learned(encode_row({"messages": row}, "f:1", joining, ends), joining) for row in rows]
@@ -218,9 +218,9 @@ def test_answers_of_weight_0_are_context(joining, marked):
     example = encode_row({"messages": messages}, "f:1", joining, how)
     assert example.tokens == encode_row({"messages": TWO}, "f:1", joining, how).tokens
     assert learned(example, joining) == ["red<|end|>"]
-    with pytest.raises(DataError, match="f:1: every message of the assistant has weight 0"):
+    with pytest.raises(DataError, match="f:1.*every message.*weight 0"):
         encode_row({"messages": [USER, {**GREEN, "weight": 0}]}, "f:1", joining, how)
-    with pytest.raises(DataError, match=r"f:1: message 1 has the weight 0\.5"):
+    with pytest.raises(DataError, match=r"f:1.*message 1.*weight 0\.5"):
         encode_row({"messages": [USER, {**GREEN, "weight": 0.5}]}, "f:1", joining, how)
 
 
@@ -313,15 +313,15 @@ def test_columns_are_shown_to_the_template(joining, column, value, shown, as_jso
 @pytest.mark.parametrize(
     ("row", "source", "message"),
     [
-        ({"tools": TOOLS}, CALLS, "f:1 has tools, which the model's chat template does not read"),
-        ({"documents": [{"text": "x"}]}, CALLS, "f:1 has documents, which the model's chat template does not read"),
-        ({"chat_template_kwargs": {"thinks": 1}}, READS, "'thinks', which is no option .*; did you mean 'think'"),
-        ({"chat_template_kwargs": {"messages": []}}, READS, "'messages', which is no option"),
-        ({"tools": "look"}, READS, "f:1: tools is a text, and no JSON"),
-        ({"tools": "{}"}, READS, "f:1: tools is a dict; a list of objects is needed"),
-        ({"documents": 3}, READS, "f:1: documents is a int; a list"),
-        ({"chat_template_kwargs": "[1]"}, READS, "f:1: chat_template_kwargs is a list; an object"),
-        ({"tools": "[" * 100_000}, READS, "f:1: tools is a text, and no JSON"),
+        ({"tools": TOOLS}, CALLS, "f:1.*tools.*template"),
+        ({"documents": [{"text": "x"}]}, CALLS, "f:1.*documents.*template"),
+        ({"chat_template_kwargs": {"thinks": 1}}, READS, "'thinks'.*'think'"),
+        ({"chat_template_kwargs": {"messages": []}}, READS, "'messages'"),
+        ({"tools": "look"}, READS, "tools.*no JSON"),
+        ({"tools": "{}"}, READS, "f:1.*tools.*dict"),
+        ({"documents": 3}, READS, "f:1.*documents.*int"),
+        ({"chat_template_kwargs": "[1]"}, READS, "f:1: chat_template_kwargs.*list"),
+        ({"tools": "[" * 100_000}, READS, "tools.*no JSON"),
     ],
 )
 def test_columns_that_are_not_shown_are_refused(joining, row, source, message):

@@ -230,7 +230,7 @@ def test_a_reward_in_parts_is_their_sum_and_each_is_reported(variables):
 
 def test_tokens_that_the_model_does_not_have_are_named(variables):
     wrong = PROMPTS.replace(tokens=np.where(np.arange(3) == 1, 999, PROMPTS.tokens))
-    message = "row 0 holds the token 999 at place 1; the model's vocabulary is 0 to 7"
+    message = "0.*999.*1.*vocabulary.*0.*7"
     with pytest.raises(ValueError, match=message):
         make_grpo(SMALL, FULL, variables, wrong, first_is_blue)
     with pytest.raises(ValueError, match=message):
@@ -241,27 +241,27 @@ def test_tokens_that_the_model_does_not_have_are_named(variables):
 
 def test_a_reward_function_of_the_wrong_shape_is_named(variables):
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: [1.0], WORDS, ROWS))
-    with pytest.raises(Exception, match=r"gave an array of \[1\], not one number for each of 8 texts"):
+    with pytest.raises(Exception, match=r"\[1\].*8 texts"):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
 def test_a_reward_that_is_no_number_is_named(variables):
     gave = [0.5, None, *[0.0] * 6]
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: gave, WORDS, ROWS))
-    with pytest.raises(Exception, match=r"gave None for the text .*; a finite number is needed"):
+    with pytest.raises(Exception, match="None.*finite"):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": 1}, "at least 2 is needed"),
-        ({"temperature": 0.0}, "temperature is 0.0; above 0"),
-        ({"prompts": 3}, "2 prompts, fewer than the 3"),
-        ({"minibatches": 3}, "group 4 = 8 rows are not divided by grpo.minibatches 3"),
-        ({"kl_coef": -1.0}, "kl_coef is -1.0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"head_chunk": 2}, "head_chunk is 2; it must divide grpo.max_new_tokens, 3"),
+        ({"group": 1}, r"grpo\.group.*1.*2"),
+        ({"temperature": 0.0}, "temperature.*0.0.*0"),
+        ({"prompts": 3}, "2 prompts.*3"),
+        ({"minibatches": 3}, "4 = 8.*grpo.minibatches 3"),
+        ({"kl_coef": -1.0}, "kl_coef.*-1.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens.*0"),
+        ({"head_chunk": 2}, "head_chunk.*2.*grpo.max_new_tokens, 3"),
     ],
 )
 def test_bad_configurations(variables, options, message):

@@ -103,10 +103,10 @@ def test_responses_that_no_completion_can_match():
     check_response("contains", {"response": "a"}, "f:1")
     check_response("last-number", {"response": "a 1"}, "f:1")
     for reward, row, message in (
-        ("exact", {}, "f:1 has no `response` .a text., which the reward exact reads"),
+        ("exact", {}, "f:1.*`response`.*exact"),
         ("contains", {"response": 3}, "f:1 has no `response`"),
-        ("contains", {"response": " "}, "f:1: the `response` is blank; the reward contains"),
-        ("last-number", {"response": "five"}, "f:1: the `response` 'five' has no number"),
+        ("contains", {"response": " "}, "f:1.*`response`.*blank"),
+        ("last-number", {"response": "five"}, "f:1.*`response` 'five'"),
     ):
         with pytest.raises(ValueError, match=message):
             check_response(reward, row, "f:1")
@@ -119,52 +119,50 @@ def test_a_reward_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_reward("mine:short")([""], [""], [{}]) == [1]
     sys.modules.pop("mine")
-    with pytest.raises(ValueError, match="has no function 'shirt'.*short"):
+    with pytest.raises(ValueError, match="'shirt'.*short"):
         load_reward(f"{file}:shirt")
     for name in ("no_such.module:short", ".relative:short", "no_such_module:short"):
-        with pytest.raises(ModuleNotFoundError, match="there is no module .* to take the reward 'short' from"):
+        with pytest.raises(ModuleNotFoundError, match="module.*'short'"):
             load_reward(name)
     (tmp_path / "needs.py").write_text("import no_such_dependency\n")
-    with pytest.raises(
-        ValueError, match="needs raised ModuleNotFoundError when .*No module named 'no_such_dependency'"
-    ):
+    with pytest.raises(ValueError, match="ModuleNotFoundError.*No module named 'no_such_dependency'"):
         load_reward("needs:short")
     for source, error in (
-        ("x = 1 / 0", "ZeroDivisionError .*: division by zero; correct the file"),
-        ("from math import foo", "ImportError .*: cannot import name 'foo'"),
+        ("x = 1 / 0", "ZeroDivisionError.*division.*correct"),
+        ("from math import foo", "ImportError.*'foo'"),
         ("def f(:", "SyntaxError"),
         ("import sys; sys.exit()", "SystemExit"),
     ):
         (tmp_path / "bad_reward.py").write_text(source)
         for where in ("bad_reward", f"{tmp_path}/bad_reward.py"):
-            with pytest.raises(ValueError, match=f"bad_reward(\\.py)? raised {error}"):
+            with pytest.raises(ValueError, match=rf"bad_reward(\.py)? .*{error}"):
                 load_reward(f"{where}:f")
         assert "bad_reward" not in sys.modules
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*yours\.py"):
+    with pytest.raises(FileNotFoundError, match=r"yours\.py"):
         load_reward(f"{tmp_path / 'yours.py'}:short")
-    with pytest.raises(ValueError, match=r"no reward 'exakt'.*exact.*FILE\.py:FUNCTION"):
+    with pytest.raises(ValueError, match=r"'exakt'.*exact.*FILE\.py:FUNCTION"):
         load_reward("exakt")
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda p, c, r: [1.0], r"gave an array of \[1\], not one number for each of 2 texts"),
-        (lambda p, c, r: 1.0, r"gave an array of \[\], not one number"),
-        (lambda p, c, r: [[1.0], [2.0]], r"gave an array of \[2, 1\], not one"),
-        (lambda p, c, r: ["good", "bad"], "gave .*good.*, which is no array of numbers"),
-        (lambda p, c, r: None, r"gave an array of \[\]"),
-        (lambda p, c, r: [0.0, 10**400], r"gave '\[0\.0, 1000.*, which is no array of numbers: int too large"),
-        (lambda p, c, r: [0.0, 10**5000], "gave 'a list', which is no array of numbers: int too large"),
-        (lambda p, c, r: [1.0, float("nan")], "gave nan for the text ''; a finite number is needed"),
-        (lambda p, c, r: [float("inf"), 0.0], "gave inf for the text '4'"),
-        (lambda p, c, r: [1 / len(text) for text in c], "raised ZeroDivisionError: division by zero"),
-        (lambda p, c, r: [r[0]["answer"]] * 2, "raised KeyError: 'answer'"),
+        (lambda p, c, r: [1.0], r"array of \[1\].*2 texts"),
+        (lambda p, c, r: 1.0, r"array of \[\]"),
+        (lambda p, c, r: [[1.0], [2.0]], r"array of \[2, 1\]"),
+        (lambda p, c, r: ["good", "bad"], "good.*array"),
+        (lambda p, c, r: None, r"array of \[\]"),
+        (lambda p, c, r: [0.0, 10**400], r"'\[0\.0, 1000.*int"),
+        (lambda p, c, r: [0.0, 10**5000], "'a list'.*int"),
+        (lambda p, c, r: [1.0, float("nan")], "nan.*''"),
+        (lambda p, c, r: [float("inf"), 0.0], "inf.*'4'"),
+        (lambda p, c, r: [1 / len(text) for text in c], "ZeroDivisionError: division"),
+        (lambda p, c, r: [r[0]["answer"]] * 2, "KeyError: 'answer'"),
     ],
     ids=["short", "scalar", "nested", "text", "none", "huge", "endless", "nan", "inf", "raises", "field"],
 )
 def test_rewards_that_fail_are_found_on_the_first_row(function, message):
-    with pytest.raises(RewardError, match=f"the reward's function {message}.*tried on the first row"):
+    with pytest.raises(RewardError, match=f"{message}.*first row"):
         try_reward(function, {"prompt": "2+2=", "response": "4"})
 
 
@@ -178,7 +176,7 @@ def test_a_reward_that_fails_inside_a_program_is_named(caplog):
     words = WordTokenizer.from_texts(["go left"])
     tokens = jnp.array([[[2, 3], [3, 1]]])
     out = Generation(tokens, jnp.array([[2, 2]]), 0.0 * tokens, 0.0 * tokens, jnp.array([[1, 2]]))
-    for given, message in (("bad", "raised ValueError: never 'left'"), ("left", None)):
+    for given, message in (("bad", "ValueError.*'left'"), ("left", None)):
 
         def function(prompts, completions, rows, given=given):
             if "left" in completions and given == "bad":
@@ -214,7 +212,7 @@ length = Length()
     assert load_reward(f"{file}:length")([""], ["abc"], [{}]) == [1.5]
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError('no licence')\n")
-    with pytest.raises(ValueError, match=r"broken\.py raised OSError when .*no licence; correct the file"):
+    with pytest.raises(ValueError, match=r"broken\.py.*OSError"):
         load_reward(f"{broken}:length")
     assert "_llmrl_reward_broken" not in sys.modules
 
@@ -222,11 +220,11 @@ length = Length()
 def test_what_a_row_asks():
     words = WordTokenizer.from_texts(["what colour is the sky"])
     assert encode_prompt({"prompt": "the sky"}, "f:1", words) == ("the sky", words.encode("the sky"))
-    with pytest.raises(DataError, match=r"f:1 has no 'prompt'.*promt"):
+    with pytest.raises(DataError, match="f:1.*'prompt'.*promt"):
         encode_prompt({"promt": "the sky"}, "f:1", words)
-    with pytest.raises(DataError, match="f:1: 'prompt' is a int, not text"):
+    with pytest.raises(DataError, match="f:1: 'prompt'.*int"):
         encode_prompt({"prompt": 3}, "f:1", words)
-    with pytest.raises(DataError, match="f:1: the prompt has no token"):
+    with pytest.raises(DataError, match="f:1.*prompt.*no token"):
         encode_prompt({"prompt": ""}, "f:1", words)
-    with pytest.raises(DataError, match="f:1 has messages, but the model has no chat template"):
+    with pytest.raises(DataError, match="f:1.*messages.*chat template"):
         encode_prompt({"messages": [{"role": "user", "content": "the sky"}]}, "f:1", words)

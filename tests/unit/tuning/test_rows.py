@@ -84,22 +84,22 @@ def test_what_the_assistant_says_is_learnt(tokenizer, template):
 def test_a_template_that_rewrites_the_past_is_refused(tokenizer):
     last = ChatTemplate("{{ messages[-1]['content'] }}", {})
     one, two = {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}
-    with pytest.raises(DataError, match="does not begin message 1 with its generation prompt"):
+    with pytest.raises(DataError, match="message 1"):
         encode_row({"messages": [one, two]}, "x:1", tokenizer, last)
-    with pytest.raises(DataError, match="x:1: the chat template refuses"):  # it was not made for an empty start
+    with pytest.raises(DataError, match="x:1.*refuses"):  # it was not made for an empty start
         encode_row({"messages": [two]}, "x:1", tokenizer, last)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"promt": "a", "response": "b"}, "f:3 has no 'prompt'; did you mean 'promt'"),
-        ({"prompt": "a", "response": 4}, "f:3: 'response' is a int, not text"),
-        ({"prompt": "a", "response": ""}, "the response is empty"),
-        ({"messages": []}, "at least one message"),
-        ({"messages": [{"content": "x"}]}, "message 0 has no role"),
-        ({"messages": [{"role": "user", "content": None}]}, "message 0 has no text"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "the assistant says nothing"),
+        ({"promt": "a", "response": "b"}, "f:3.*'prompt'.*'promt'"),
+        ({"prompt": "a", "response": 4}, "f:3: 'response'.*int"),
+        ({"prompt": "a", "response": ""}, "response.*empty"),
+        ({"messages": []}, "messages.*list.*one message"),
+        ({"messages": [{"content": "x"}]}, "message 0.*role"),
+        ({"messages": [{"role": "user", "content": None}]}, "message 0.*text"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "f:3.*assistant"),
     ],
 )
 def test_rows_that_cannot_be_used(tokenizer, template, row, message):
@@ -117,15 +117,15 @@ def test_reading(tmp_path):
     file.write_text('{"prompt": "a", "response": "b"}\n\n{"prompt": "c", "response": "d"}\n')
     assert [name for name, _ in read_rows(file)] == ["rows.jsonl:1", "rows.jsonl:3"]
     file.write_text('{"prompt": 1}\n{"prompt"\n')
-    with pytest.raises(DataError, match=r"rows.jsonl:2 is not JSON: .* at column"):
+    with pytest.raises(DataError, match="rows.jsonl:2.*JSON"):
         list(read_rows(file))
     file.write_text("[1]\n")
-    with pytest.raises(DataError, match="rows.jsonl:1 is a list"):
+    with pytest.raises(DataError, match="rows.jsonl:1.*list"):
         list(read_rows(file))
-    with pytest.raises(FileNotFoundError, match="did you mean 'rows.jsonl'"):
+    with pytest.raises(FileNotFoundError, match="'rows.jsonl'"):
         list(read_rows(tmp_path / "row.jsonl"))
     (tmp_path / "rows.csv").write_text("")
-    with pytest.raises(DataError, match=r"neither .jsonl nor .parquet"):
+    with pytest.raises(DataError, match=".jsonl.*.parquet"):
         list(read_rows(tmp_path / "rows.csv"))
 
 
@@ -134,13 +134,13 @@ def test_reading(tmp_path):
     [
         (
             '{"prompt": "caf\u00e9"}\n'.encode("latin-1"),
-            r"rows.jsonl:1 is not UTF-8 \(the byte 0xe9 at 16\); .*iconv -f LATIN1",
+            r"rows.jsonl:1.*UTF-8 \(the byte 0xe9 at 16\).*-f LATIN1",
         ),
-        ('{"prompt": "a"}\n'.encode("utf-16"), r"rows.jsonl:1 is not UTF-8, but looks like UTF-16: .*iconv -f UTF-16"),
-        ('{"prompt": "a"}\n'.encode("utf-16-be"), "looks like UTF-16"),
-        (b'{}\n{"prompt": "a\xff"}\n', "rows.jsonl:2 is not UTF-8"),
-        (b'{"a": ' + b"[" * 200_000 + b"\n", "rows.jsonl:1 cannot be read as JSON: maximum recursion"),
-        (b'{"a": ' + b"1" * 5000 + b"}\n", "rows.jsonl:1 cannot be read as JSON: Exceeds the limit"),
+        ('{"prompt": "a"}\n'.encode("utf-16"), "rows.jsonl:1.*UTF-8.*UTF-16.*-f UTF-16"),
+        ('{"prompt": "a"}\n'.encode("utf-16-be"), "UTF-16"),
+        (b'{}\n{"prompt": "a\xff"}\n', "rows.jsonl:2.*UTF-8"),
+        (b'{"a": ' + b"[" * 200_000 + b"\n", "rows.jsonl:1.*JSON: maximum"),
+        (b'{"a": ' + b"1" * 5000 + b"}\n", "rows.jsonl:1.*JSON: Exceeds"),
     ],
     ids=["latin-1", "utf-16", "utf-16 without a mark", "second line", "deep", "long number"],
 )
@@ -157,16 +157,16 @@ def test_the_mark_of_utf_8_is_no_text(tmp_path):
 
 def test_errors_of_tokenizers_name_the_row(tokenizer, template):
     for row in ({"prompt": "a\ud800", "response": "b"}, {"messages": [{"role": "user", "content": "\ud800"}] * 2}):
-        with pytest.raises(DataError, match=r"f:9: a text holds '\\ud800' at character \d+"):
+        with pytest.raises(DataError, match=r"f:9.*'\\ud800'.*\d+"):
             encode_prompt(row, "f:9", tokenizer, template)
-    with pytest.raises(DataError, match="f:9: a text holds"):
+    with pytest.raises(DataError, match="f:9.*text"):
         encode_row({"prompt": "a", "response": "\udfff"}, "f:9", tokenizer)
 
 
 def test_tokens_that_the_model_does_not_have(tokenizer):
     check_vocabulary([256, 257], "f:2", tokenizer, 258)
     check_vocabulary([], "f:2", tokenizer, 1)
-    with pytest.raises(DataError, match=r"f:2 has the token 257 \('</s>'\), but the model's vocabulary is 0 to 256"):
+    with pytest.raises(DataError, match=r"f:2.*257 \('</s>'\).*vocabulary.*0.*256"):
         check_vocabulary([256, 257], "f:2", tokenizer, 257)
 
 
@@ -180,7 +180,7 @@ def test_parquet(tmp_path):
     whole = (tmp_path / "rows.parquet").read_bytes()
     for content in (b"", b'{"prompt": "a"}\n', whole[:-20], whole[:50] + whole[-50:]):
         (tmp_path / "rows.parquet").write_bytes(content)
-        with pytest.raises(DataError, match=r"rows.parquet cannot be read as parquet \(.*\): write it again, or"):
+        with pytest.raises(DataError, match=r"rows.parquet.*\(.*\)"):
             list(read_rows(tmp_path / "rows.parquet"))
 
 
@@ -209,7 +209,7 @@ def test_templates_of_a_model_folder(tmp_path):
     ],
 )
 def test_templates_stay_in_their_sandbox(source):
-    with pytest.raises(TemplateError, match="refuses these messages"):
+    with pytest.raises(TemplateError, match="refuses.*messages"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
 
 
@@ -220,16 +220,16 @@ def test_a_template_in_place_of_the_models_own(tmp_path):
     assert ChatTemplate.load(tmp_path, "plain").render(said, add_generation_prompt=True) == "Be brief.\n\nHow many?"
     (tmp_path / "mine.jinja").write_text("{{ messages | length }}")
     assert ChatTemplate.load(tmp_path, str(tmp_path / "mine.jinja")).render(said) == "2"
-    with pytest.raises(TemplateError, match="'chatml' is neither plain nor a file"):
+    with pytest.raises(TemplateError, match="'chatml'"):
         ChatTemplate.load(tmp_path, "chatml")
-    with pytest.raises(TemplateError, match="'{{{{{{.*' is neither plain nor a file$"):
+    with pytest.raises(TemplateError, match="'{{{{{{.*plain"):
         ChatTemplate.load(tmp_path, "{" * 5000)
 
 
 def test_a_template_that_is_not_jinja():
-    with pytest.raises(TemplateError, match="not Jinja: .* in line 1"):
+    with pytest.raises(TemplateError, match="Jinja.*1"):
         ChatTemplate("{% for %}", {})
-    with pytest.raises(TemplateError, match="not Jinja: No filter named 'nope'"):
+    with pytest.raises(TemplateError, match="Jinja: No filter named 'nope'"):
         ChatTemplate("{{ messages | nope }}", {})
 
 
@@ -249,18 +249,18 @@ def test_a_template_that_is_not_jinja():
 def test_templates_end(source, monkeypatch):
     monkeypatch.setattr("llmrl_jax.tuning.sandbox.STEPS", 50_000)
     monkeypatch.setattr("llmrl_jax.tuning.sandbox.LENGTH", 50_000)
-    with pytest.raises(TemplateError, match=r"the chat template does not end: it .* more than 50,000 "):
+    with pytest.raises(TemplateError, match="chat template.*50,000"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "xx"}])
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages: RecursionError"),
-        ("{{ none + 'a' }}", "fails on these messages: TypeError: unsupported operand"),
-        ("{{ 1 / 0 }}", "fails on these messages: ZeroDivisionError"),
-        ("{{ range(10 ** 8) }}", "fails on these messages: OverflowError: Range too big"),
-        ("{{ nothing.at.all }}", "refuses these messages: 'nothing' is undefined"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ none + 'a' }}", "TypeError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ range(10 ** 8) }}", "OverflowError: Range"),
+        ("{{ nothing.at.all }}", "'nothing'"),
     ],
 )
 def test_templates_that_fail_say_so_in_a_line(source, message):
@@ -327,9 +327,9 @@ def test_templates_render_as_in_transformers():
 def test_files_of_templates_that_are_wrong_are_named(tmp_path):
     file = tmp_path / "tokenizer_config.json"
     for text, message in (
-        ("{", "tokenizer_config.json is not JSON"),
-        ('{"chat_template": 3}', "the chat_template of .*tokenizer_config.json is int; a text"),
-        ('{"chat_template": "x", "bos_token": [1]}', r"tokenizer_config.json: the bos_token is \[1\]"),
+        ("{", "tokenizer_config.json.*JSON"),
+        ('{"chat_template": 3}', "chat_template.*tokenizer_config.json.*int"),
+        ('{"chat_template": "x", "bos_token": [1]}', r"tokenizer_config.json.*bos_token.*\[1\]"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -337,7 +337,7 @@ def test_files_of_templates_that_are_wrong_are_named(tmp_path):
     file.write_text('{"chat_template": [3, {"name": "other"}]}')
     assert ChatTemplate.load(tmp_path) is None
     (tmp_path / "chat_template.jinja").write_bytes("é".encode("latin-1"))
-    with pytest.raises(TemplateError, match=r"chat_template.jinja is not UTF-8 \(byte 0\)"):
+    with pytest.raises(TemplateError, match=r"chat_template.jinja.*UTF-8 \(byte 0\)"):
         ChatTemplate.load(tmp_path)
 
 
@@ -349,15 +349,15 @@ def unreadable():
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("x")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}')
-    with unreadable(), pytest.raises(TemplateError, match="template .*chat_template.jinja cannot be read: Permission"):
+    with unreadable(), pytest.raises(TemplateError, match="chat_template.jinja.*Permission"):
         ChatTemplate.load(tmp_path)
-    with unreadable(), pytest.raises(DataError, match="rows.jsonl cannot be read: Permission denied; check"):
+    with unreadable(), pytest.raises(DataError, match="rows.jsonl.*Permission denied"):
         list(read_rows(tmp_path / "rows.jsonl"))
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with unreadable(), pytest.raises(ValueError, match="tokenizer_config.json cannot be read: Permission denied"):
+    with unreadable(), pytest.raises(ValueError, match="tokenizer_config.json.*Permission denied"):
         ChatTemplate.load(tmp_path)
-    with pytest.raises(DataError, match="cannot be read: File name too long"):
+    with pytest.raises(DataError, match="File name too long"):
         list(read_rows(tmp_path / ("x" * 300 + ".jsonl")))
 
 
@@ -388,12 +388,12 @@ def test_packing_loses_nothing():
 
 
 def test_what_does_not_fit_is_refused_or_cut():
-    with pytest.raises(DataError, match=r"rows.jsonl:7 has 9 tokens, a row 8"):
+    with pytest.raises(DataError, match="rows.jsonl:7.*9.*8"):
         pack([example(9)], 8, names=["rows.jsonl:7"])
     assert pack([example(9)], 8, overflow="cut").tokens.shape == (1, 8)
-    with pytest.raises(DataError, match="example 0: within 2 tokens there is nothing to learn"):
+    with pytest.raises(DataError, match="example 0: within 2"):
         pack([Example([1, 2, 3], [False, False, True])], 2, overflow="cut")
     with pytest.raises(DataError, match="no example"):
         pack([], 8)
-    with pytest.raises(ValueError, match="rows of 1 tokens"):
+    with pytest.raises(ValueError, match="1 tokens"):
         pack([example(3)], 1)

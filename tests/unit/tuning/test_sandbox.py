@@ -49,7 +49,7 @@ def test_what_grows_without_end_is_stopped(source, monkeypatch):
     template = ChatTemplate(source, {})
     tracemalloc.start()
     try:
-        with pytest.raises(TemplateError, match=r"the chat template does not end: it .* more than [\d,]+"):
+        with pytest.raises(TemplateError, match=r"end: .*\d,\d{3}"):
             template.render(HELLO)
         assert tracemalloc.get_traced_memory()[1] < 20e6, "stopped before it is made"
     finally:
@@ -58,10 +58,10 @@ def test_what_grows_without_end_is_stopped(source, monkeypatch):
 
 def test_recursive_loops_are_counted(monkeypatch):
     monkeypatch.setattr("llmrl_jax.tuning.sandbox.STEPS", 20_000)
-    with pytest.raises(TemplateError, match="it takes more than 20,000 iterations and calls"):
+    with pytest.raises(TemplateError, match="20,000 iterations"):
         text("{% for x in [1] recursive %}{% if loop.depth < 40 %}{{ loop([x, x]) }}{% endif %}{% endfor %}")
     wide = "{% for x in [1] recursive %}{{ loop(range(30000)) if loop.depth < 2 }}{% endfor %}"
-    with pytest.raises(TemplateError, match="it takes more than 20,000 iterations and calls"):
+    with pytest.raises(TemplateError, match="20,000 iterations"):
         text(wide)
 
 
@@ -81,7 +81,7 @@ def test_recursive_loops_are_counted(monkeypatch):
 @pytest.mark.parametrize("use", ["{{ ns.a }}", "{{ ns.a == ns.a }}", ""])
 def test_containers_that_double_at_each_level_are_stopped(first, then, use):
     """Small in memory, for their parts are shared; to compare or write one would take 2^60 steps."""
-    with pytest.raises(TemplateError, match="makes a text, container or number of more than 16,777,216 characters"):
+    with pytest.raises(TemplateError, match="16,777,216 characters"):
         text(DOUBLED % (first, then) + use)
 
 
@@ -92,7 +92,7 @@ def test_what_may_change_later_is_not_written():
 
 
 def test_arguments_stay_as_they_are():
-    with pytest.raises(TemplateError, match="has no attribute 'update'"):
+    with pytest.raises(TemplateError, match="'update'"):
         text("{{ dict.update(messages[0], content='y') }}")
 
 

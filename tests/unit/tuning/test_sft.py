@@ -67,7 +67,7 @@ def test_chunks_of_the_head_change_memory_only(params):
     hidden = jnp.zeros((1, 16, 16))
     text = str(jax.make_jaxpr(lambda h: token_log_probs(FULL, params, h, jnp.asarray(packed.tokens[:1]), 4))(hidden))
     assert "f32[1,4,20]" in text and "f32[1,16,20]" not in text
-    with pytest.raises(ValueError, match="chunk of 5 positions does not divide 16"):
+    with pytest.raises(ValueError, match="5 positions.*divide 16"):
         token_log_probs(FULL, params, hidden, jnp.asarray(packed.tokens[:1]), 5)
 
 
@@ -114,7 +114,7 @@ def test_weights_may_be_taken_in_place_of_a_copy(params):
     state = learner.init(jax.random.key(0))
     assert "params" not in own, "no other reference is left"
     jax.tree.map(np.testing.assert_array_equal, state.params, params["params"])
-    with pytest.raises(RuntimeError, match="taken by an earlier start"):
+    with pytest.raises(RuntimeError, match="weights.*earlier"):
         learner.init(jax.random.key(0))
     learner = make_sft(config, LORA, params, packed, 1, take=True)  # a base stays where it is
     assert learner.init(jax.random.key(0)).frozen["base"]["params"] is params["params"]
@@ -173,13 +173,13 @@ def test_every_epoch_sees_every_row_once(params):
 @pytest.mark.parametrize(
     ("config", "updates", "message"),
     [
-        ({"batch_size": 50}, 1, "rows, fewer than the 50 of one batch"),
-        ({"batch_size": 0}, 1, "sft.batch_size is 0; at least 1 is needed"),
-        ({"batch_size": 3, "microbatches": 2}, 1, "batch_size 3 is not divided by sft.microbatches 2"),
-        ({"batch_size": 2, "warmup": 1.5}, 1, "warmup is 1.5"),
-        ({"batch_size": 2, "learning_rate": math.nan}, 1, "sft.learning_rate is nan; a number is needed"),
-        ({"batch_size": 2, "head_chunk": 5}, 1, "sft.head_chunk is 5; it must divide the 16 tokens of a row"),
-        ({"batch_size": 2}, 0, "updates is 0"),
+        ({"batch_size": 50}, 1, r"rows.*\b50\b"),
+        ({"batch_size": 0}, 1, "sft.batch_size.*0.*1"),
+        ({"batch_size": 3, "microbatches": 2}, 1, "batch_size 3.*sft.microbatches 2"),
+        ({"batch_size": 2, "warmup": 1.5}, 1, "warmup.*1.5"),
+        ({"batch_size": 2, "learning_rate": math.nan}, 1, "sft.learning_rate.*nan"),
+        ({"batch_size": 2, "head_chunk": 5}, 1, "sft.head_chunk.*5.*16"),
+        ({"batch_size": 2}, 0, "updates.*0"),
     ],
 )
 def test_bad_configurations(params, config, updates, message):
@@ -189,12 +189,12 @@ def test_bad_configurations(params, config, updates, message):
 
 def test_tokens_that_the_model_does_not_have_are_named(params):
     packed = pack([*EXAMPLES, Example([3, 20], [False, True])], 16, several=False)
-    with pytest.raises(ValueError, match="row 8 holds the token 20 at place 1; the model's vocabulary is 0 to 19"):
+    with pytest.raises(ValueError, match="8.*20.*1.*vocabulary.*0.*19"):
         make_sft(SFTConfig(batch_size=2), LORA, params, packed, 1)
-    with pytest.raises(ValueError, match="row 8 holds the token 20"):
+    with pytest.raises(ValueError, match="row 8.*token 20"):
         make_evaluation(LORA, packed, 2)
 
 
 def test_segments_need_positions(params):
-    with pytest.raises(ValueError, match="segments need positions"):
+    with pytest.raises(ValueError, match="segments.*positions"):
         FULL.apply(params, np.zeros((1, 4), np.int32), segments=np.ones((1, 4), np.int32))

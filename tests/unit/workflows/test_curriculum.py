@@ -135,20 +135,20 @@ def test_things_go_by_invented_names():
 
 
 def test_reading_lessons_are_checked_first():
-    with pytest.raises(ValueError, match="invented is 1.5; from 0 to 1 is needed"):
+    with pytest.raises(ValueError, match="invented.*1.5.*0.*1"):
         ReadingConfig(invented=1.5)
-    with pytest.raises(ValueError, match="stride is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="stride.*0.*1"):
         PriorConfig(stride=0)
-    with pytest.raises(ValueError, match="needs a model of 16 spare tokens"):
+    with pytest.raises(ValueError, match="16 spare"):
         reading_rows(program(FULL), ReadingConfig(updates=1, rows=3, invented=0.5), seed=1)
-    with pytest.raises(ValueError, match="associations is 5 and updates is 0"):
+    with pytest.raises(ValueError, match="associations.*5.*updates.*0"):
         ReadingConfig(associations=5)
     few = WordTokenizer.from_texts(["go to a red ball"], spare=16)
-    with pytest.raises(ValueError, match="goals is 5 and updates is 0"):
+    with pytest.raises(ValueError, match="goals.*5.*updates.*0"):
         ReadingConfig(goals=5)
-    with pytest.raises(ValueError, match="goal_only is 2; from 0 to 1 is needed"):
+    with pytest.raises(ValueError, match="goal_only.*2.*0.*1"):
         ReadingConfig(goal_only=2)
-    with pytest.raises(ValueError, match=r"need 60 tokens and the model has 21: give it spare words"):
+    with pytest.raises(ValueError, match="60 tokens.*21"):
         association_rows(few, 3, seed=1)
 
 
@@ -224,9 +224,7 @@ def test_associations_come_before_reading(tmp_path, monkeypatch):
 def test_a_reading_lesson_in_other_words_is_refused():
     program, other = build(TINY), f"{TINY.env}?describe=faithful"
     curriculum.check_words(TINY.env, program, TINY.env, program)
-    with pytest.raises(
-        ValueError, match=r"the reading lesson's environment .*faithful has other words than .*: give the"
-    ):
+    with pytest.raises(ValueError, match="environment.*faithful"):
         curriculum.check_words(TINY.env, program, other, build(replace(TINY, env=other)))
 
 
@@ -234,7 +232,7 @@ def test_a_run_goes_on_with_its_own_lessons(tmp_path):
     imitation = PriorConfig(updates=4)
     for _ in range(2):
         curriculum.note_lessons(tmp_path, ReadingConfig(updates=3), imitation)
-    with pytest.raises(ValueError, match=r"begun with other lessons: reading.questions: 0 -> 5 \(saved -> now\)"):
+    with pytest.raises(ValueError, match=r"reading.questions: 0 -> 5 \(saved -> now\)"):
         curriculum.note_lessons(tmp_path, ReadingConfig(updates=3, questions=5), imitation)
 
 
@@ -254,7 +252,7 @@ def test_a_few_updates_learn_something(updates):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; above 0"), ({"learning_rate": math.inf}, "a finite number")],
+    [({"max_grad_norm": 0.0}, "max_grad_norm.*0.0.*0"), ({"learning_rate": math.inf}, "learning_rate.*inf")],
 )
 def test_settings_of_a_prior_out_of_range(given, message):
     with pytest.raises(ValueError, match=message):

@@ -1,5 +1,5 @@
 """The protocol before ProPS: a dialogue over one matrix, with a system message, and a request to convert a matrix of
-the wrong size (props reference, section 3.5).
+the wrong size (`llm-rl_finetune`).
 
 User templates are given by their published option names (`TemplateConfig`). Slots of all: `rows`, `columns`, `shape`
 ("5x2"), `environment` and `actions` (valid ids of an entry, None for numbers). Of `llm_ui_template_name` also, as
@@ -167,7 +167,7 @@ class LegacyOptimizer(HostOptimizer):
 
     @property
     def has_system(self) -> bool:
-        """Whether there is a system message."""
+        """Return whether there is a system message."""
         return bool(self.templates.llm_ui_template_name or not self.templates.llm_si_template_name)
 
     def _fill(self, kind: str, slots: dict[str, Any]) -> str:

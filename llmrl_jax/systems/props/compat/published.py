@@ -1,8 +1,7 @@
 """Reader of the two published YAML schemas: that of the release and that of the fine-tuning repository.
 
-Every key is read, and each deviation from the published programs is reported in a note (props reference, sections 4 and
-10). Template files are optional: if the folder of a named template does not exist, the built-in prompt of the same kind
-is used, and reported in a note.
+Every key is read, and each deviation from the published programs is reported in a note. Template files are optional: if
+the folder of a named template does not exist, the built-in prompt of the same kind is used, and reported in a note.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ class _Reader:
         return name
 
     def _is_legacy(self) -> bool:
-        """Whether it is the dialogue over a matrix, not the later numeric prompt."""
+        """Return whether it is the dialogue over a matrix, not the later numeric prompt."""
         names = " ".join(str(self.get(k, "")) for k in ("llm_si_template_name", "llm_ui_template_name"))
         numeric = any(word in names for word in ("numeric", "num_optim", "semantic", "non_standard/"))
         return not numeric or bool(self.get("use_replay_buffer", False)) and "numeric" not in names
@@ -264,7 +263,7 @@ class _Reader:
         return "linear_nobias" if self.get("bias") is False else None
 
     def _init(self) -> Any:
-        """The initial distribution of the file's published program (props reference, section 2)."""
+        """The initial distribution of the file's published program."""
         if self._kind() == "linear_nobias":
             return "uniform_3"
         if self.schema == "finetune":
@@ -272,13 +271,13 @@ class _Reader:
         return None if self._box() else "normal_unbounded"  # a box in the file applies to initial policies too
 
     def _replays(self) -> bool:
-        """Whether the dialogue shows the replay buffer; programs without that option always do."""
+        """Return whether the dialogue shows the replay buffer; programs without that option always do."""
         if self.values.get("use_replay_buffer") is None:
             self.note("use_replay_buffer is not given: the replay buffer is shown, as before there was such an option")
         return bool(self.get("use_replay_buffer", True))
 
     def _resets(self) -> bool:
-        """Whether the dialogue is cleared; programs without that option always do."""
+        """Return whether the dialogue is cleared; programs without that option always do."""
         if self.values.get("reset_llm_conversation") is None:
             self.note(
                 "reset_llm_conversation is not given: every question stands alone, as before there was such an option"

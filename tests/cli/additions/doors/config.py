@@ -14,7 +14,7 @@ from llmrl_jax.run.config import BaseRunConfig, RunConfig
 
 @dataclass(frozen=True)
 class OpenConfig(Checked):
-    """Which door, and how the run is kept."""
+    """Options of a run: the door, and its folder."""
 
     KIND: ClassVar[str] = "doors open"
     action: int = 1
@@ -38,7 +38,7 @@ class TrainRun(Checked):
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=4))
 
     def experiment(self) -> Any:
-        """What the run trains, and how it is judged."""
+        """Training and evaluation of the run."""
         from llmrl_jax.systems.doors.train import make
 
         return make(self)

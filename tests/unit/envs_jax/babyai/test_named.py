@@ -31,7 +31,7 @@ IDS = {
     "PickUp-RedBall-S20": (20, 9, 400),
     "PickUp-PurpleKey-S20": (20, 9, 400),
 }
-"""Size of the room, objects, and step limit (bkrl reference, section 9.1)."""
+"""Size of the room, objects, and step limit (2407.03964)."""
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -68,9 +68,9 @@ def test_missions_name_the_target():
     ("options", "match"),
     [
         ({"target": "red bal"}, "did you mean 'red ball'"),
-        ({"target": "random", "then": "blue box"}, "name the first target"),
-        ({"then": "blue door"}, "then is 'blue door'"),
-        ({"verb": "goto"}, "verb is 'goto'"),
+        ({"target": "random", "then": "blue box"}, "target.*'blue box'"),
+        ({"then": "blue door"}, "'blue door'"),
+        ({"verb": "goto"}, "verb.*'goto'"),
         ({"room_size": 40}, "room_size"),
         ({"num_dists": -1}, "num_dists"),
     ],

@@ -391,31 +391,31 @@ def test_done_actions_in_sequences_and_pairs(variants):
 def test_options_of_ids_are_checked():
     env, params = envs_jax.make("BabyAI-GoToLocal-v0?room_size=6&num_dists=2")
     assert env.level.rooms.size == 6 and env.level.num_objects == 2 and env.task_names == ("go_to",)
-    with pytest.raises(TypeError, match="no option 'num_dist'; did you mean 'num_dists'"):
+    with pytest.raises(TypeError, match="'num_dist'.*'num_dists'"):
         envs_jax.make("BabyAI-GoToLocal-v0", num_dist=2)
-    with pytest.raises(ValueError, match="9 objects cannot all lie two steps from the agent in a room of size 5"):
+    with pytest.raises(ValueError, match="9 objects.*size 5"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=9)
-    with pytest.raises(ValueError, match="6 objects on the 9 cells of a room of size 5 shut one another in"):
+    with pytest.raises(ValueError, match="6 objects.*9 cells.*size 5"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=5, num_dists=6)  # its reset would never end
-    with pytest.raises(ValueError, match="room_size is 40; from 4 to 31 is needed"):
+    with pytest.raises(ValueError, match="room_size.*40.*4.*31"):
         envs_jax.make("BabyAI-GoToLocal-v0", room_size=40)
-    with pytest.raises(ValueError, match="19 different objects; there are 18"):
+    with pytest.raises(ValueError, match="19.*18"):
         envs_jax.make("BabyAI-PutNextLocal-v0", num_objs=19)
-    with pytest.raises(ValueError, match="two rooms of size 17 are 33 cells wide; 31 is the limit"):
+    with pytest.raises(ValueError, match="17.*33.*31"):
         envs_jax.make("BabyAI-MixedTrainLocal-v0", room_size=17)
-    with pytest.raises(TypeError, match="doors_open is 3; true or false is needed"):
+    with pytest.raises(TypeError, match="doors_open.*3; true.*false"):
         envs_jax.make("BabyAI-GoTo-v0", doors_open=3)
-    with pytest.raises(ValueError, match="select_by is 'size'; it is either, color or loc"):
+    with pytest.raises(ValueError, match="select_by.*'size'.*either, color or loc"):
         envs_jax.make("BabyAI-OpenDoor-v0?select_by=size")
-    with pytest.raises(ValueError, match="compat is 'gym'; leave it empty, or take minigrid"):
+    with pytest.raises(ValueError, match="compat.*'gym'.*minigrid"):
         envs_jax.make("BabyAI-GoTo-v0?compat=gym")
-    with pytest.raises(ValueError, match="3 x 3 rooms of size 12 are 34 x 34 cells; 31 along a side is the limit"):
+    with pytest.raises(ValueError, match="3 x 3.*12.*34 x 34.*31"):
         envs_jax.make("BabyAI-GoTo-v0?room_size=12")
-    with pytest.raises(ValueError, match="18 things on 36 cells of floor|19 things on 16 cells of floor"):
+    with pytest.raises(ValueError, match="18.*36 cells|19.*16 cells"):
         envs_jax.make("BabyAI-Synth-v0?room_size=4&num_rows=2&num_cols=2")
-    with pytest.raises(TypeError, match="num_dists is 'many'"):
+    with pytest.raises(TypeError, match="num_dists.*'many'"):
         envs_jax.make("BabyAI-GoToLocal-v0?num_dists=many")
-    with pytest.raises(KeyError, match="did you mean 'BabyAI-GoToLocal-v0'"):
+    with pytest.raises(KeyError, match="'BabyAI-GoToLocal-v0'"):
         envs_jax.make("BabyAI-GotoLocal-v0")
 
 

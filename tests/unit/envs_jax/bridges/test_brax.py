@@ -43,19 +43,19 @@ def reacher(envs):
 
 def test_without_brax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax.envs", None)
-    with pytest.raises(ModuleNotFoundError, match="brax.envs, of the extra `control`"):
+    with pytest.raises(ModuleNotFoundError, match="brax.envs.*`control`"):
         envs_jax.make("brax/reacher")
     assert not any(id.startswith("brax") for id in envs_jax.ids())
 
 
 def test_wrong_names_and_wrappers_are_refused(envs):
-    with pytest.raises(KeyError, match="brax has no environment 'recher'; did you mean 'reacher'"):
+    with pytest.raises(KeyError, match="'recher'.*'reacher'"):
         envs_jax.make("brax/recher")
-    with pytest.raises(ValueError, match="max_steps is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="max_steps.*0.*1"):
         bridge.from_brax("fast", max_steps=0)
-    with pytest.raises(TypeError, match="brax's AutoResetWrapper cannot be bridged"):
+    with pytest.raises(TypeError, match="AutoResetWrapper"):
         bridge.FromBrax(envs.create("fast"))
-    with pytest.raises(TypeError, match="brax's EpisodeWrapper cannot be bridged"):
+    with pytest.raises(TypeError, match="EpisodeWrapper"):
         bridge.FromBrax(envs.Wrapper(envs.create("fast", auto_reset=False)))
     assert bridge.FromBrax(envs.Wrapper(envs.get_environment("fast"))).id == "brax/Fast"
 
@@ -173,7 +173,7 @@ def test_a_picture(pendulum):
 
 def test_a_world_without_a_model_has_no_picture(envs):
     env, params = bridge.from_brax("fast")
-    with pytest.raises(NotImplementedError, match="brax/fast has no picture"):
+    with pytest.raises(NotImplementedError, match="brax/fast"):
         env.render(env.reset(KEY, params)[1])
 
 
@@ -245,8 +245,8 @@ def test_a_world_goes_to_brax_and_back(envs):
 
 
 def test_worlds_that_brax_has_no_form_for_are_refused(envs):
-    with pytest.raises(TypeError, match="FrozenLake-v1's observation is one number"):
+    with pytest.raises(TypeError, match="FrozenLake-v1's"):
         bridge.make("FrozenLake-v1")
     world, params = envs_jax.make("BabyAI-GoToLocal-v0")
-    with pytest.raises(TypeError, match=r"\['direction'\] is one number"):
+    with pytest.raises(TypeError, match=r"\['direction'\]"):
         bridge.to_brax(world, params)

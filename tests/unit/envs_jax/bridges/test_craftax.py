@@ -32,7 +32,7 @@ class StandInState:
 
 
 class StandInClassicNoAutoReset:
-    """What the adapter calls of a craftax environment; the action is the damage."""
+    """Methods of a craftax environment that the adapter calls; the action is the damage."""
 
     name = "Craftax-Classic-Symbolic-NoAutoReset-v1"
     default_params = StandInParams()
@@ -81,7 +81,7 @@ def stand_in(monkeypatch):
 def test_without_craftax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "craftax", None)
     monkeypatch.delitem(sys.modules, "craftax.craftax_env", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="craftax, of the extra `craftax`") as caught:
+    with pytest.raises(ModuleNotFoundError, match="craftax.*`craftax`") as caught:
         envs_jax.make("craftax/Craftax-Classic-Symbolic-v1")
     assert caught.value.name == "craftax"
 
@@ -114,12 +114,12 @@ def test_death_and_time_outs_are_apart(stand_in, health, time, flags):
 
 
 def test_bad_input(stand_in):
-    with pytest.raises(KeyError, match="did you mean 'Craftax-Classic-Pixels-v1'"):
+    with pytest.raises(KeyError, match="'Craftax-Classic-Pixels-v1'"):
         envs_jax.make("craftax/Craftax-Clasic-Pixels-v1")
-    with pytest.raises(ValueError, match="max_steps is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="max_steps.*0.*1"):
         envs_jax.make("craftax/Craftax-Classic-Symbolic-v1?max_steps=0")
     assert envs_jax.make("craftax/Craftax-Classic-Symbolic-v1?max_steps=7")[1].max_timesteps == 7
-    with pytest.raises(TypeError, match="resets by itself"):
+    with pytest.raises(TypeError, match="NoAutoReset"):
         bridge.FromCraftax(types.SimpleNamespace())
 
 

@@ -38,7 +38,7 @@ def checked(id: str, **options) -> None:
 
 
 def can_draw(id: str) -> bool:
-    """Whether the world's pictures can be drawn here: MuJoCo's need OpenGL (`MUJOCO_GL=egl` where there is no
+    """Return whether the world's pictures can be drawn here: MuJoCo's need OpenGL (`MUJOCO_GL=egl` where there is no
     screen)."""
     world, params = envs_jax.make(id)
     if not isinstance(world, MujocoEnv):
@@ -111,7 +111,7 @@ def test_steps_are_the_worlds_own():
         if terminated | truncated:
             break
     assert found[1] | found[2] and t < 16  # the level's limit
-    with pytest.raises(gymnasium.error.ResetNeeded, match="the episode has ended"):
+    with pytest.raises(gymnasium.error.ResetNeeded, match="ended"):
         env.step(0)
 
 
@@ -126,23 +126,23 @@ def test_params_and_options():
 
 def test_bad_input():
     env = bridge.make("CartPole-v1")
-    with pytest.raises(gymnasium.error.ResetNeeded, match="no episode yet"):
+    with pytest.raises(gymnasium.error.ResetNeeded, match="no episode"):
         env.step(0)
     env.reset(seed=0)
     for action in (2, 0.5, [0]):
-        with pytest.raises(ValueError, match=r"is not in Discrete\(2\)"):
+        with pytest.raises(ValueError, match=r"Discrete\(2"):
             env.step(action)
-    with pytest.raises(ValueError, match="takes no options, not 'low'"):
+    with pytest.raises(ValueError, match="options.*'low'"):
         env.reset(options={"low": 0})
-    with pytest.raises(ValueError, match="'human'; its modes are"):
+    with pytest.raises(ValueError, match="'human'"):
         bridge.make("CartPole-v1", render_mode="human")
-    with pytest.raises(ValueError, match="text is 'words'"):
+    with pytest.raises(ValueError, match="text.*'words'"):
         bridge.make("CartPole-v1", text="words")
-    with pytest.raises(KeyError, match="did you mean 'CartPole-v1'"):
+    with pytest.raises(KeyError, match="'CartPole-v1'"):
         bridge.make("CartPol-v1")
-    with pytest.raises(TypeError, match="has no option 'm'"):
+    with pytest.raises(TypeError, match="option 'm'"):
         bridge.make("Debug-Match-v0", m=[3])
-    with pytest.raises(ValueError, match="num_envs is 0"):
+    with pytest.raises(ValueError, match="num_envs.*0"):
         bridge.make_vec("CartPole-v1", 0)
 
 
@@ -174,7 +174,7 @@ def test_a_batch_is_seeded_and_its_rows_differ():
     assert not np.array_equal(envs.reset()[0], first)
     pictures = envs.render()
     assert len(pictures) == 4 and pictures[0].shape == (200, 480, 3)
-    with pytest.raises(ValueError, match="is not in MultiDiscrete"):
+    with pytest.raises(ValueError, match="MultiDiscrete"):
         envs.step(np.array([0, 1, 2, 0]))
 
 
@@ -218,6 +218,6 @@ def test_without_gymnasium_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "envs_jax.bridges.gymnasium")
-    with pytest.raises(ModuleNotFoundError, match=r"gymnasium, of the extra `reference`") as caught:
+    with pytest.raises(ModuleNotFoundError, match="gymnasium.*`reference`") as caught:
         importlib.import_module("envs_jax.bridges.gymnasium")
     assert caught.value.name == "gymnasium"

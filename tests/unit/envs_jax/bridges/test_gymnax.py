@@ -30,12 +30,12 @@ def pick(tree, rows):
 
 def test_without_gymnax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
-    with pytest.raises(ModuleNotFoundError, match="gymnax, of the extra `control`") as caught:
+    with pytest.raises(ModuleNotFoundError, match="gymnax.*`control`") as caught:
         bridge.make("CartPole-v1")
     assert caught.value.name == "gymnax"
     monkeypatch.setitem(sys.modules, "gymnax", types.ModuleType("gymnax"))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.9")
-    with pytest.raises(ImportError, match=r"1\.0 or newer \(six values a step\), not 0\.0\.9"):
+    with pytest.raises(ImportError, match=r"1\.0.*six.*0\.0\.9"):
         bridge.from_gymnax("CartPole-v1")
 
 

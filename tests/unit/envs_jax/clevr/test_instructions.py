@@ -106,7 +106,7 @@ def test_draws_cover_the_kinds_of_a_level():
 
 
 def test_an_unknown_level():
-    with pytest.raises(ValueError, match="unknown level 'rephrased'; did you mean 'rephrase'"):
+    with pytest.raises(ValueError, match="'rephrased'.*'rephrase'"):
         instructions.level("rephrased")
 
 
@@ -132,17 +132,17 @@ def test_the_published_code():
 
 
 IMPOSSIBLE = [
-    ([4], "of the kind 4; a kind from 0 to 3 is needed"),
-    ([0], "with 0 triples; a goal of the kind 0 needs 1 to 3"),
-    ([0, -1, -1, -1, 0, 0, 1], "with 1 triples; a goal of the kind 0 needs 1 to 3, and -1 in all places after them"),
-    ([1, 0, 0, 1], "with 1 triples; a goal of the kind 1 needs 0"),
-    ([3, 0, 0, -1, 1, 0, -1], "with 2 triples; a goal of the kind 3 needs 1"),
-    ([0, 7, 0, 1], "with the ball 7; from 0 to 4 is needed"),
-    ([0, 0, 5, 1], "with the place 5; from 0 to 3 is needed"),
-    ([0, 0, 0, 1, 1, 0, 5], "with the reference 5; from 0 to 4 is needed"),
-    ([0, 0, 0, -1], "with the reference -1; from 0 to 4 is needed"),
-    ([3, 0, 0, 1], "with the reference 1; -1 is needed"),
-    ([0, 2, 0, 2], "ball 2 is its own reference; another ball is needed"),
+    ([4], "kind 4.*0.*3"),
+    ([0], "0 triples.*kind 0.*1.*3"),
+    ([0, -1, -1, -1, 0, 0, 1], "1 triples.*kind 0.*1.*3.*-1"),
+    ([1, 0, 0, 1], "1 triples.*kind 1.*0"),
+    ([3, 0, 0, -1, 1, 0, -1], "2 triples.*kind 3.*1"),
+    ([0, 7, 0, 1], "ball 7.*0.*4"),
+    ([0, 0, 5, 1], "place 5.*0.*3"),
+    ([0, 0, 0, 1, 1, 0, 5], "reference 5.*0.*4"),
+    ([0, 0, 0, -1], "reference -1.*0.*4"),
+    ([3, 0, 0, 1], "reference 1; -1"),
+    ([0, 2, 0, 2], "ball 2"),
 ]
 """Beginnings of codes, which -1 fills up, and what is wrong with them."""
 
@@ -151,7 +151,7 @@ IMPOSSIBLE = [
 def test_impossible_goals(code, message):
     whole = np.array([*code, *[-1] * (goals.WIDTH - len(code))], np.int32)
     for use in (goals.check_goal, goals.to_published):
-        with pytest.raises(ValueError, match=f"^goal is .*{message}"):
+        with pytest.raises(ValueError, match=f"^goal.*{message}"):
             use(whole)
 
 
@@ -166,9 +166,7 @@ def test_goals_of_levels_are_possible():
 )
 def test_goals_that_have_no_code_together(other):
     """A type -1, or no type at all, would be written."""
-    with pytest.raises(
-        ValueError, match=rf"goals have \[{other[0]}, .* beside goals of level hard.*: translate them apart"
-    ):
+    with pytest.raises(ValueError, match=rf"\[{other[0]}, .*level hard"):
         goals.to_published([goals.goal(goals.LINE), other])
     assert goals.to_published([other]).shape == (1, 6)
 
@@ -176,12 +174,12 @@ def test_goals_that_have_no_code_together(other):
 @pytest.mark.parametrize(
     ("code", "level", "message"),
     [
-        ([1, 2, 0, 0, 0], "real", r"the shape \[5\]"),
-        ([1, 1, 0, 0, 0, 0], "real", "no goal of level real: one ball with the number 1, 1 with 2"),
-        ([1, 2, 0, 0, 0, 4], "rephrase", "a place from 0 to 3"),
-        ([1, 2, 0, 0, 0, 0], "easy", "0 with 2"),
+        ([1, 2, 0, 0, 0], "real", r"codes.*\[5\]"),
+        ([1, 1, 0, 0, 0, 0], "real", "level real.*1, 1 with 2"),
+        ([1, 2, 0, 0, 0, 4], "rephrase", "rephrase.*0.*3"),
+        ([1, 2, 0, 0, 0, 0], "easy", "easy.*0.*2"),
         ([0, 0, 0, 0, 0, 1] + [1, 2, 0, 0, 0, 0] * 2, "hard", "three"),
-        ([0, 0, 0, 0, 0, 7], "hard", "its sixth number is 0 to 3"),
+        ([0, 0, 0, 0, 0, 7], "hard", "sixth number.*0.*3"),
     ],
 )
 def test_codes_that_are_no_goal(code, level, message):

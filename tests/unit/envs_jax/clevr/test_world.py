@@ -60,7 +60,7 @@ def test_starts(world):
 
 
 def test_a_push_from_rest(world, step):
-    """Along an axis 0.23 to 0.25 m, the measured numbers of the reference (2.2); diagonally it is pushed harder, by a
+    """Along an axis 0.23 to 0.25 m, as measured in KALM's published environment; diagonally it is pushed harder, by a
     force of 1.13 N, and goes 0.28 m."""
     env, params = world
     balls = np.array([[0.45, 0.5], [0.0, 0.2], [-0.45, 0.5], [-0.45, -0.15], [0.45, -0.15]], np.float32)
@@ -144,7 +144,7 @@ def test_the_expert(world):
         return jax.lax.scan(body, (state, jnp.bool_(False)), None, 50)[0][1]
 
     assert jax.jit(jax.vmap(episode))(jax.random.split(jax.random.key(1), ROWS)).sum() >= 13
-    with pytest.raises(TypeError, match="expert_action acts in CLEVR-Robot"):
+    with pytest.raises(TypeError, match="expert_action.*CLEVR-Robot"):
         expert_action(envs_jax.make("CartPole-v1")[0], world[0].begin(SPREAD, TARGET, np.int32(0))[1])
 
 
@@ -170,11 +170,11 @@ def test_pictures(world):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("level=rael", "unknown level 'rael'; did you mean 'real'"),
-        ("backend=cuda", "unknown backend 'cuda'"),
-        ("push_test=both", "unknown push_test 'both'"),
-        ("compat=kalm", "unknown compat 'kalm'"),
-        ("threads=0", "threads is 0; at least 1 is needed"),
+        ("level=rael", "'rael'.*'real'"),
+        ("backend=cuda", "backend 'cuda'"),
+        ("push_test=both", "push_test 'both'"),
+        ("compat=kalm", "compat 'kalm'"),
+        ("threads=0", "threads.*0.*1"),
     ],
 )
 def test_wrong_options(option, message):
@@ -188,17 +188,17 @@ def test_wrong_layouts(world):
     near[0] = near[1] + (0.2, 0)
     outside[0] = -0.7, 0
     for balls, goal, number, message in (
-        (SPREAD[:4], TARGET, 0, r"the shape \[4, 2\]"),
-        (outside, TARGET, 0, "are on the table"),
-        (near, TARGET, 0, "two balls are 0.200 m apart"),
-        (SPREAD, TARGET[:6], 0, "10 integers are needed"),
-        (SPREAD, goals.goal(goals.RELATIONS, [(7, BEHIND, 1)]), 0, "with the ball 7; from 0 to 4 is needed"),
-        (SPREAD, goals.goal(goals.RELATIONS, [(2, BEHIND, 2)]), 0, "ball 2 is its own reference"),
-        (SPREAD, TARGET, 4320, "instruction is 4320; level real has the numbers 0 to 4319"),
+        (SPREAD[:4], TARGET, 0, r"positions.*\[4, 2\]"),
+        (outside, TARGET, 0, "positions.*table"),
+        (near, TARGET, 0, r"0\.200.*0\.26"),
+        (SPREAD, TARGET[:6], 0, "10 integers"),
+        (SPREAD, goals.goal(goals.RELATIONS, [(7, BEHIND, 1)]), 0, "ball 7.*0.*4"),
+        (SPREAD, goals.goal(goals.RELATIONS, [(2, BEHIND, 2)]), 0, "ball 2"),
+        (SPREAD, TARGET, 4320, "instruction.*4320.*0.*4319"),
     ):
         with pytest.raises(ValueError, match=message):
             state_from_layout(env, balls, goal, number)
-    with pytest.raises(TypeError, match="is a CartPole"):
+    with pytest.raises(TypeError, match="CartPole"):
         state_from_layout(envs_jax.make("CartPole-v1")[0], SPREAD, TARGET)
 
 
@@ -217,7 +217,7 @@ def test_a_vector_of_balls_and_goal():
     np.testing.assert_allclose(obs, np.concatenate([SPREAD.reshape(-1), [1, 0, 0, 0], *relations]), atol=1e-6)
     push = env.begin(SPREAD, goals.goal(goals.PUSH, [(3, LEFT, -1)]), np.int32(0))[0][10:30]
     np.testing.assert_allclose(push, [0, 0, 0, 1, *one[3], 0, 1, 0, 0, *np.zeros(5), *SPREAD[3]], atol=1e-6)
-    with pytest.raises(ValueError, match="unknown obs 'goals'; it is one of 'words', 'goal'"):
+    with pytest.raises(ValueError, match="'goals'.*'words', 'goal'"):
         envs_jax.make("CLEVR-Robot-v0", obs="goals")
 
 
@@ -228,7 +228,7 @@ def test_the_backend_is_chosen_by_the_device(monkeypatch):
         assert isinstance(envs_jax.make("CLEVR-Robot-v0")[0].physics, kind)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     env, _ = envs_jax.make("CLEVR-Robot-v0?backend=jax")
-    with pytest.raises(ValueError, match="float64, which a tpu lacks: use 'mjx' or 'c'"):
+    with pytest.raises(ValueError, match="float64.*'mjx'.*'c'"):
         _ = env.physics
 
 
@@ -237,9 +237,9 @@ def test_without_numba_c_computes_on_a_cpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "envs_jax.clevr.compiled", None)  # as where Numba refuses the NumPy that is there
-        with pytest.warns(UserWarning, match="computes by C MuJoCo, .*extra `clevr`"):
+        with pytest.warns(UserWarning, match="C MuJoCo.*`clevr`"):
             assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
-        with pytest.raises(RuntimeError, match=r"needs Numba \(.*\), of the extra `clevr`: .*or use backend='c'"):
+        with pytest.raises(RuntimeError, match=r"Numba \(.*\).*`clevr`.*backend='c'"):
             _ = envs_jax.make("CLEVR-Robot-v0?backend=numba")[0].physics
         patch.setattr(importlib.util, "find_spec", lambda name: None)
         assert type(envs_jax.make("CLEVR-Robot-v0")[0].physics) is PhysicsC
@@ -248,7 +248,7 @@ def test_without_numba_c_computes_on_a_cpu(monkeypatch):
         raise EOFError("Ran out of input")
 
     monkeypatch.setattr(compiled, "advance", damaged)
-    with pytest.raises(RuntimeError, match=r"not read what it had compiled \(Ran out of input\): let NUMBA_CACHE_DIR"):
+    with pytest.raises(RuntimeError, match="Ran out of input.*NUMBA_CACHE_DIR"):
         _ = envs_jax.make("CLEVR-Robot-v0?backend=numba")[0].physics
 
 
@@ -256,10 +256,10 @@ def test_our_physics_is_for_this_scene_alone():
     import mujoco
 
     others = {
-        "of the scene's sizes are needed": ('size="0.13"', 'size="0.14"'),
-        "Euler's method, pyramids of friction": ('integrator="Euler"', 'integrator="RK4"'),
-        "one friction and stiffness for all": ('density="0.5"', 'density="0.5" friction="0.1 0.1 0.1"'),
-        r"the model has \(38, 33, 2, 0, 0\) positions": (
+        "11 geoms": ('size="0.13"', 'size="0.14"'),
+        "Euler's": ('integrator="Euler"', 'integrator="RK4"'),
+        "friction": ('density="0.5"', 'density="0.5" friction="0.1 0.1 0.1"'),
+        r"\(38, 33, 2, 0, 0\)": (
             "<worldbody>",
             '<worldbody><body><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><joint type="slide"/></body>',
         ),

@@ -91,7 +91,7 @@ def test_mountain_car_continuous():
     np.testing.assert_allclose(reward, 100 - 0.1 * 4, rtol=1e-6)  # and it is paid for
     np.testing.assert_allclose(act(env, params, car(-0.5, 0.0), -0.5)[2], -0.025, rtol=1e-6)
     assert bool(act(env, params, car(-0.5, 0.0, time=998), 0.0)[4])
-    with pytest.raises(TypeError, match="no list of action names"):
+    with pytest.raises(TypeError, match="MountainCarContinuous-v0.*Box"):
         env.action_names  # noqa: B018
 
 
@@ -129,7 +129,7 @@ def test_acrobot():
     shaky, params = envs_jax.make("Acrobot-v1?torque_noise_max=0.5")
     one, two = (act(shaky, params, across, 1, jax.random.key(i))[0] for i in range(2))
     assert not np.allclose(one, two)
-    with pytest.raises(ValueError, match="'paper'; choose"):
+    with pytest.raises(ValueError, match="'paper'"):
         envs_jax.make("Acrobot-v1", book_or_nips="paper")
 
 
@@ -269,7 +269,7 @@ def test_published_policy_balances_the_pole():
 
 @pytest.mark.parametrize(("gain", "expected"), [(5.5, 85.3), (6.0, 88.2), (12.0, 97.7), (40.0, 83.9)])
 def test_published_policy_climbs_the_hill(gain, expected):
-    """The means over 200 random starts of the props reference, section 13; here over an even grid of them."""
+    """The means over 200 random starts, calculated in plain Python; here over an even grid of them."""
     env, params = envs_jax.make("MountainCarContinuous-v0")
     physics = jnp.stack([jnp.linspace(-0.6, -0.4, 201), jnp.zeros(201)], axis=1)
     states = MountainCarState(physics, jnp.zeros(201, jnp.int32))
@@ -280,9 +280,9 @@ def test_published_policy_climbs_the_hill(gain, expected):
 @pytest.mark.parametrize(
     ("id", "options", "message"),
     [
-        ("NavigationTrack-v0", {"track_id": 3}, "no track 3; choose one of"),
-        ("NavigationTrack-v0", {"compat": "gym"}, "no compat 'gym'; choose 'gym_navigation'"),
-        ("Pong-v0", {"compat": "gym"}, "no compat 'gym'; choose 'props'"),
+        ("NavigationTrack-v0", {"track_id": 3}, "track 3"),
+        ("NavigationTrack-v0", {"compat": "gym"}, "'gym'.*'gym_navigation'"),
+        ("Pong-v0", {"compat": "gym"}, "'gym'.*'props'"),
     ],
 )
 def test_options_refused(id, options, message):
@@ -297,7 +297,7 @@ def test_taking_over_through_a_wrapper():
     env, params = envs_jax.make("CartPole-v1")
     found = [envs_jax.control.import_state(theirs, e, params) for e in (env, EpisodeStatistics(env))]
     jax.tree.map(np.testing.assert_array_equal, *found)
-    with pytest.raises(TypeError, match="Catch has no original to take over"):
+    with pytest.raises(TypeError, match="Catch"):
         envs_jax.control.import_state(theirs, EpisodeStatistics(envs_jax.make("Debug-Catch-v0")[0]), params)
 
 

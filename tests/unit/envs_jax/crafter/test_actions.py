@@ -18,7 +18,7 @@ VALID = (
     *("make crafting table", "make wood pickaxe", "make stone pickaxe", "make iron pickaxe"),
     *("make wood sword", "make stone sword", "make iron sword"),
 )
-"""The 29 actions of ELLM that can have an effect (ellm reference, 2.2)."""
+"""The 29 actions of ELLM that can have an effect (`text_crafter/text_crafter/text_env`)."""
 
 
 def bits(mask):
@@ -94,7 +94,7 @@ def test_ellms_27():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="actions is 28; it is one of 17, 20, 27, 139"):
+    with pytest.raises(ValueError, match="actions.*28.*17, 20, 27, 139"):
         action_set(28)
-    with pytest.raises(KeyError, match=r"no action is named 'chop tre'; did you mean 'chop tree'"):
+    with pytest.raises(KeyError, match="'chop tre'.*'chop tree'"):
         index(action_set(27), "chop tre")

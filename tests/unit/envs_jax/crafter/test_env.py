@@ -237,7 +237,7 @@ def test_rewards_of_the_variants():
 
 
 def test_a_picture_is_of_one_world():
-    with pytest.raises(ValueError, match=r"a state of one world is needed, not of \(64,\) worlds"):
+    with pytest.raises(ValueError, match=r"one world.*\(64,\)"):
         ENV.render(stacked([world()]))
 
 
@@ -510,9 +510,9 @@ def test_a_task_that_no_one_follows(monkeypatch):
     """A world without a task refuses one in its parameters; where the value is traced, the reward is nan."""
     free, own = (Crafter(image=None, slots=SLOTS, task=task) for task in ("", "survival"))
     key, wood = jax.random.key(0), jnp.int32(task_index("collect_wood"))
-    with pytest.raises(ValueError, match=r"params.task is .*'collect_wood'.*without a task.*\?task=collect_wood"):
+    with pytest.raises(ValueError, match=r"params.task.*'collect_wood'.*\?task=collect_wood"):
         free.step(key, None, 0, PARAMS["package"].replace(task=wood))
-    with pytest.raises(ValueError, match=r"params.task is 99; from -1 \(none\) to \d\d is needed"):
+    with pytest.raises(ValueError, match="params.task.*99.*-1"):
         own.step(key, None, 0, PARAMS["package"].replace(task=jnp.int32(99)))
     monkeypatch.setattr(free, "_creatures", lambda key, state, planted: state)  # they take long to compile
     monkeypatch.setattr(free, "_balanced", lambda key, state: state)
@@ -521,7 +521,7 @@ def test_a_task_that_no_one_follows(monkeypatch):
     assert float(reward(PARAMS["package"])) == 0 and np.isnan(reward(PARAMS["package"].replace(task=wood)))
     trace = jax.eval_shape(lambda action: free.step(key, start, action, PARAMS["package"])[2], jnp.int32(0))
     assert trace.dtype == np.float32  # parameters that a program is traced around are known, and checked
-    with pytest.raises(ValueError, match="without a task"):
+    with pytest.raises(ValueError, match=r"params\.task.*'collect_wood'"):
         jax.eval_shape(lambda x: free.step(key, start, x, PARAMS["package"].replace(task=wood))[2], jnp.int32(0))
 
 

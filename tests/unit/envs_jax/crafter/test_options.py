@@ -71,17 +71,17 @@ def test_options_behind_a_question_mark():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"task": "deforest"}, KeyError, r"no task 'deforest'; did you mean 'deforestation'"),
-        ({"image": "grey"}, ValueError, r"image is 'grey'; did you mean 'gray'.*one of none, rgb, gray"),
-        ({"text": "smart"}, ValueError, r"text is 'smart'.*it is one of none, ellm, smartplay, instances"),
-        ({"actions": 18}, ValueError, "actions is 18; it is one of 17, 20, 27, 139"),
-        ({"slots": 40}, ValueError, "slots is 40; at least 64 is needed.*up to 76 objects"),
-        ({"slots": 300}, ValueError, "slots is 300; at most 254"),
-        ({"frames": 4}, ValueError, r"frames is 4, but only pictures of image='gray' are stacked"),
-        ({"pixels": 36}, ValueError, "pixels is 36, but only pictures of image='gray' have another size"),
-        ({"pixels": 40, "image": "gray"}, ValueError, "pixels is 40; 84 or a multiple of 9 from 18 on is needed"),
-        ({"frames": 0}, ValueError, "frames is 0; at least 1"),
-        ({"length": -1}, ValueError, "length is -1; at least 0"),
+        ({"task": "deforest"}, KeyError, "'deforest'.*'deforestation'"),
+        ({"image": "grey"}, ValueError, "image.*'grey'.*'gray'.*none, rgb, gray"),
+        ({"text": "smart"}, ValueError, "text.*'smart'.*none, ellm, smartplay, instances"),
+        ({"actions": 18}, ValueError, "actions.*18.*17, 20, 27, 139"),
+        ({"slots": 40}, ValueError, "slots.*40.*64.*76"),
+        ({"slots": 300}, ValueError, "slots.*300.*254"),
+        ({"frames": 4}, ValueError, "frames.*4.*image='gray'"),
+        ({"pixels": 36}, ValueError, "pixels.*36.*image='gray'"),
+        ({"pixels": 40, "image": "gray"}, ValueError, "pixels.*40; 84.*9.*18"),
+        ({"frames": 0}, ValueError, "frames.*0.*1"),
+        ({"length": -1}, ValueError, "length.*-1.*0"),
         ({"textures": "mine"}, ValueError, "mine"),
     ],
 )
@@ -94,8 +94,8 @@ def test_import_of_other_worlds_is_refused():
     env = Crafter(image=None, slots=64)
     player = SimpleNamespace()
     small = SimpleNamespace(_world=SimpleNamespace(area=(32, 32), objects=[player]), _player=player)
-    with pytest.raises(ValueError, match=r"the world is \(32, 32\); \(64, 64\) is needed"):
+    with pytest.raises(ValueError, match=r"world.*\(32, 32\).*\(64, 64\)"):
         import_state(small, env, env.default_params)
     full = SimpleNamespace(_world=SimpleNamespace(area=(64, 64), objects=[player, *range(65)]), _player=player)
-    with pytest.raises(ValueError, match="the world holds 65 objects, but there are 64 slots: raise slots"):
+    with pytest.raises(ValueError, match="65 objects.*64 slots"):
         import_state(full, env, env.default_params)

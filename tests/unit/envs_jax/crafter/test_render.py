@@ -132,12 +132,12 @@ def test_larger_pictures(programs):
 
 
 def test_what_tiles_refuse(monkeypatch):
-    with pytest.raises(ValueError, match="textures is 'crafte'; did you mean 'crafter'"):
+    with pytest.raises(ValueError, match="textures.*'crafte'.*'crafter'"):
         tiles("crafte")
-    with pytest.raises(ValueError, match="size is 17; at least 18 is needed"):
+    with pytest.raises(ValueError, match="size.*17.*18"):
         tiles(size=17)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install crafter==1.8.3"):
+    with pytest.raises(ModuleNotFoundError, match="crafter==1.8.3"):
         tiles("crafter", 33)
 
 

@@ -54,5 +54,5 @@ def test_without_a_task_nothing_is_finished():
 
 
 def test_an_unknown_task_is_refused():
-    with pytest.raises(KeyError, match=r"Crafter has no task 'deforest'; did you mean 'deforestation'.*TASKS` lists"):
+    with pytest.raises(KeyError, match="Crafter.*'deforest'.*'deforestation'.*TASKS"):
         task_index("deforest")

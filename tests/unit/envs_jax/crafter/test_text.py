@@ -173,7 +173,7 @@ def test_the_largest_caption_fits_and_no_other_number_is_a_key(ellm_program):
         "water, and zombie. You are targeting cow. You have in your inventory plant, wood, stone, coal, iron, diamond, "
     )
     for wrong in (-1, 1 << 32, 15 << ellm.TARGET_BIT):
-        with pytest.raises(ValueError, match=f"{wrong} is no key of a prompt"):
+        with pytest.raises(ValueError, match=f"{wrong} .*prompt"):
             ellm.describe_key(wrong)
 
 
@@ -321,7 +321,7 @@ def test_instances_list_every_cell_in_order(batch):
 
 
 def test_what_lists_refuse():
-    with pytest.raises(ValueError, match=r"ignore: nothing is called 'gras'; did you mean 'grass'"):
+    with pytest.raises(ValueError, match="'gras'.*'grass'"):
         instances.Instances(ignore=("gras",))
-    with pytest.raises(ValueError, match="most is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="most.*0.*1"):
         instances.Instances(most=0)

@@ -90,16 +90,16 @@ def test_options_of_episodes():
     _, params = envs_jax.make("Housekeep-v0?num_objects=9&num_misplaced=6")
     assert params.objects.tolist() == [9, 9] and params.misplaced.tolist() == [6, 6]
     for options, message in (
-        ({"num_objects": 11}, "num_objects is 11; from 1 to 10"),
-        ({"num_objects": 3, "num_misplaced": 4}, "num_misplaced is 4; from 1 to 3"),
-        ({"field_of_view": 0}, "field_of_view is 0; above 0"),
-        ({"episode": -2}, "episode is -2; from -1"),
+        ({"num_objects": 11}, "num_objects.*11.*1.*10"),
+        ({"num_objects": 3, "num_misplaced": 4}, "num_misplaced.*4.*1.*3"),
+        ({"field_of_view": 0}, "field_of_view.*0.*0"),
+        ({"episode": -2}, "episode.*-2.*-1"),
     ):
         with pytest.raises(ValueError, match=message):
             envs_jax.make("Housekeep-v0", **options)
-    with pytest.raises(ValueError, match="task 5 is|task is 5"):
+    with pytest.raises(ValueError, match=r"task.*\b5\b"):
         envs_jax.make("Housekeep-v0", task=5)
-    with pytest.raises(ValueError, match="task 1 has its own objects"):
+    with pytest.raises(ValueError, match="task 1"):
         envs_jax.make("Housekeep-Task1-v0", num_objects=3)
 
 
@@ -174,9 +174,9 @@ def test_the_macro_expert_solves_everything(starts):
 
 def test_experts_refuse_other_worlds(starts):
     state = jax.tree.map(lambda x: x[0], starts)
-    with pytest.raises(TypeError, match="expert_action acts in Housekeep"):
+    with pytest.raises(TypeError, match="^expert_action.*Housekeep"):
         expert_action(MACRO, state)
-    with pytest.raises(TypeError, match="macro_expert_action acts in MacroHousekeep"):
+    with pytest.raises(TypeError, match="macro_expert_action.*MacroHousekeep"):
         macro_expert_action(ENV, state)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -74,9 +73,9 @@ def test_a_pickle_becomes_a_file_that_replaces_the_table(tmp_path):
     np.save(source, np.array(annotations(), object), allow_pickle=True)
     with pytest.raises(ValueError, match="pass allow_pickle=True"):
         convert_annotations(source, target)
-    with pytest.raises(ValueError, match=r"convert it once with .*convert_annotations"):
+    with pytest.raises(ValueError, match="convert_annotations"):
         load(source)
-    with pytest.raises(ValueError, match="ends in .npz"):
+    with pytest.raises(ValueError, match=r"ends in \.npz"):
         convert_annotations(source, tmp_path / "own.json", allow_pickle=True)
     assert convert_annotations(source, target, allow_pickle=True) == target
     with np.load(target) as file:
@@ -87,7 +86,7 @@ def test_a_pickle_becomes_a_file_that_replaces_the_table(tmp_path):
     right = {r for r, on in enumerate(env.correct[0]) if on}
     solid = [i for i, receptacle in enumerate(RECEPTACLES) if not receptacle.is_distractor]
     assert right == set(solid[::2])
-    with pytest.raises(ValueError, match="task 1 has the objects lemon, .*which the preferences lack"):
+    with pytest.raises(ValueError, match="task 1.*lemon"):
         envs_jax.make("Housekeep-Task1-v0", preferences=str(target))
 
 
@@ -99,57 +98,57 @@ class Evil:
 def test_only_arrays_are_unpickled(tmp_path):
     source = tmp_path / "data.npy"
     for content, message in (
-        ({**annotations(), "objects": Evil()}, "asks for builtins.eval"),
-        ([1, 2], r"holds object \[2\]"),
-        ({"ranks": np.zeros((1, 1, 10), int)}, "lacks 'objects'"),
+        ({**annotations(), "objects": Evil()}, "builtins.eval"),
+        ([1, 2], r"object \[2\]"),
+        ({"ranks": np.zeros((1, 1, 10), int)}, "'objects'"),
         (
             {**annotations(), "ranks": np.zeros((3, 2, 10), int)},
-            r"shape \[3, 2, 10\]; \[42, 14, annotators\] is needed",
+            r"\[3, 2, 10\]; \[42, 14, annotators\]",
         ),
-        ({**annotations(), "ranks": np.full((42, 14, 10), 300)}, "a rank of 300"),
+        ({**annotations(), "ranks": np.full((42, 14, 10), 300)}, r"data\.npy.*300"),
     ):
         np.save(source, np.array(content, object), allow_pickle=True)
         with pytest.raises(ValueError, match=message):
             convert_annotations(source, tmp_path / "x.npz", allow_pickle=True)
     source.write_bytes(pickle.dumps({}))
-    with pytest.raises(ValueError, match="is no .npy file"):
+    with pytest.raises(ValueError, match=r"no \.npy"):
         convert_annotations(source, tmp_path / "x.npz", allow_pickle=True)
     np.save(source, np.zeros(3))
-    with pytest.raises(ValueError, match=r"holds float64 \[3\]"):
+    with pytest.raises(ValueError, match=r"float64 \[3\]"):
         convert_annotations(source, tmp_path / "x.npz", allow_pickle=True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ranks": np.zeros((42, 14), np.int8)}, "shape [42, 14]; [42, 14, annotators] is needed, for 42 room"),
-        ({"ranks": np.zeros((14, 42, 10), np.int8)}, "shape [14, 42, 10]; [42, 14, annotators] is needed"),
-        ({"ranks": np.zeros((42, 14, 10))}, "ranks are float64; integers"),
-        ({"objects": ["a"] * 14}, "the object 'a' occurs twice"),
-        ({"objects": np.zeros((14, 2), "U1")}, "objects are <U1 [14, 2]; a list of strings"),
-        ({"room_receptacles": [f"place {i}" for i in range(42)]}, "'place 0' has not the form room|receptacle"),
-        ({"room_receptacles": [f"attic|box {i}" for i in range(42)]}, "but not kitchen|fridge, kitchen|bottom_cabinet"),
-        ({"ranks": None}, "lacks the array 'ranks'"),
-        ({"ranks": np.zeros((42, 14, 10), np.int8)}, "0 objects of the preferences can be drawn; 10 are needed"),
+        ({"ranks": np.zeros((42, 14), np.int8)}, r"\[42, 14\].*\[42, 14, annotators\]"),
+        ({"ranks": np.zeros((14, 42, 10), np.int8)}, r"\[14, 42, 10\].*\[42, 14, annotators\]"),
+        ({"ranks": np.zeros((42, 14, 10))}, "ranks.*float64"),
+        ({"objects": ["a"] * 14}, "'a'.*twice"),
+        ({"objects": np.zeros((14, 2), "U1")}, r"objects.*<U1 \[14, 2\]"),
+        ({"room_receptacles": [f"place {i}" for i in range(42)]}, r"'place 0'.*room\|receptacle"),
+        ({"room_receptacles": [f"attic|box {i}" for i in range(42)]}, r"kitchen\|fridge, kitchen\|bottom_cabinet"),
+        ({"ranks": None}, "lacks.*'ranks'"),
+        ({"ranks": np.zeros((42, 14, 10), np.int8)}, "0 objects.*10"),
     ],
 )
 def test_files_of_another_shape(tmp_path, change, message):
     path = tmp_path / "own.npz"
     arrays = {**annotations(), **change}
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         envs_jax.make("Housekeep-v0", preferences=str(path))
 
 
 def test_other_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.npz"):
         load(tmp_path / "none.npz")
     for name, content, message in (
-        ("a.txt", "", "are a .json or an .npz file, not a.txt"),
-        ("a.npz", "no zip", "a.npz is no .npz file"),
-        ("a.json", "{", "a.json is not JSON"),
-        ("b.json", "[]", "b.json holds a list"),
-        ("c.json", "{}", "lack the part 'rooms'"),
+        ("a.txt", "", ".json.*.npz.*a.txt"),
+        ("a.npz", "no zip", "a.npz.*.npz"),
+        ("a.json", "{", "a.json.*JSON"),
+        ("b.json", "[]", "b.json"),
+        ("c.json", "{}", "'rooms'"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(ValueError, match=message):
@@ -160,10 +159,10 @@ def test_rules_that_contradict_themselves(tmp_path):
     rules = json.loads(SHIPPED.read_text())
     group = rules["groups"]["shoes"]
     for change, message in (
-        ({"untidy": ["lobby|bottom_cabinet"]}, r"'shoes' lists lobby\|bottom_cabinet twice"),
-        ({"tidy": ["lobby|roof"]}, r"no room-receptacle matches 'lobby\|roof'"),
-        ({"tidy": []}, "'shoes' has no tidy"),
-        ({"objects": ["book"]}, "the object 'book' occurs twice"),
+        ({"untidy": ["lobby|bottom_cabinet"]}, r"'shoes'.*lobby\|bottom_cabinet"),
+        ({"tidy": ["lobby|roof"]}, r"'lobby\|roof'"),
+        ({"tidy": []}, "'shoes'.*tidy"),
+        ({"objects": ["book"]}, "'book'.*twice"),
     ):
         with pytest.raises(ValueError, match=message):
             from_rules({**rules, "groups": {**rules["groups"], "shoes": {**group, **change}}})

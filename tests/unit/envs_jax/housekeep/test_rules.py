@@ -64,7 +64,7 @@ def play(state, *actions, params=PARAMS):
 
 
 def aim(y, x, heading, pitch):
-    """What the crosshair hits: the receptacle's name, and the cell and height of the spot."""
+    """Target of the crosshair: the receptacle's name, and the cell and height of the spot."""
     at = ((y * WIDTH + x) * 4 + heading) * 3 + pitch
     receptacle, number = ENV.tables.hit_receptacle[at], ENV.tables.hit_spot[at]
     place = (*divmod(int(SPOTS.cell[number]), WIDTH), int(SPOTS.band[number])) if number >= 0 else None

@@ -51,7 +51,7 @@ def test_twenty_wordings_of_each_task_and_none_at_two_levels():
         np.testing.assert_array_equal(level.configurations, np.repeat(np.arange(COUNTS[name]), 20))
     assert levels["real"].tasks == levels["rephrase"].tasks
     assert set(COMPOSITES) | {"hammer", "soccer"} == set(levels["hard"].tasks)
-    with pytest.raises(ValueError, match="unknown level 'reel'; did you mean 'real'"):
+    with pytest.raises(ValueError, match="'reel'.*'real'"):
         metaworld.level("reel")
 
 

@@ -23,7 +23,7 @@ def rows(name):
 
 
 def view(row, task):
-    """What the reward of a recorded step is computed from."""
+    """Inputs of the reward of a recorded step."""
     obs = row["obs"]
     return rewards.View(
         action=row["action"].astype(obs.dtype),

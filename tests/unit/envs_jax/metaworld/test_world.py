@@ -136,7 +136,7 @@ def test_scenes_are_converted_once_and_then_need_no_package(tmp_path, monkeypatc
     monkeypatch.setattr(scene.importlib.util, "find_spec", lambda name: None)
     make("reach")  # from the cache
     assert scene.load("reach", "stock").nq == converted.nq
-    with pytest.raises(ModuleNotFoundError, match=r"pip install metaworld==3\.1\.1"):
+    with pytest.raises(ModuleNotFoundError, match=r"metaworld==3\.1\.1"):
         make("push")
     scene.load.cache_clear()
 
@@ -146,19 +146,19 @@ def test_another_version_of_the_package_is_refused(tmp_path, monkeypatch):
     here = importlib.machinery.ModuleSpec("metaworld", None, origin="metaworld/__init__.py")
     monkeypatch.setattr(scene.importlib.util, "find_spec", lambda name: here)
     monkeypatch.setattr(scene.importlib.metadata, "version", lambda name: "3.0.0")
-    with pytest.raises(ImportError, match=r"metaworld 3\.0\.0 is installed"):
+    with pytest.raises(ImportError, match=r"metaworld 3\.0\.0"):
         make("reach")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"obs": "pixels"}, "unknown obs 'pixels'; it is one of 'state', 'entities'"),
-        ({"backend": "warp"}, "unknown backend 'warp'"),
-        ({"geometry": "mesh"}, "unknown geometry 'mesh'; it is one of 'auto', 'stock', 'proxy'"),
-        ({"backend": "mjx", "geometry": "stock"}, "use geometry='proxy', or backend='c'"),
+        ({"obs": "pixels"}, "'pixels'.*'state', 'entities'"),
+        ({"backend": "warp"}, "backend 'warp'"),
+        ({"geometry": "mesh"}, "'mesh'.*'auto', 'stock', 'proxy'"),
+        ({"backend": "mjx", "geometry": "stock"}, "geometry='proxy'.*backend='c'"),
         ({"threads": 0}, "threads"),
-        ({"task": "reech"}, "unknown task 'reech'; did you mean 'reach'"),
+        ({"task": "reech"}, "'reech'.*'reach'"),
     ],
 )
 def test_options_are_checked(options, message):
@@ -170,10 +170,10 @@ def test_options_are_checked(options, message):
 def test_actions_and_worlds_are_checked():
     env, params = make("reach")
     _, state = env.begin(jnp.zeros(6))
-    with pytest.raises(ValueError, match=r"an action has the shape \[3\]; MetaWorld/reach-v3 needs \[4\]"):
+    with pytest.raises(ValueError, match=r"\[3\].*MetaWorld/reach-v3.*\[4\]"):
         env.step(KEY, state, jnp.zeros(3), params)
     other, _ = envs_jax.make("CartPole-v1")
-    with pytest.raises(TypeError, match="expert_action acts in Meta-World, and CartPole-v1 is a CartPole"):
+    with pytest.raises(TypeError, match="expert_action.*Meta-World.*CartPole-v1.*CartPole"):
         metaworld.expert_action(other, None)
 
 

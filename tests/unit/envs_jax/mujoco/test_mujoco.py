@@ -129,7 +129,7 @@ def test_ended_episodes_stand_still_at_no_cost(calls):
 
 
 def test_golden_pendulum():
-    """The published weights keep it upright for all of 1,000 steps, from 20 starts (props reference, section 8)."""
+    """The published weights keep it upright for all of 1,000 steps, from 20 starts (`make_videos.py` of ProPS)."""
     env, params = envs_jax.make("InvertedPendulum-v5", physics="c")
     weights = jnp.array([0.4, 6.0, 0.6, 2.5])
 
@@ -217,7 +217,7 @@ def test_starts_are_around_the_models_own_pose(tmp_path, id, joints, fewest):
         np.testing.assert_allclose(speeds, 0.0, atol=5 * scale)
         assert (np.count_nonzero(places - rest), np.count_nonzero(speeds)) == ((6, 5) if scale else (0, 0))
     few = model_file(tmp_path, (SLIDE, HINGE, HINGE)[: fewest - 1])
-    with pytest.raises(ValueError, match=f"{few}' has {fewest - 1} degrees of freedom.*needs at least {fewest}"):
+    with pytest.raises(ValueError, match=f"{few}'.*{fewest - 1} .*{fewest}"):
         envs_jax.make(id, physics="c", xml_file=few)
 
 
@@ -237,7 +237,7 @@ def test_an_arm_of_more_joints(tmp_path):
     assert 0.004 < np.abs(speeds[:, :3]).max() < 0.005 and not speeds[:, 3:].any()
     assert obs.shape == (64, 11)  # two cosines, two sines, the third angle and the target, two speeds, the way
     few = model_file(tmp_path, (first,), target)
-    with pytest.raises(ValueError, match="has 3 degrees of freedom.*Reacher needs at least 4"):
+    with pytest.raises(ValueError, match="3.*Reacher.*4"):
         envs_jax.make("Reacher-v5", physics="c", xml_file=few)
 
 
@@ -245,7 +245,7 @@ def test_an_arm_of_more_joints(tmp_path):
 def test_actions_of_another_shape_are_refused(shape, said):
     env, params = envs_jax.make("Hopper-v5", physics="c")
     _, state = jax.eval_shape(env.reset, KEY, params)
-    with pytest.raises(ValueError, match=f"an action has the shape {said}; Hopper-v5 needs \\[3\\].*vmap"):
+    with pytest.raises(ValueError, match=f"{said}.*Hopper-v5.*\\[3\\].*vmap"):
         jax.eval_shape(env.step, KEY, state, jnp.zeros(shape), params)
 
 
@@ -253,8 +253,8 @@ def test_actions_of_another_shape_are_refused(shape, said):
 def test_starts_of_another_shape_are_refused(backend):
     pytest.importorskip("mujoco.mjx" if backend == "mjx" else "mujoco")
     physics = envs_jax.make("InvertedPendulum-v5", physics=backend)[0].physics
-    for places, speeds, said in ((3, 2, r"qpos has the shape \[3\]"), (2, 1, r"qvel has the shape \[1\]")):
-        with pytest.raises(ValueError, match=rf"{said}; the model needs \[2\]"):
+    for places, speeds, said in ((3, 2, r"qpos.*\[3\]"), (2, 1, r"qvel.*\[1\]")):
+        with pytest.raises(ValueError, match=rf"{said}.*\[2\]"):
             physics.begin(jnp.zeros(places), jnp.zeros(speeds), lambda xp, _, now: now.qpos)
 
 
@@ -292,9 +292,9 @@ def test_contacts_are_looked_for_where_they_can_be(geoms, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"physics": "warp"}, "unknown physics 'warp'; it is one of auto, c, mjx"),
-        ({"frame_skip": 0}, "frame_skip is 0; at least 1"),
-        ({"threads": 0}, "threads is 0; at least 1"),
+        ({"physics": "warp"}, "physics 'warp'.*auto, c, mjx"),
+        ({"frame_skip": 0}, "frame_skip.*0.*1"),
+        ({"threads": 0}, "threads.*0.*1"),
     ],
 )
 def test_refused_options(options, message):
@@ -303,14 +303,14 @@ def test_refused_options(options, message):
 
 
 def test_missing_files_and_packages(monkeypatch):
-    with pytest.raises(TypeError, match="no option 'frameskip'; did you mean 'frame_skip'"):
+    with pytest.raises(TypeError, match="'frameskip'.*'frame_skip'"):
         envs_jax.make("Hopper-v5", frameskip=2)
     with pytest.raises(FileNotFoundError, match="hoper.xml"):
         envs_jax.make("Hopper-v5", xml_file="hoper.xml")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="gymnasium, of the extra `control`"):
+    with pytest.raises(ModuleNotFoundError, match="gymnasium.*`control`"):
         envs_jax.make("Hopper-v5")
-    with pytest.raises(ModuleNotFoundError, match="the extra `control`"):
+    with pytest.raises(ModuleNotFoundError, match="`control`"):
         physics_module.require("mujoco.missing")
 
 
@@ -346,7 +346,7 @@ def test_what_mjx_cannot_compute_is_said():
         '<mujoco><worldbody><geom type="box" size="1 1 1"/><body><freejoint/>'
         '<geom type="cylinder" size="1 1"/></body></worldbody></mujoco>'
     )
-    with pytest.raises(RuntimeError, match="cannot compute this model under jax .*CYLINDER.*physics='c'"):
+    with pytest.raises(RuntimeError, match="CYLINDER.*physics='c'"):
         PhysicsMjx(model, 1)
 
 
@@ -370,5 +370,5 @@ def test_no_opengl_is_said(monkeypatch):
 
     monkeypatch.setattr(mujoco, "GLContext", broken)
     env, params = envs_jax.make("Hopper-v5", physics="c")
-    with pytest.raises(RuntimeError, match="no screen.*MUJOCO_GL=egl"):
+    with pytest.raises(RuntimeError, match="MUJOCO_GL=egl"):
         env.render(env.reset(KEY, params)[1])

@@ -64,5 +64,5 @@ def test_without_fresh_poses_are_those_before_the_last_time_step():
 
 def test_a_place_for_each_mocap_body():
     physics = PhysicsC(mujoco.MjModel.from_xml_string(XML), 1)
-    with pytest.raises(ValueError, match=r"mocap has the shape \[2, 3\]; the model needs \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"mocap.*\[2, 3\].*\[1, 3\]"):
         physics.begin(jnp.zeros(1), jnp.zeros(1), look, jnp.float32(0), mocap=jnp.zeros((2, 3)))

@@ -31,12 +31,13 @@ def test_tokens_of_a_book():
     assert table.lengths.tolist() == [2, 3, 3] and table.tokens.shape == (3, 3)
     assert tokenizer.decode(table.tokens[2]) == "the blue key"
     assert table.tokens[0, 2] == tokenizer.pad_id
-    with pytest.raises(ValueError, match="'to,' is not among"):
+    with pytest.raises(ValueError, match="word 'to,'"):
         BOOK.tokenize(tokenizer, suffix=",")
 
 
 @pytest.mark.parametrize(
-    ("phrases", "message"), [([], "at least one"), (["a", "a"], "twice"), (["a "], "white space"), ([""], "empty")]
+    ("phrases", "message"),
+    [([], "one phrase"), (["a", "a"], "'a'.*twice"), (["a "], "'a '.*white space"), ([""], "''.*empty")],
 )
 def test_bad_books_are_refused(phrases, message):
     with pytest.raises(ValueError, match=message):
@@ -48,11 +49,11 @@ def test_a_translation_may_say_two_things_alike():
 
 
 def test_bad_captions_are_named():
-    with pytest.raises(KeyError, match="did you mean 'the red ball'"):
+    with pytest.raises(KeyError, match="'the red ball'"):
         BOOK.index("the red bal")
-    with pytest.raises(ValueError, match="id 3; ids run from 0 to 2"):
+    with pytest.raises(ValueError, match="book.*3.*0.*2"):
         BOOK.render(np.array([0, 3]))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="book.*2 phrases.*1"):
         BOOK.caption(["go to", "go to"], 1)
 
 
@@ -91,15 +92,15 @@ def test_a_count_has_a_phrase_for_every_noun():
     few = Counted(("egg",), low=0, high=2, say=lambda n, noun: f"{n or 'no'} {noun}{'' if n == 1 else 's'}")
     assert Phrasebook([few]).phrases == ("no eggs", "1 egg", "2 eggs")
     assert few.ids(np.array([0])).tolist() == [0] and few.ids(np.array([2])).dtype == np.int16
-    with pytest.raises(KeyError, match="was not made with the family of egg"):
+    with pytest.raises(KeyError, match="family of egg"):
         book.first(few)
-    with pytest.raises(ValueError, match=r"counts are \[3\]; one for each of 2 nouns"):
+    with pytest.raises(ValueError, match=r"counts.*\[3\].*2 nouns"):
         bag.ids(np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="high is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="high.*0.*1"):
         Counted(("wood",), high=0)
-    with pytest.raises(ValueError, match="'1 wood' occurs twice"):
+    with pytest.raises(ValueError, match="'1 wood'"):
         Phrasebook(["1 wood", bag])
-    with pytest.raises(ValueError, match="40000 phrases; captions are int16"):
+    with pytest.raises(ValueError, match="40000.*int16"):
         Phrasebook([Counted(("wood",), high=40000)])
 
 

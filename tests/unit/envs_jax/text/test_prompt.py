@@ -123,7 +123,7 @@ def test_answers_take_the_white_space_with_them(bpe):
     for i, answer in enumerate(answers):
         assert healed.tokens[i, : healed.lengths[i]].tolist() == bpe.encode(" " + answer)
         assert own.tokens[i, : own.lengths[i]].tolist() == bpe.encode(answer)
-    with pytest.raises(PromptError, match="has no token"):
+    with pytest.raises(PromptError, match="answer ''"):
         prompt.compile(bpe, heal=False).candidates([""])
 
 
@@ -146,7 +146,7 @@ def test_limits_tighten_the_bound_and_untrue_ones_show():
     assert int(n) == 2  # a wider caption is welcome
     _, n = jax.jit(compiled)({"x": np.array([0, 1, -1], np.int16)})
     assert int(n) > compiled.max_length  # but not a fuller one
-    with pytest.raises(PromptError, match="overlap"):
+    with pytest.raises(PromptError, match="'x'.*overlap"):
         length(3, Limit((1, 2), 1), Limit((2,), 1))
 
 
@@ -171,7 +171,7 @@ def test_a_prompt_that_does_not_fit_is_refused_or_reported(bpe):
     prompt = template()
     needed = prompt.compile(bpe).max_length
     assert prompt.compile(bpe, needed + 50).max_length == needed  # room is no reason to pad
-    with pytest.raises(PromptError, match=rf"takes {needed} tokens \(.*first.*room for {needed - 1}"):
+    with pytest.raises(PromptError, match=rf"{needed} tokens.*first.*{needed - 1}"):
         prompt.compile(bpe, needed - 1)
     compiled = prompt.compile(bpe, needed - 1, overflow="report")
     tokens, n = jax.jit(compiled)(CASES[-1])
@@ -182,13 +182,13 @@ def test_a_prompt_that_does_not_fit_is_refused_or_reported(bpe):
 
 
 def test_a_tokenizer_that_merges_across_phrases_is_refused(greedy):
-    with pytest.raises(PromptError, match="joins tokens across the border between .*'.*red,'"):
+    with pytest.raises(PromptError, match="border.*'.*red,'"):
         template().compile(greedy)
 
 
 def test_a_border_without_white_space_is_refused(bpe):
     prompt = Prompt(Literal("Colo"), Slot("x", Phrasebook(["rs"]), 1, suffix=""))
-    with pytest.raises(PromptError, match="border between 'Colo' and 'rs'"):
+    with pytest.raises(PromptError, match="between 'Colo'.*'rs'"):
         prompt.compile(bpe)
 
 
@@ -197,24 +197,24 @@ def test_verify_names_what_differs(bpe):
     assert compiled.verify(jax.tree.map(lambda *rows: np.stack(rows), *CASES)) == len(CASES)
     row = compiled._rows[compiled._plan[1]]
     row[0] = row[0] + 1
-    with pytest.raises(PromptError, match="differ at"):
+    with pytest.raises(PromptError, match="differ.*'Colors"):
         compiled.verify(CASES[:1])
     short = template().compile(bpe, 9, overflow="report")
     assert short.verify(CASES[:1]) == 1  # the host's tokens are whole
-    with pytest.raises(PromptError, match="tokens were assembled for 'Colors: "):
+    with pytest.raises(PromptError, match="assembled for 'Colors: "):
         short.verify(jax.tree.map(lambda *rows: np.stack(rows), *CASES))
 
 
 def test_bad_templates_are_refused():
-    with pytest.raises(PromptError, match=r"'x' may be absent, but the white space before it is ' ' and after it ''"):
+    with pytest.raises(PromptError, match="'x'.*' '.*''"):
         Prompt(Literal("a "), Slot("x", COLORS, 1, suffix=""))
-    with pytest.raises(PromptError, match="'b' may be absent"):
+    with pytest.raises(PromptError, match="'b'.*absent"):
         Prompt(Literal("a "), Block("b", (Literal("c"),)))
-    with pytest.raises(PromptError, match="stands for a slot and for a choice"):
+    with pytest.raises(PromptError, match="'x'.*slot.*choice"):
         Prompt(Literal("a"), Slot("x", COLORS, 1, prefix=" ", suffix=""), Literal(" "), Choice("x", ACTIONS))
     with pytest.raises(PromptError, match="no text"):
         Prompt(Literal(" \n"))
-    with pytest.raises(PromptError, match="the size of the slot 'x' is 0; at least 1"):
+    with pytest.raises(PromptError, match="'x'.*0.*1"):
         Prompt(Literal("a "), Slot("x", COLORS, 0))
 
 
@@ -225,13 +225,13 @@ def test_bad_slots_are_named(bpe):
         prompt.render({name: value for name, value in CASES[0].items() if name != "second"})
     with pytest.raises(KeyError, match="'action'"):
         compiled({name: value for name, value in CASES[0].items() if name != "action"})
-    with pytest.raises(ValueError, match="no phrase 3; ids run from 0 to 2"):
+    with pytest.raises(ValueError, match="phrase 3.*0.*2"):
         prompt.render(filled([3]))
-    with pytest.raises(ValueError, match="no phrase -1"):
+    with pytest.raises(ValueError, match="phrase -1"):
         prompt.render(filled([0], True))
-    with pytest.raises(TypeError, match=r"at least \[3\], are needed \(map over a batch"):
+    with pytest.raises(TypeError, match=r"at least \[3\]"):
         compiled({**CASES[0], "first": np.zeros((4, 3), np.int16)})
-    with pytest.raises(PromptError, match="has none"):
+    with pytest.raises(PromptError, match="bos.*tokenizer"):
         prompt.compile(WordTokenizer.from_prompt(prompt), bos=True)
 
 
@@ -260,7 +260,7 @@ def played():
 
 
 def glam_by_hand(env, obs, actions, **_):
-    """The template of GLAM, concatenated as its reference does."""
+    """The template of GLAM, concatenated as `agents/base_agent.py` does."""
     prompt = "Possible action of the agent:" + ",".join(f" {a}" for a in actions)
     prompt += f" \n Goal of the agent: {env.describe(obs)['mission']}"
     for k in range(int(obs["count"])):
@@ -330,16 +330,16 @@ def test_options_of_glams_prompt(played):
 
 def test_bad_options_of_glams_prompt(played):
     env, _ = played
-    with pytest.raises(ValueError, match="english or french"):
+    with pytest.raises(ValueError, match="'francais'"):
         glam_prompt(env, language="francais")
-    with pytest.raises(ValueError, match="2 observations, but PromptHistory keeps 3"):
+    with pytest.raises(ValueError, match="2.*PromptHistory.*3"):
         glam_prompt(env, history=2)
-    with pytest.raises(ValueError, match="history is 0; at least 1"):
+    with pytest.raises(ValueError, match="history.*0.*1"):
         glam_prompt(env, history=0)
-    with pytest.raises(ValueError, match="same words"):
+    with pytest.raises(ValueError, match=r"\['drop', 'drop'\]"):
         glam_prompt(env, ["drop", "drop"])
     with pytest.raises(TypeError, match="BabyAI-Text/"):
         glam_prompt(envs_jax.make("BabyAI-GoToLocal-v0")[0])
-    with pytest.raises(PromptError, match="keep fewer observations"):
+    with pytest.raises(PromptError, match="text_0"):
         glam = glam_prompt(env)
         glam.compile(WordTokenizer.from_prompt(glam.prompt, glam.actions), 128)

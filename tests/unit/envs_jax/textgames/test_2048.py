@@ -175,9 +175,9 @@ def test_a_live_environment_is_imported():
     theirs.board, theirs.total_score = np.arange(16, dtype=np.uint8).reshape(4, 4), 84
     obs, state = import_state(theirs, env, params)
     assert state.score == 84 and state.time == 0 and obs["board"].tolist() == theirs.board.tolist()
-    with pytest.raises(ValueError, match="2 on a side"):
+    with pytest.raises(ValueError, match=r"\[4, 4\].*2048-v0\?size=2"):
         import_state(theirs, *make("2048-v0?size=2"))
-    with pytest.raises(TypeError, match="no environment"):
+    with pytest.raises(TypeError, match="SimpleNamespace.*2048-v0"):
         import_state(SimpleNamespace(unwrapped=SimpleNamespace()), env, params)
 
 
@@ -193,14 +193,14 @@ def test_letters_and_pictures():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 5}, "size is 5; from 2 to 4"),
-        ({"reward": "logs"}, "reward is 'logs'; did you mean 'log'"),
-        ({"actions": "vald"}, "actions is 'vald'; did you mean 'valid'"),
-        ({"max_steps": 0}, "max_steps is 0"),
+        ({"size": 5}, "size.*5.*2.*4"),
+        ({"reward": "logs"}, "reward.*'logs'.*'log'"),
+        ({"actions": "vald"}, "actions.*'vald'.*'valid'"),
+        ({"max_steps": 0}, "max_steps.*0"),
     ],
 )
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         envs_jax.make("2048-v0", **options)
-    with pytest.raises(ValueError, match="the board"):
+    with pytest.raises(ValueError, match="board"):
         make("2048-v0")[0].state_of([[3, 0, 0, 0], *[[0] * 4] * 3])

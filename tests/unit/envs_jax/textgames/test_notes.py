@@ -114,9 +114,9 @@ def test_an_answer_before_the_question_ends_the_episode():
 @pytest.mark.parametrize(
     ("id", "options", "message"),
     [
-        ("Notes-Recall-v0", {"words": 9}, "words is 9; from 2 to 8"),
-        ("Notes-Recall-v0", {"turns": 0}, "turns is 0"),
-        ("Notes-Count-v0", {"turns": 1}, "turns is 1; at least 2"),
+        ("Notes-Recall-v0", {"words": 9}, "words.*9.*2.*8"),
+        ("Notes-Recall-v0", {"turns": 0}, "turns.*0"),
+        ("Notes-Count-v0", {"turns": 1}, "turns.*1.*2"),
     ],
 )
 def test_refusals(id, options, message):

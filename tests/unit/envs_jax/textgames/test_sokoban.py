@@ -154,7 +154,7 @@ def test_a_live_environment_is_imported():
     theirs.room_state = np.where(cells == 4, 1, cells)
     with pytest.raises(ValueError, match="0 boxes"):
         import_state(theirs, env, params)
-    with pytest.raises(TypeError, match="no environment that SokobanText-v0"):
+    with pytest.raises(TypeError, match="no environment.*SokobanText-v0"):
         import_state(SimpleNamespace(unwrapped=SimpleNamespace()), env, params)
 
 
@@ -169,11 +169,11 @@ def test_pictures():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"height": 4}, "height is 4; at least 5"),
-        ({"boxes": 4}, "boxes is 4; from 1 to 3"),
-        ({"text": "gird"}, "text is 'gird'; did you mean 'grid'"),
-        ({"actions": "pull"}, "actions is 'pull'"),
-        ({"width": 9, "text": "grid"}, "width of a room with text is 9; from 5 to 8"),
+        ({"height": 4}, "height.*4.*5"),
+        ({"boxes": 4}, "boxes.*4.*1.*3"),
+        ({"text": "gird"}, "text.*'gird'.*'grid'"),
+        ({"actions": "pull"}, "actions.*'pull'"),
+        ({"width": 9, "text": "grid"}, "text.*9.*5.*8"),
     ],
 )
 def test_refusals(options, message):

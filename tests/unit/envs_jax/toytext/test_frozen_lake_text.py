@@ -48,9 +48,9 @@ def test_maps_are_drawn_and_never_left():
     assert maps.tolist() == list(range(20)) and counts.min() > 8 and (np.asarray(state.index) % 16 == 0).all()
     assert (env.table.successor // 16 == (np.arange(320) // 16)[:, None, None]).all()
     assert (env.render(ToyTextState(jnp.int32(16), jnp.int32(0))) != env.render(ToyTextState(jnp.int32(0), None))).any()
-    with pytest.raises(ValueError, match="random_maps is -1"):
+    with pytest.raises(ValueError, match="random_maps.*-1"):
         envs_jax.make("FrozenLakeText-v1?random_maps=-1")
-    with pytest.raises(ValueError, match="random_maps are square"):
+    with pytest.raises(ValueError, match="random_maps.*square"):
         envs_jax.make("FrozenLakeText-v1", desc=("SFG", "FFF"))
 
 

@@ -43,7 +43,7 @@ def best(id, horizon=None):
 @pytest.mark.parametrize(
     ("id", "horizon", "value", "within"),
     [
-        ("FrozenLake-v1", None, 0.744, 5e-4),  # props reference, section 5.1
+        ("FrozenLake-v1", None, 0.744, 5e-4),  # by dynamic programming
         ("FrozenLake8x8-v1", None, 0.91, 5e-3),  # the optimum that Gymnasium's registry notes
         ("FrozenLake-v1?is_slippery=false", None, 1.0, 0.0),
         ("FrozenLake-v1?is_slippery=false", 5, 0.0, 0.0),  # the goal is six moves away
@@ -125,17 +125,17 @@ def test_the_value_of_a_table_is_the_mean_of_played_episodes():
 
 def test_values_refuse():
     env, params = make("CliffWalking-v1")
-    with pytest.raises(ValueError, match="no time limit"):
+    with pytest.raises(ValueError, match="CliffWalking-v1.*2147483647"):
         optimal_values(env, params)
-    with pytest.raises(ValueError, match="horizon is 0"):
+    with pytest.raises(ValueError, match="horizon.*0"):
         optimal_values(env, params, 0)
-    with pytest.raises(TypeError, match="Debug-Match-v0 has no table"):
+    with pytest.raises(TypeError, match="Debug-Match-v0"):
         optimal_values(*make("Debug-Match-v0"))
-    with pytest.raises(ValueError, match=r"shape \[47\]; CliffWalking-v1 needs \[48\]"):
+    with pytest.raises(ValueError, match=r"\[47\]; CliffWalking-v1.*\[48\]"):
         policy_value(env, params, np.zeros(47), 10)
-    with pytest.raises(ValueError, match="4.0 in the table is no action; they are 0 to 3"):
+    with pytest.raises(ValueError, match=r"4\.0.*table.*0.*3"):
         policy_value(env, params, np.full(48, 4.0), 10)
-    with pytest.raises(ValueError, match="0.5 in the table is no action"):
+    with pytest.raises(ValueError, match=r"0\.5.*table.*0.*3"):
         policy_value(env, params, np.full(48, 0.5), 10)
     assert policy_value(env, params, np.zeros(48), 10) == -10.0  # whole floats will do: up, and no end
 
@@ -281,8 +281,8 @@ def test_taking_over_a_live_world():
     assert int(plain[0]) == theirs.unwrapped.s and int(plain[1].time) == 1
     jax.tree.map(np.testing.assert_array_equal, wrapped, plain)
     for id, message in (
-        ("Nim-v0", "FrozenLakeEnv is not the NimEnv that Nim-v0 re-implements"),
-        ("CartPole-v1", "CartPole-v1 has no table to take over into"),
+        ("Nim-v0", "FrozenLakeEnv.*NimEnv.*Nim-v0"),
+        ("CartPole-v1", "CartPole-v1"),
     ):
         other, params = make(id)
         for layer in (other, EpisodeStatistics(other)):
@@ -296,15 +296,15 @@ def test_taking_over_a_live_world():
 @pytest.mark.parametrize(
     ("id", "options", "message"),
     [
-        ("FrozenLake-v1", {"map_name": "4x5"}, "did you mean '4x4'"),
-        ("FrozenLake-v1", {"desc": ["SF", "G"]}, "equally long"),
-        ("FrozenLake-v1", {"desc": ["FF", "FG"]}, "an S in it"),
-        ("FrozenLake-v1", {"success_rate": 1.5}, "success_rate is 1.5"),
-        ("Taxi-v4", {"rainy_probability": -1}, "rainy_probability is -1"),
-        ("Taxi-v3", {"is_rainy": True}, "make Taxi-v4"),
-        ("Nim-v0", {"actions": "1-4"}, "did you mean '1-3'"),
-        ("Nim-v0", {"initial_sticks": 0}, "initial_sticks is 0"),
-        ("maze-sample-3x3-v0", {"cells": [[1, 2], [3]]}, "columns of one length"),
+        ("FrozenLake-v1", {"map_name": "4x5"}, "'4x4'"),
+        ("FrozenLake-v1", {"desc": ["SF", "G"]}, r"\['SF', 'G'\]"),
+        ("FrozenLake-v1", {"desc": ["FF", "FG"]}, r"\['FF', 'FG'\]"),
+        ("FrozenLake-v1", {"success_rate": 1.5}, "success_rate.*1.5"),
+        ("Taxi-v4", {"rainy_probability": -1}, "rainy_probability.*-1"),
+        ("Taxi-v3", {"is_rainy": True}, "Taxi-v4"),
+        ("Nim-v0", {"actions": "1-4"}, "'1-3'"),
+        ("Nim-v0", {"initial_sticks": 0}, "initial_sticks.*0"),
+        ("maze-sample-3x3-v0", {"cells": [[1, 2], [3]]}, r"\[\[1, 2\], \[3\]\]"),
     ],
 )
 def test_options_that_are_refused(id, options, message):
@@ -313,7 +313,7 @@ def test_options_that_are_refused(id, options, message):
 
 
 def test_random_map_refuses():
-    with pytest.raises(ValueError, match="size is 1"):
+    with pytest.raises(ValueError, match="size.*1"):
         random_map(0, size=1)
 
 

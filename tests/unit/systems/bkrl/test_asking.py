@@ -148,7 +148,7 @@ def test_a_bias_cancels_out_of_log_probabilities(data, tmp_path):
     assert len(set(np.ravel([a.second_wins for a in answers]))) > 1
     line = json.loads((tmp_path / "c" / "preferences.jsonl").read_text().splitlines()[0])
     assert line["margin"] == 2 * (float(keys[0, 1]) - float(keys[0, 0]))
-    with pytest.raises(ValueError, match="the scripted adviser writes: take --answers written"):
+    with pytest.raises(ValueError, match="--answers"):
         replace(config, chat=ChatConfig())
 
 
@@ -156,7 +156,7 @@ def test_ties_alone_teach_nothing(data, tmp_path, monkeypatch):
     """A potential of them would be the random weights of the start, scaled up."""
     monkeypatch.setattr(preferences, "ScriptedJudge", lambda world: Biased(never=True))
     config = PreferRun(windows=data, pairs=20, run=BaseRunConfig(out=str(tmp_path), name="t"))
-    with pytest.raises(ValueError, match="biased answered 20 of 20 pairs .*, 20 of them with a tie, .* has a winner"):
+    with pytest.raises(ValueError, match="biased.*20 of 20 pairs.*20"):
         preferences.prefer(config)
     assert json.loads((tmp_path / "t" / "summary.json").read_text())["first_wins"] == 1
     assert not (tmp_path / "t" / "potential.json").exists()
@@ -172,7 +172,7 @@ def test_no_window_is_compared_with_itself(data, tmp_path):
     assert (where[:, 0] != where[:, 1]).any(1).all()
     one = replace(asked, validation=asked.validation[:1])
     length = int(asked.data.lengths[one.validation[0]])
-    with pytest.raises(DataError, match=f"one window of {length} steps; two are needed for a pair"):
+    with pytest.raises(DataError, match=rf"\b{length} steps"):
         sample_pairs(one, replace(config, windows=replace(few, window=length)))
 
 
@@ -217,9 +217,9 @@ def test_data_of_another_world_are_refused(data):
     import envs_jax
 
     other = envs_jax.make("Crafter-Text-Reward?view=true&image=none")[0]
-    with pytest.raises(ValueError, match="lack 'inventory'.* choose the --env of the data"):
+    with pytest.raises(ValueError, match="'inventory'.*--env"):
         read_data(data, other)
-    with pytest.raises(ValueError, match="data is empty"):
+    with pytest.raises(ValueError, match="data.*empty"):
         read_data(WindowConfig(), world())
     before = from_json(WindowConfig, to_json(data) | {"unpickle": False})  # a config.json of before
     assert before == data
@@ -290,7 +290,7 @@ def test_a_run_is_not_continued_with_other_data(tmp_path):
     first = begin(config)
     assert note.read_text() == first + "\n" and begin(again) == first
     collect.write_episodes(tmp_path / "b.parquet", played())  # the collecting run was extended
-    with pytest.raises(DataError, match=f"has other episodes .* with which .*r began .{first[:12]}.*: put these back"):
+    with pytest.raises(DataError, match=rf"SHA-256.*{first[:12]}"):
         begin(again)
     assert note.read_text() == first + "\n"
     note.unlink()  # a run of before
@@ -316,7 +316,7 @@ def test_presets_serve_every_algorithm(name, alg):
     config = TrainRun(agent=preset(name), alg=alg)
     assert alg == "rnd" or config.alg == "none"
     if alg == "none":
-        with pytest.raises(ValueError, match="--rnd.outputs is 7.* --alg none does not read"):
+        with pytest.raises(ValueError, match="--rnd.outputs.*7.*--alg"):
             TrainRun(agent=replace(config.agent, rnd=replace(config.agent.rnd, outputs=7)), alg=alg)
 
 
@@ -372,5 +372,5 @@ def test_the_share_of_validation_is_exact(data, tmp_path, pairs, share, count):
 
 
 def test_a_threshold_that_no_cosine_exceeds_is_refused():
-    with pytest.raises(ValueError, match=r"threshold is 1.0.*take 0.99 for an exact match"):
+    with pytest.raises(ValueError, match=r"threshold.*1\.0.*0\.99"):
         GoalsRun(WindowConfig(window=4), threshold=1.0)

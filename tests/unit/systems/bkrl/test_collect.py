@@ -44,16 +44,16 @@ def test_windows_are_drawn_from_long_enough_episodes():
     drawn = data.sample(np.random.default_rng(0), 256, 1)
     assert {*zip(drawn.episode.tolist(), drawn.time.tolist())} == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}
     assert set(data.sample(np.random.default_rng(0), 64, 1, [1]).episode.tolist()) == {1}
-    with pytest.raises(DataError, match="none of 2 episodes has 4 steps"):
+    with pytest.raises(DataError, match="2 episodes.*4 steps"):
         data.sample(np.random.default_rng(0), 1, 4)
-    with pytest.raises(DataError, match="none of 1 episodes has 3 steps"):
+    with pytest.raises(DataError, match="1 episodes.*3 steps"):
         data.sample(np.random.default_rng(0), 1, 3, [1])
 
 
 def test_episodes_for_tests_are_no_others():
     shown, held = played().split(0.2)
     assert not set(shown) & set(held) and len(shown) + len(held) == 12 and len(held) == 2
-    with pytest.raises(DataError, match="there are 2 episodes; at least 5 are needed"):
+    with pytest.raises(DataError, match="2 episodes.*5"):
         small().split(0.2)
 
 
@@ -69,9 +69,9 @@ def test_a_file_gives_back_what_was_written(tmp_path):
         np.testing.assert_array_equal(getattr(one, name), getattr(data, name))
     assert len(both) == 2 * len(data) and both.digest != one.digest
     collect.write_episodes(tmp_path / "c.parquet", small())
-    with pytest.raises(DataError, match="c.parquet has observations .* read one world"):
+    with pytest.raises(DataError, match="c.parquet"):
         collect.read_episodes(tmp_path)
-    with pytest.raises(FileNotFoundError, match="llmrl bkrl collect"):
+    with pytest.raises(FileNotFoundError, match="`llmrl bkrl collect`"):
         collect.read_episodes(tmp_path / "..")
 
 
@@ -100,23 +100,23 @@ def test_the_published_layout(tmp_path):
     ("change", "match"),
     [
         (lambda first: {"image": 3}, "published layout"),
-        (lambda first: first | {"action": [0]}, r"no images of the shape|3 items|items as"),
-        (lambda first: first | {"action": [7, *first["action"][1:]]}, "'7' in 'action'; whole numbers from 0 to 6"),
-        (lambda first: first | {"action": []}, "has no list of actions"),
-        (lambda first: first | {"action": [0.5, *first["action"][1:]]}, "'0.5' in 'action'"),
-        (lambda first: first | {"direction": [4, *first["direction"][1:]]}, "'4' in 'direction'; .* from 0 to 3"),
-        (lambda first: first | {"reward": first["reward"][1:]}, "13 items as 'reward'; 14 numbers"),
-        (lambda first: first | {"reward": [float("nan"), *first["reward"][1:]]}, "'nan' in 'reward'"),
-        (lambda first: first | {"image": first["image"] * 10}, "images from 0 to 10 that are no codes divided by"),
-        (lambda first: first | {"image": first["image"][:, :, :6]}, r"no images of the shape \[15, 3, 7, 7\]"),
+        (lambda first: first | {"action": [0]}, "images.*shape|items"),
+        (lambda first: first | {"action": [7, *first["action"][1:]]}, "'7'.*'action'.*0.*6"),
+        (lambda first: first | {"action": []}, "actions"),
+        (lambda first: first | {"action": [0.5, *first["action"][1:]]}, "'0.5'.*'action'"),
+        (lambda first: first | {"direction": [4, *first["direction"][1:]]}, "'4'.*'direction'.*0.*3"),
+        (lambda first: first | {"reward": first["reward"][1:]}, "13.*'reward'; 14"),
+        (lambda first: first | {"reward": [float("nan"), *first["reward"][1:]]}, "'nan'.*'reward'"),
+        (lambda first: first | {"image": first["image"] * 10}, r"images.*0.*10.*\[10, 5, 3\]"),
+        (lambda first: first | {"image": first["image"][:, :, :6]}, r"\[15, 3, 7, 7\]"),
         (
             lambda first: first | {"terminated": [1, *first["terminated"][1:]]},
-            "terminated at step 0 of 14, and goes on",
+            "step 0.*14",
         ),
         (lambda first: first | {"description": ["You see a dragon"] * 15}, "dragon"),
-        (lambda first: first | {"infos": Evil()}, "e.npy is not read: it asks for 'builtins.eval'; lists, dicts"),
-        (lambda first: first | {"image": np.zeros(3, "f4,i4")}, "an array of the type 'V8'"),
-        (lambda first: first | {"image": np.zeros(3, "c8")}, "an array of the type 'c8'"),
+        (lambda first: first | {"infos": Evil()}, r"e\.npy.*'builtins\.eval'"),
+        (lambda first: first | {"image": np.zeros(3, "f4,i4")}, "type 'V8'"),
+        (lambda first: first | {"image": np.zeros(3, "c8")}, "type 'c8'"),
     ],
 )
 def test_other_files_are_refused_and_run_nothing(change, match, tmp_path):
@@ -147,19 +147,19 @@ class Named:
 @pytest.mark.parametrize(
     ("made", "match"),
     [
-        (Named(np.dtype, ("O",), (3, "|", None, None, {"x": 1}, -1, -1, 0)), "a type with parts"),
-        (Named(np._core.multiarray.scalar, (np.dtype("f8"), b"1234")), "a number of 4 bytes"),
-        (Named(np._core.multiarray.scalar, (np.dtype("O"), [1])), "a number that is damaged"),
+        (Named(np.dtype, ("O",), (3, "|", None, None, {"x": 1}, -1, -1, 0)), "type.*parts"),
+        (Named(np._core.multiarray.scalar, (np.dtype("f8"), b"1234")), "number.*4 bytes"),
+        (Named(np._core.multiarray.scalar, (np.dtype("O"), [1])), "number.*damaged"),
         (Named(np._core.multiarray._reconstruct, (0,), (1, (9,), np.dtype("f8"), False, b"1234")), "with 4 bytes"),
-        (Named(np._core.multiarray._reconstruct, (0,), (1, (-1,), np.dtype("f8"), False, b"")), r"shape \(-1,\)"),
-        (Named(np._core.multiarray._reconstruct, (0,), 7), "is cut or damaged"),
+        (Named(np._core.multiarray._reconstruct, (0,), (1, (-1,), np.dtype("f8"), False, b"")), r"\(-1,\)"),
+        (Named(np._core.multiarray._reconstruct, (0,), 7), "cut or damaged"),
     ],
 )
 def test_a_pickle_calls_nothing_of_numpy(made, match, tmp_path):
     np.save(tmp_path / "e.npy", np.array([made, 0], object), allow_pickle=True)
     with pytest.raises(DataError, match=match):
         read_npy(tmp_path / "e.npy", world())
-    for content, why in ((b"", "is no npy file"), ((tmp_path / "e.npy").read_bytes()[:-9], "cut or damaged|not read")):
+    for content, why in ((b"", "npy file"), ((tmp_path / "e.npy").read_bytes()[:-9], "cut|not read")):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(DataError, match=why):
             read_npy(tmp_path / "f.npy", world())

@@ -211,7 +211,7 @@ def test_words_fit_rooms_of_any_size():
     assert small.observation_space(None).spaces[TEXT].shape != large.observation_space(None).spaces[TEXT].shape
     potentials.check_fits(made, large, "x")
     other = dataclasses.replace(made, observation={TEXT: ["phrases", "0" * 64]})
-    with pytest.raises(ArtifactError, match="x reads 'text' in other words than those of"):
+    with pytest.raises(ArtifactError, match="x reads 'text'"):
         potentials.check_fits(other, large, "x")
 
 
@@ -224,7 +224,7 @@ def test_a_run_keeps_its_potential(saved, tmp_path):
     potentials.save_manifest(saved, dataclasses.replace(made, report={"usd": 1.0}))
     potentials.pin(run, saved)  # the same potential
     potentials.save_manifest(saved, dataclasses.replace(made, scale=2.0))
-    with pytest.raises(ArtifactError, match="has another potential than the one with which .* began"):
+    with pytest.raises(ArtifactError, match="another potential"):
         potentials.pin(run, saved)
 
 
@@ -287,7 +287,7 @@ def test_a_constant_potential_says_nothing():
         def value(self, params, window):
             return jnp.full(window.action.shape[0], 2.0)
 
-    with pytest.raises(ValueError, match="is 2 on all of 32 collected windows"):
+    with pytest.raises(ValueError, match=r"\b2 .*32 collected"):
         fixed_scale(Constant(world(), 0), played().sample(np.random.default_rng(0), 32, 0))
 
 
@@ -325,9 +325,7 @@ def test_files_of_another_model_are_refused(saved, tmp_path):
     """Also where a new manifest has their hash."""
     about, wide = potentials.load_manifest(saved), dataclasses.replace(SMALL, width=16)
     potentials.save_manifest(saved, dataclasses.replace(about, options=dataclasses.asdict(wide)))
-    with pytest.raises(
-        ArtifactError, match=r"preference_model.safetensors has the weights of another model: encoder/.*"
-    ):
+    with pytest.raises(ArtifactError, match="preference_model.safetensors.*encoder/"):
         load_potential(saved, world(), "bk-pref")
     some = library(HashedEncoder())
     verbs = np.zeros((7, some.keys.shape[1]), np.float32)
@@ -337,7 +335,7 @@ def test_files_of_another_model_are_refused(saved, tmp_path):
     files = {goals.GOALS: "", goals.TABLES: ""}
     options = {"threshold": 0.0, "head": None}
     about = dataclasses.replace(about, kind="bk-goal", observation=words, window=4, files=files, options=options)
-    for names, match in ((["a", "b", "c"], None), (["a", "b"], "goals.safetensors does not belong to goals.json")):
+    for names, match in ((["a", "b", "c"], None), (["a", "b"], "goals.safetensors.*goals.json")):
         (tmp_path / goals.GOALS).write_text(json.dumps({"goals": names}))
         goals.save_file({name: np.ascontiguousarray(x) for name, x in tables.items()}, tmp_path / goals.TABLES)
         potentials.save_manifest(tmp_path, about)
@@ -350,33 +348,33 @@ def test_files_of_another_model_are_refused(saved, tmp_path):
 
 def test_artifacts_that_do_not_fit_are_refused(saved):
     load = lambda env=None, kind="bk-pref": load_potential(saved, env or world(), kind)  # noqa: E731
-    with pytest.raises(ArtifactError, match="a potential of bk-pref, not of bk-code: choose --alg bk-pref"):
+    with pytest.raises(ArtifactError, match="bk-pref.*bk-code.*--alg bk-pref"):
         load(kind="bk-code")
-    with pytest.raises(ArtifactError, match="made for worlds of babyai, and Crafter-Text-Reward is one of crafter"):
+    with pytest.raises(ArtifactError, match="babyai.*Crafter-Text-Reward.*crafter"):
         load(envs_jax.make("Crafter-Text-Reward")[0])
     weights = (saved / WEIGHTS).read_bytes()
     (saved / WEIGHTS).write_bytes(weights[:-9])
-    with pytest.raises(ArtifactError, match="preference_model.safetensors is cut or was edited"):
+    with pytest.raises(ArtifactError, match=r"preference_model\.safetensors.*cut"):
         load()
     (saved / WEIGHTS).unlink()
-    with pytest.raises(ArtifactError, match="lacks preference_model.safetensors"):
+    with pytest.raises(ArtifactError, match=r"lacks preference_model\.safetensors"):
         load()
     (saved / WEIGHTS).write_bytes(weights)
     file = saved / potentials.MANIFEST
     whole = file.read_text()
     file.write_text(whole.replace('"scale": 3.0', '"scale": 4.0'))
-    with pytest.raises(ArtifactError, match="was edited: its checksum does not fit"):
+    with pytest.raises(ArtifactError, match=r"potential\.json.*checksum"):
         load()
     file.write_text(whole[:-30])
-    with pytest.raises(ArtifactError, match="is cut or was edited"):
+    with pytest.raises(ArtifactError, match=r"potential\.json.*cut"):
         load()
     values = json.loads(whole)
     values["manifest"]["format"] = 9
     file.write_text(json.dumps(values))
-    with pytest.raises(ArtifactError, match="has format 9"):
+    with pytest.raises(ArtifactError, match="format 9"):
         load()
     file.unlink()
-    with pytest.raises(FileNotFoundError, match="there is no potential in"):
+    with pytest.raises(FileNotFoundError, match=r"`llmrl bkrl code`.*potential\.json"):
         load()
 
 
@@ -393,16 +391,16 @@ def test_a_program_fits_its_manifest(tmp_path):
     found = on_windows(load_potential(tmp_path, world(), "bk-code"), windows)
     np.testing.assert_allclose(found, 3 * windows.obs["image"][:, -1, 3, 5, 0].astype(float))
     potentials.save_manifest(tmp_path, dataclasses.replace(about, window=5))
-    with pytest.raises(ArtifactError, match="program.json sees {'image': .7, 7, 3.} and 2 actions, which is not what"):
+    with pytest.raises(ArtifactError, match="program.json.*{'image': .7, 7, 3.}.*2"):
         load_potential(tmp_path, world(), "bk-code")
 
 
 def test_other_shapes_are_refused(saved):
     found = potentials.load_manifest(saved)
     for change, match in (
-        ({"observation": {"picture": [[3], "uint8"]}}, "reads 'picture', which observations of .* lack"),
-        ({"observation": {"image": [[5, 5, 3], "uint8"]}}, r"reads 'image' as uint8\[5, 5, 3\]"),
-        ({"actions": ("left",)}, "for a world of 1 actions"),
+        ({"observation": {"picture": [[3], "uint8"]}}, "'picture'"),
+        ({"observation": {"image": [[5, 5, 3], "uint8"]}}, r"'image'.*uint8\[5, 5, 3\]"),
+        ({"actions": ("left",)}, "1 actions"),
     ):
         with pytest.raises(ArtifactError, match=match):
             potentials.check_fits(dataclasses.replace(found, **change), world(), saved)

@@ -119,7 +119,7 @@ def test_a_spent_budget_keeps_the_best_so_far(settings, monkeypatch, tmp_path):
 
 
 def test_without_a_program_the_reason_is_given(settings, monkeypatch):
-    with pytest.raises(ValueError, match="writer wrote no program that was admitted; the last reason was: .*'bad'"):
+    with pytest.raises(ValueError, match="last reason.*'bad'"):
         written(settings, [block("bad")] * 2, monkeypatch, rounds=1, repairs=0)
 
 
@@ -130,7 +130,7 @@ def test_a_program_that_says_nothing_is_refused_with_the_reason(settings, monkey
     assert (summary["admitted"], summary["refused"], summary["correlation"]) == (1, 2, -1)
     assert (tmp_path / "code" / programs.PROGRAM).read_text().strip() == "varies -1"
     said = writer.requests[1].messages[-1].content
-    assert "refused: the potential has a standard deviation of 0 in 256 situations" in said
+    assert "standard deviation of 0" in said
     rows = [json.loads(line) for line in (tmp_path / "code" / programs.CANDIDATES).read_text().splitlines()]
     assert [(row["spread"] > 0, "says nothing" in row["refused"]) for row in rows] == [
         (False, True), (True, False), (False, True),
@@ -142,7 +142,7 @@ def test_an_interrupted_run_is_continued_with_its_own_settings(settings, monkeyp
     written(settings, [block("fine 1"), block("fine 2")], monkeypatch, rounds=1)
     config = settings(rounds=1, candidates=1)
     again = CodeRun(**{**vars(config), "run": BaseRunConfig(out=str(tmp_path), name="code", resume=True)})
-    with pytest.raises(ValueError, match="candidates"):
+    with pytest.raises(ValueError, match="candidates: 2 -> 1"):
         programs.write_programs(again)
 
 

@@ -62,7 +62,7 @@ def test_a_run_that_is_named_has_its_own_settings():
     for given in (usual, run, replace(usual, goals=replace(usual.goals, shots=0), encoder="hashed")):
         refuse_other_settings(given, usual, run, read)
     dqn = replace(usual.dqn, n_step=2)
-    with pytest.raises(ValueError, match="--env is Yard-v0, --dqn.n-step is 2, but --from, whose run has its own"):
+    with pytest.raises(ValueError, match="--env.*Yard-v0, --dqn.n-step.*2.*--from"):
         refuse_other_settings(replace(usual, env="Yard-v0", dqn=dqn), usual, run, read)
 
 
@@ -107,10 +107,10 @@ def test_the_asker_puts_the_examples_into_the_prompt():
 @pytest.mark.parametrize(
     ("count", "text", "said"),
     [
-        (3, None, "--goals.shots is 3, but the published prompt has 2 examples"),
-        (2, '{"state": "a", "goals": ["b"]}\n', "has 1 examples: take fewer"),
-        (1, '{"state": "a"}\n', "line 1 of"),
-        (1, "not json\n", "line 1 of"),
+        (3, None, "--goals.shots.*3.*2"),
+        (2, '{"state": "a", "goals": ["b"]}\n', "1 examples"),
+        (1, '{"state": "a"}\n', "line 1"),
+        (1, "not json\n", "line 1"),
     ],
 )
 def test_what_is_no_example_is_named(tmp_path, count, text, said):

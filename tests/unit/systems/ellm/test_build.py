@@ -72,7 +72,7 @@ def test_the_published_quirks():
     _, after, _ = one_update(config)
     items = after.replay.items
     np.testing.assert_array_equal(items.terminated, items.truncated)  # time-outs are stored as ends
-    with pytest.raises(ValueError, match="--gate is none, but --compat paper"):
+    with pytest.raises(ValueError, match="--gate.*none.*--compat paper"):
         replace(config, gate="none")
 
 
@@ -86,7 +86,7 @@ def test_texts_and_symbols_reach_the_network():
     np.testing.assert_array_equal(vector[0, : 2 * 5].reshape(5, 2).argmax(1), np.arange(5) == cell)
     wanted = seen.encoder.encode_texts([f"you see cell {cell}"])
     np.testing.assert_allclose(inputs["text"], wanted, atol=1e-6)
-    with pytest.raises(ValueError, match="have no text"):
+    with pytest.raises(ValueError, match="observe.*text.*Yard-v0"):
         yard = Yard()
         yard.__class__ = type("Mute", (Yard,), {"captions": {}})
         build(replace(SMALL, observe="text"), yard)
@@ -146,7 +146,7 @@ def test_the_first_success_of_a_task(value):
 
 def test_presets():
     assert all(to_json(preset(name)) for name in PRESETS)
-    with pytest.raises(KeyError, match="no preset 'embeded'; did you mean 'embedded'"):
+    with pytest.raises(KeyError, match="'embeded'.*'embedded'"):
         preset("embeded")
 
 

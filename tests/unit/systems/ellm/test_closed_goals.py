@@ -52,7 +52,7 @@ def test_the_matrix_by_hand():
     assert found.yes.tolist() == [[False, True], [False, False], [False, False]] and found.unreadable == 8
     assert len(judge.asked) == 6 and judge.asked[1].endswith("store a fork in/on the fridge:")
     assert judge.asked[0].count("\n\n") == 4 and "dirty spoon in/on the chair: No" in judge.asked[0]
-    with pytest.raises(ValueError, match="threshold is 1.5"):
+    with pytest.raises(ValueError, match="threshold.*1.5"):
         closed_goals.ask_pairs(judge, items, places, {}, threshold=1.5)
 
 
@@ -84,14 +84,14 @@ def test_a_spent_budget_loses_no_answer(tmp_path):
     items, places = ("fork", "cup", "sock"), ("kitchen floor", "fridge")
     judge = Judge()
     cached = lambda calls: Cached(Budgeted(judge, Budget(calls=calls)), tmp_path / "chat.sqlite")  # noqa: E731
-    with pytest.raises(BudgetExceeded, match="3 of 6 questions .* are answered.*raise --chat.max-calls"):
+    with pytest.raises(BudgetExceeded, match="3.*6.*--chat.max-calls"):
         closed_goals.ask_pairs(cached(3), items, places, {})
     assert len(judge.asked) == 3
     found = closed_goals.ask_pairs(cached(3), items, places, {})
     assert len(judge.asked) == len(set(judge.asked)) == 6 and found.yes.sum() == 3  # a cup's only sample says yes
     replay = Cached("judge", tmp_path / "chat.sqlite", "replay")
     np.testing.assert_array_equal(closed_goals.ask_pairs(replay, items, places, {}).yes, found.yes)
-    with pytest.raises(ReplayMiss, match="does not hold sample 0 of 'judge'.*store a fork in/on the kitchen floor"):
+    with pytest.raises(ReplayMiss, match="sample 0.*'judge'.*a fork in/on the kitchen floor"):
         closed_goals.ask_pairs(replay, items, places, {"temperature": 0.5})
 
 
@@ -112,7 +112,7 @@ def test_the_file_of_a_run_is_read_instead_of_asking(tmp_path):
     numbers = closed_goals.pair_counts(again, spec())
     assert numbers["asked"] == 510 and numbers["unreadable"] == first.unreadable and numbers["yes"] == first.yes.sum()
     other = goal_spec_for(envs_jax.make("Housekeep-Task1-v0")[0])
-    with pytest.raises(ValueError, match="answers about 10 objects, which are not the 8 objects and 51 places"):
+    with pytest.raises(ValueError, match="about 10.*8 objects.*51 places"):
         closed_goals.answers_of_run(tmp_path, Silent(), other, {}, 2, 0.5)
 
 

@@ -128,14 +128,14 @@ def test_it_is_an_environment():
 def test_worlds_without_goals_are_refused():
     import envs_jax
 
-    with pytest.raises(ValueError, match="no goals for the world 'CartPole-v1'"):
+    with pytest.raises(ValueError, match="'CartPole-v1'"):
         make_world(HASHED, envs_jax.make("CartPole-v1")[0])
-    with pytest.raises(ValueError, match="no goal is named 'chop three'; did you mean 'chop tree'"):
+    with pytest.raises(ValueError, match="'chop three'.*'chop tree'"):
         make_world(replace(HASHED, suggester="fixed", fixed=("chop three",)), Yard())
 
 
 def test_a_threshold_that_no_cosine_exceeds_is_refused():
-    with pytest.raises(ValueError, match="threshold is 1.0; from -1 to below 1 .* take 0.99 for an exact match"):
+    with pytest.raises(ValueError, match="threshold.*1.0.*-1.*1.*0.99"):
         EllmConfig(threshold=1.0)
     assert EllmConfig(threshold=-1.0).threshold == -1
 

@@ -249,7 +249,7 @@ def test_suggesters_as_tables():
     item, place = spec.items.index(LEMON), spec.places.index("kitchen fridge")
     assert fixed["pick"].sum() == len(spec.places) and fixed["pick"][item].all()
     assert np.argwhere(fixed["store"]).tolist() == [[item, place]]
-    with pytest.raises(ValueError, match="did you mean 'put the lemon in/on the kitchen fridge'"):
+    with pytest.raises(ValueError, match="'put the lemon in/on the kitchen fridge'"):
         tables(suggester="fixed", fixed=("put the lemon in/on the kitchen fridg",))
     yes, known = np.array([[True, False, True]]), np.array([[True, True, False]])
     unsure = closed_goals.answers_as_goals(yes, known)
@@ -301,9 +301,9 @@ def test_single_goals_and_tasks():
     given = partial(SimpleNamespace, ellm=replace(HOUSEKEEP_MACRO, suggester="novelty"), subgoals=False)
     task = on_task(given(task="task3"), spec)
     assert (task.env, task.suggester, task.intrinsic, task.extrinsic) == ("Housekeep-Macro-Task3-v0", "oracle", 0, 1)
-    with pytest.raises(ValueError, match="task is 'task9'; did you mean .*known are task1, task2, task3, task4"):
+    with pytest.raises(ValueError, match="task.*'task9'.*task1, task2, task3, task4"):
         on_task(given(task="task9"), spec)
-    with pytest.raises(ValueError, match="subgoals is True, but the task 'task1' has no steps"):
+    with pytest.raises(ValueError, match="subgoals.*True.*'task1'"):
         on_task(given(task="task1", subgoals=True), spec)
 
 
@@ -337,15 +337,15 @@ def test_greedy_episodes_of_a_fixed_start_are_one(monkeypatch, tmp_path, capsys)
         found = eval.evaluate(tmp_path, episodes=5)
         assert [found[name]["episodes"] for name in ("agent", "greedy", "random")] == [5, wanted, 5]
         said = capsys.readouterr().out
-        assert ("none is held out" in said) == start.fixed_start
-        assert ("the same episode, which is played once" in said) == (wanted == 1)
+        assert ("held out" in said) == start.fixed_start
+        assert ("same episode" in said) == (wanted == 1)
         row = next(line for line in said.splitlines() if line.startswith("objects in a correct place"))
         assert row.count("[") == 2 + (wanted > 1)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"gate": "none"}, "--gate is none, but Housekeep-Task1-v0, whose goals are closed-form")],
+    [({"gate": "none"}, "--gate.*none.*Housekeep-Task1-v0")],
 )
 def test_options_that_nothing_reads(options, said):
     with pytest.raises(ValueError, match=said):

@@ -115,7 +115,7 @@ def test_learning_without_play(folder):
     state = learner.init(jax.random.key(1))
     assert int(state.replay.size) == 288 and state.replay.items.reward.shape == (72, 4)
     np.testing.assert_array_equal(np.asarray(state.replay.items.reward).T.reshape(-1), stored.reward)
-    with pytest.raises(ValueError, match="dqn.num_envs 4 is not divided by .* = 8 devices"):
+    with pytest.raises(ValueError, match="dqn.num_envs 4.*= 8"):
         offline.make_offline(replace(ellm, mesh=make_mesh("data=8")), stored)
     after, metrics = jax.jit(learner.update)(state)
     assert int(after.update) == 1 and float(metrics["loss"]) > 0 and learner.unit == "gradient steps"
@@ -141,24 +141,22 @@ def test_steps_of_an_agent_of_novelty(tmp_path, name, suggester):
 
 def test_what_is_refused(folder, tmp_path):
     ellm = recorded()[0]
-    with pytest.raises(FileNotFoundError, match="no recorded steps in .*llmrl ellm collect"):
+    with pytest.raises(FileNotFoundError, match="llmrl ellm collect"):
         offline.read_buffer(tmp_path, ellm)
     other = replace(ellm, config=replace(BASE, env="Yard-v0?task=wood"))
-    with pytest.raises(
-        ValueError, match=r"env is Yard-v0, but in this run it is Yard-v0\?task=wood: choose the same --env"
-    ):
+    with pytest.raises(ValueError, match=r"env.*Yard-v0.*Yard-v0\?task=wood.*--env"):
         offline.read_buffer(folder, other)
     env = copy(ellm.env)
     env.spec = replace(ellm.spec, captions=(*NAMES[:-1], "sing"))
     renamed = replace(ellm, env=env)
-    with pytest.raises(ValueError, match="number 8 of actions is 'mine tree', but in this run it is 'sing'"):
+    with pytest.raises(ValueError, match="8.*actions.*'mine tree'.*'sing'"):
         offline.read_buffer(folder, renamed)
     for options, said in (
-        ({"learner": "ppo"}, "only dqn learns from recorded steps"),
-        ({"suggester": "chat"}, "suggester is chat"),
-        ({"bonus": "rnd"}, "leave --bonus out"),
+        ({"learner": "ppo"}, "learner.*ppo.*dqn"),
+        ({"suggester": "chat"}, "suggester.*chat"),
+        ({"bonus": "rnd"}, "--bonus"),
     ):
         with pytest.raises(ValueError, match=said):
             offline.settled(replace(BASE, **options), 100)
-    with pytest.raises(ValueError, match="the buffer has 7 steps; at least 8 are needed: record more episodes"):
+    with pytest.raises(ValueError, match="7 steps.*8"):
         offline.settled(BASE, 7)

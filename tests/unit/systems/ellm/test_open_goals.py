@@ -138,7 +138,7 @@ def test_the_answer_depends_on_the_request_only():
 
 def test_an_exhausted_budget_is_an_error():
     model = Budgeted(Says("- fly", "- swim"), Budget(calls=1))
-    with pytest.raises(BudgetExceeded, match="calls"):
+    with pytest.raises(BudgetExceeded, match="1 of 1 calls"):
         asker(model).answer(asked(0, 1))
 
 
@@ -271,7 +271,7 @@ def test_goals_begin_with_captions():
     np.testing.assert_allclose(made.similarity[1, 2], vectors[1] @ vectors[2], atol=1e-6)
     assert np.asarray(made.twin).tolist() == [-1, 2, 1, -1, -1]
     assert np.asarray(made.nearest[:3]).tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="max_goals is 2.*raise it"):
+    with pytest.raises(ValueError, match="max_goals.*2"):
         g.start_goals(captions, (), HashedEncoder(), 2)
 
 
@@ -279,5 +279,5 @@ def test_names_survive_as_bytes():
     names = ["chop tree", "trouver l'épée"]
     rows = np.stack([g.name_bytes(name) for name in names])
     assert g.read_names(rows, 2) == names
-    with pytest.raises(ValueError, match="65 bytes; at most 64"):
+    with pytest.raises(ValueError, match="65 bytes.*64"):
         g.name_bytes("x" * 65)

@@ -84,11 +84,11 @@ def test_the_worlds_pictures_follow_from_what_the_agent_observes():
     assert pictures_of("CrafterText-v1") == pictures_of("CrafterText-v1?actions=27", "pixels+text") == (84, 84, 4)
     assert pictures_of("CrafterText-v1?pixels=36&frames=2") == (36, 36, 2)
     assert pictures_of("CrafterText-v1?image=rgb") == (64, 64, 3)
-    with pytest.raises(ValueError, match="observe is pixels, but Housekeep-Task1-v0 has no pictures: choose --observe"):
+    with pytest.raises(ValueError, match="observe.*pixels.*Housekeep-Task1-v0.*--observe"):
         pictures_of("Housekeep-Task1-v0")
-    with pytest.raises(ValueError, match="have pictures, which cost time, but observe is text: leave the image out of"):
+    with pytest.raises(ValueError, match="observe.*text.*image"):
         build(EllmConfig(env="CrafterText-v1?image=gray", observe="text", encoder="hashed"))
-    with pytest.raises(ValueError, match="observe is pixels, but the observations of Yard-v0 have no pictures"):
+    with pytest.raises(ValueError, match="observe.*pixels.*Yard-v0"):
         build(EllmConfig(observe="pixels", encoder="hashed"), Yard())
 
 
@@ -113,9 +113,9 @@ def test_convolutions_must_fit_the_picture():
     made = build(EllmConfig(observe="pixels", network=network, encoder="hashed"), Yard(image="gray", frames=4))
     obs, _ = jax.eval_shape(made.env.reset, jax.random.key(0), made.env_params)
     rows = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), obs)
-    with pytest.raises(ValueError, match="a kernel of 9 x 9 for 8 x 8 values, of a picture of 36 x 36 pixels: choose"):
+    with pytest.raises(ValueError, match="9 x 9.*8 x 8 values.*36 x 36 pixels"):
         made.policy.init(jax.random.key(0), rows)
-    with pytest.raises(ValueError, match="network.convolutions is empty"):
+    with pytest.raises(ValueError, match="network.convolutions.*empty"):
         BranchConfig(convolutions=())
-    with pytest.raises(ValueError, match=r"network.convolutions is 0; at least 1"):
+    with pytest.raises(ValueError, match="network.convolutions.*0.*1"):
         BranchConfig(convolutions=((4, 0, 1),))

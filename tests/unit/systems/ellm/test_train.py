@@ -49,12 +49,12 @@ def test_settings_of_a_single_task(after):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"suggester": "novelty", "goals": ChatGoals()}, "--suggester is novelty, but a single task"),
-        ({"once": False, "intrinsic": 0.5}, "--intrinsic is 0.5, but a single task"),  # `once` is what the task decides
-        ({"extrinsic": 2.0}, "--extrinsic is 2.0"),
-        ({"suggester": "oracle", "goals": ChatGoals(), "bonus": "rnd"}, "--suggester is oracle, --bonus is rnd"),
-        ({"goals": ChatGoals(max_states=64)}, "--goals.max-states is 64"),
-        ({"env": "Yard-v0?task=wood"}, "env is Yard-v0[?]task=wood, but task is 'table': leave the task out of --env"),
+        ({"suggester": "novelty", "goals": ChatGoals()}, "--suggester.*novelty"),
+        ({"once": False, "intrinsic": 0.5}, "--intrinsic.*0.5"),  # `once` is what the task decides
+        ({"extrinsic": 2.0}, "--extrinsic.*2.0"),
+        ({"suggester": "oracle", "goals": ChatGoals(), "bonus": "rnd"}, "--suggester.*oracle, --bonus.*rnd"),
+        ({"goals": ChatGoals(max_states=64)}, "--goals.max-states.*64"),
+        ({"env": "Yard-v0?task=wood"}, "env.*Yard-v0[?]task=wood.*'table'"),
     ],
 )
 def test_settings_that_the_task_decides_are_refused(after, changes, said):
@@ -66,7 +66,7 @@ def test_finetuned_weights_keep_their_encoder(after, monkeypatch):
     """Names are compared as they are resolved; a guide brings its own encoder."""
     monkeypatch.setattr(train, "resolved", lambda name: "hashed" if name == "auto" else name)
     other, auto = replace(CHAT, encoder="minilm"), replace(CHAT, encoder="auto")
-    with pytest.raises(ValueError, match="encoder is minilm, but the agent of runs/a has hashed: give it the same"):
+    with pytest.raises(ValueError, match="encoder.*minilm.*runs/a.*hashed"):
         after(other, kind=FinetuneRun)
     for given, before in ((auto, CHAT), (CHAT, auto), (auto, auto)):
         assert after(given, before, kind=FinetuneRun).ellm.encoder == "hashed"
@@ -75,16 +75,16 @@ def test_finetuned_weights_keep_their_encoder(after, monkeypatch):
 
 def test_subgoals_need_several_steps(after):
     assert after(CHAT, subgoals=True).ellm.fixed == ("chop tree", "place table")
-    with pytest.raises(ValueError, match="the task 'wood' has one goal, 'chop tree', .*: leave --subgoals out"):
+    with pytest.raises(ValueError, match="'wood'.*'chop tree'.*--subgoals"):
         after(CHAT, task="wood", subgoals=True)
     spec = replace(SPEC, tasks={"grove": ("chop tree", "chop tree")})
-    with pytest.raises(ValueError, match="the task 'grove' has one goal, 'chop tree'"):
+    with pytest.raises(ValueError, match="'grove'.*'chop tree'"):
         after(CHAT, task="grove", spec=spec, subgoals=True)
 
 
 def test_a_chat_model_is_refused(after):
     chat = ChatConfig(model="m", base_url="http://127.0.0.1:1/v1", temperature=0.1, max_tokens=200)
-    with pytest.raises(ValueError, match="^--chat.model is m, --chat.base-url is .*, but a single task"):
+    with pytest.raises(ValueError, match=r"^--chat\.model.*m, --chat\.base-url.*single task"):
         after(CHAT, chat=chat)
     assert after(CHAT, chat=chat, run=RunConfig(name="b", resume=True)).chat == chat, "a resumed run keeps its settings"
 
@@ -95,21 +95,21 @@ def test_another_task_of_housekeep_is_refused(after):
     use = partial(after, before=before, task="task3", spec=spec)
     for env in (before.env, "Housekeep-Macro-v0", "Housekeep-Macro-Task3-v0"):
         assert use(replace(before, env=env)).ellm.env == "Housekeep-Macro-Task3-v0"
-    with pytest.raises(ValueError, match="env is Housekeep-Macro-Task2-v0, but task is 'task3'"):
+    with pytest.raises(ValueError, match="env.*Housekeep-Macro-Task2-v0.*task.*'task3'"):
         use(replace(before, env="Housekeep-Macro-Task2-v0"))
 
 
 def test_the_learner_is_named(after):
-    with pytest.raises(ValueError, match="runs/a was trained by ppo; .* name another run with --from"):
+    with pytest.raises(ValueError, match="runs/a.*ppo.*--from"):
         after(PPO, PPO)
-    with pytest.raises(ValueError, match="learner is ppo, but .*: leave --learner out"):
+    with pytest.raises(ValueError, match="learner.*ppo.*--learner"):
         after(PPO)
 
 
 def test_options_of_recording_that_nothing_reads(monkeypatch):
-    with pytest.raises(ValueError, match="--epsilon is 0.5, but random play does not read it; .*--from"):
+    with pytest.raises(ValueError, match="--epsilon.*0.5.*--from"):
         collect._player(CollectRun(epsilon=0.5))
     loaded = draft(Ellm, {"config": PPO, "policy": None})
     monkeypatch.setattr(collect, "load_run", lambda *_: (None, loaded, None, 0))
-    with pytest.raises(ValueError, match="--epsilon is 0.5, but the agent of runs/a, which ppo trained"):
+    with pytest.raises(ValueError, match="--epsilon.*0.5.*runs/a.*ppo"):
         collect._player(CollectRun(ellm=PPO, from_run="runs/a", epsilon=0.5))

@@ -49,7 +49,7 @@ def test_chance_takes_every_action_alike():
     distribution, value, _ = agent.policy.step((), (), {}, (), jnp.zeros(5, bool))
     np.testing.assert_allclose(distribution.probs, np.full((5, 3), 1 / 3))
     assert value.shape == (5,) and agent.env.action_space(agent.env_params).n == 3
-    with pytest.raises(ValueError, match="the agent random does not learn"):
+    with pytest.raises(ValueError, match="agent random"):
         agent.learner()
 
 
@@ -69,12 +69,12 @@ def test_what_is_not_offered_is_not_done(name):
 def test_settings_that_an_agent_does_not_read_are_refused():
     with pytest.raises(
         ValueError,
-        match=r"--ppo.num-envs is 64, .* agent drrn does not read them; .* \(or begin with",
+        match=r"--ppo\.num-envs.*64.*drrn",
     ):
         make_agent(replace(DRRN, ppo=SYMBOLIC.ppo))
-    with pytest.raises(ValueError, match=r"^--symbolic.image-dim is 16, but the agent llm does not"):
+    with pytest.raises(ValueError, match=r"^--symbolic\.image-dim.*16.*llm"):
         make_agent(GlamConfig(symbolic=SymbolicConfig(image_dim=16)))
-    with pytest.raises(ValueError, match="agent is 'drnn'; one of .*drrn.* is needed"):
+    with pytest.raises(ValueError, match="agent.*'drnn'.*drrn"):
         replace(DRRN, agent="drnn")
 
 
@@ -110,8 +110,8 @@ def test_baselines_are_trained_resumed_and_evaluated_by_command(name, tmp_path, 
 def test_the_command_line_says_what_is_wrong(tmp_path, capsys):
     run = ["glam", "train", "--run.out", str(tmp_path), "--run.progress", "off"]
     assert main([*run, "--agent", "drrn", "--ppo.num-envs", "8"]) == 2
-    assert "--ppo.num-envs is 8, but the agent drrn does not read it" in capsys.readouterr().err
+    assert "--ppo.num-envs is 8" in capsys.readouterr().err
     assert main([*run, "--agent", "drrn", "--preset", "demo"]) == 2
     assert "does not read" in capsys.readouterr().err
     assert main([*run, "--agent", "random"]) == 2
-    assert "the agent random does not learn" in capsys.readouterr().err
+    assert "agent random" in capsys.readouterr().err

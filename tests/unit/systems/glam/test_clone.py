@@ -109,17 +109,15 @@ def test_the_last_episodes_are_held_out(glam, file):
     assert (len(rows.train), len(rows.held_out)) == (11, 2)
     rows = cloning_data(glam, file, CloningConfig(pairs=7, held_out=0.0))
     assert (len(rows.train), rows.episodes) == (11, 2), "the episode that reaches the seventh step is whole"
-    with pytest.raises(DemosError, match="has 2 episodes, of which held_out keeps 2"):
+    with pytest.raises(DemosError, match="2.*held_out.*2"):
         cloning_data(glam, file, CloningConfig(pairs=1, held_out=0.9))
 
 
 def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
     config = CloningConfig()
-    with pytest.raises(
-        DemosError, match="GoToObjS4-v0, but env is BabyAI-Text/GoToLocal-v0: give --env BabyAI-Text/GoTo"
-    ):
+    with pytest.raises(DemosError, match="GoToObjS4-v0.*env.*BabyAI-Text/GoToLocal-v0.*--env BabyAI-Text/GoTo"):
         cloning_data(replace(glam, config=replace(CONFIG, env="BabyAI-Text/GoToLocal-v0")), file, config)
-    with pytest.raises(DemosError, match=r"episode 2 does 'toggle', .* 3 actions: take --num-actions 6"):
+    with pytest.raises(DemosError, match="2.*'toggle'.*3.*--num-actions 6"):
         cloning_data(replace(glam, config=replace(CONFIG, num_actions=3)), file, config)
     world, episodes, _ = walked
     faithful = envs_jax.make(f"{WORLD}?describe=faithful")[0]
@@ -133,11 +131,9 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
         seed=0,
         facts={},
     )
-    with pytest.raises(
-        DemosError, match="episode 0: babyai.VIEW has no phrase at the beginning of 'You stand in an open"
-    ):
+    with pytest.raises(DemosError, match=r"episode 0.*babyai\.VIEW.*'You stand"):
         cloning_data(glam, tmp_path / "b.parquet", config)
-    with pytest.raises(ValueError, match="lists the actions that each state offers"):
+    with pytest.raises(ValueError, match="BabyAI-Text/GoToObjS4-v0.*--no-list-actions"):
         cloning_data(replace(glam, prompt=replace(glam.prompt, lists_offered=True)), file, config)
 
 
@@ -150,14 +146,14 @@ def test_words_become_captions_again():
     np.testing.assert_array_equal(
         parse_caption(MISSIONS, said, MISSION_LENGTH), MISSIONS.caption(words, MISSION_LENGTH)
     )
-    with pytest.raises(ValueError, match="no phrase at the beginning of 'jump to the grey door'"):
+    with pytest.raises(ValueError, match="'jump to the grey door'"):
         parse_caption(MISSIONS, "go to a key and jump to the grey door", MISSION_LENGTH)
-    with pytest.raises(ValueError, match="has 4 phrases of babyai.MISSIONS, where 3 have room"):
+    with pytest.raises(ValueError, match="4.*babyai.MISSIONS.*3"):
         parse_caption(MISSIONS, "put a key next to a box", 3)
 
 
 def test_the_published_values():
-    """Glam reference, section 3.4."""
+    """`clm_behavioral-cloning.py` of GLAM."""
     config, published = preset("bc", CLONE_PRESETS)
     assert (config.tune, config.history, config.list_actions) == ("full", 3, True)
     assert (published.pairs, published.epochs, published.pack) == (400_000, 1.0, False)
@@ -172,16 +168,16 @@ def test_the_published_values():
     )
     assert published.sft == usual
     assert preset("bc-lora", CLONE_PRESETS)[0].tune == "lora" and set(CLONE_PRESETS) == {"bc", "bc-lora", "bc-demo"}
-    with pytest.raises(KeyError, match="did you mean 'bc-lora'"):
+    with pytest.raises(KeyError, match="'bc-lora'"):
         preset("bc_lora", CLONE_PRESETS)
 
 
 def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
-    with pytest.raises(ValueError, match="agent is drrn"):
+    with pytest.raises(ValueError, match="agent.*drrn"):
         check(GlamConfig(agent="drrn"))
-    with pytest.raises(ValueError, match="policy is heads"):
+    with pytest.raises(ValueError, match="policy.*heads"):
         check(GlamConfig(policy="heads"))
-    with pytest.raises(ValueError, match="take --tune full"):
+    with pytest.raises(ValueError, match="--tune full"):
         check(GlamConfig())
     for wrong in ({"pairs": 0}, {"held_out": 1.0}, {"epochs": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -189,16 +185,16 @@ def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
     run = ["glam", "clone", "--run.out", str(tmp_path), "--run.progress", "off"]
     for flags, said in {
         "--preset bcdemo": "did you mean 'bc-demo'",
-        "--ppo.num-envs 8": "--ppo.num-envs is 8, but cloning does not read it",
-        "--demos a.parquet --from runs/b": "give one of them",
-        "--greedy": "--greedy is True, but a run without --from does not read it",
-        "--tune lora": "take --tune full",
-        "--env BabyAI-GoTo-v0": "has no 'text'",
+        "--ppo.num-envs 8": "--ppo.num-envs is 8",
+        "--demos a.parquet --from runs/b": "one of them",
+        "--greedy": "--greedy is True",
+        "--tune lora": "--tune full",
+        "--env BabyAI-GoTo-v0": "'text'",
     }.items():
         assert main([*run, *flags.split()]) == 2, flags
         assert said in capsys.readouterr().err
     assert main([*run, "--preset", "bc-demo", "--demos", str(tmp_path / "none.parquet")]) == 2
-    assert "there is no file of demonstrations" in capsys.readouterr().err
+    assert "file of demonstrations" in capsys.readouterr().err
 
 
 FLAGS = (

@@ -84,16 +84,16 @@ def test_a_test_is_named_by_what_it_changes():
     assert len({parse_test(name) for name in TESTS}) == 15
     for name in TESTS:
         envs_jax.make(parse_test(name).env or MIXED)
-    with pytest.raises(KeyError, match="did you mean 'composition'"):
+    with pytest.raises(KeyError, match="'composition'"):
         parse_test("compositon")
-    with pytest.raises(ValueError, match="only one env can be"):
+    with pytest.raises(ValueError, match="GoToLocal-v0.*PickUpSeqPickUpLocal-v0"):
         parse_test("go_to+composition")
-    with pytest.raises(ValueError, match="in French, in which synonym_actions has no words"):
+    with pytest.raises(ValueError, match="French.*synonym_actions"):
         parse_test("french+synonym_actions")
 
 
 def test_the_paper_stands_beside_its_own_setting_only():
-    """Glam reference, section 5."""
+    """The figure of Carta et al., 2302.02662."""
     assert PAPER["no_meaning_words"]["GFlan-T5"] == 0.77 and PAPER["synonym_actions"]["Flan-T5 0-shot"] == 0.01
     assert PAPER["composition"]["Random"] == 0.05 and set(PAPER) <= set(TESTS)
     go_to = "BabyAI-Text/GoToLocal-v0"
@@ -149,7 +149,7 @@ def test_the_unmodified_test_is_the_evaluation(glam, weights):
 
 def test_a_closed_vocabulary_is_told_and_not_filled_in():
     glam = program(LISTED)
-    with pytest.raises(NotTestable, match="no token for afze, dax, xolo: this test needs a model with an open vocabul"):
+    with pytest.raises(NotTestable, match="afze, dax, xolo"):
         prepare(glam, parse_test("no_meaning_nouns"))
     outcomes = list(run_tests(glam, (), (), [parse_test("adj_synonym"), parse_test("go_to")], jax.random.key(0), 2))
     assert "vermilion" in outcomes[0].skipped and outcomes[0].episodes == {}
@@ -184,14 +184,14 @@ def test_agents_without_words_take_other_worlds_only():
         agent = make_agent(replace(preset, env=WORLD))
         trial = prepare(agent, parse_test("go_to"))
         assert trial.env.id == "BabyAI-Text/GoToLocal-v0" and len(trial.actions) == 6
-        with pytest.raises(NotTestable, match=f"the agent {preset.agent} knows the words and actions of training only"):
+        with pytest.raises(NotTestable, match=f"agent {preset.agent}"):
             prepare(agent, parse_test("go_to+adj_synonym"))
 
 
 def test_an_action_head_cannot_take_more_actions(model):
     glam = program(replace(LISTED, model=str(model), policy="heads"))
     assert prepare(glam, parse_test("synonym_actions")).policy.action_head is glam.policy.action_head
-    with pytest.raises(NotTestable, match="6 logits, but the test 9 actions"):
+    with pytest.raises(NotTestable, match="6 logits.*test 9"):
         prepare(glam, parse_test("extra_actions"))
 
 
@@ -216,7 +216,7 @@ def test_a_test_keeps_to_the_world_of_training(model, bpe):
     tokens, lengths = map(np.asarray, jax.jit(go_to.policy.prompts)(obs))
     assert bpe.decode(tokens[0, 1 : lengths[0]]).startswith("Actions possibles pour l'agent: tourner à gauche,")
     for name in ("synonym_actions", "second_synonym_actions"):
-        with pytest.raises(NotTestable, match=f"{name} has no words in french, in which this agent was trained"):
+        with pytest.raises(NotTestable, match=f"{name}.*french"):
             prepare(glam, parse_test(name))
 
 
@@ -226,7 +226,7 @@ def test_tests_of_other_actions_are_for_six_of_them(model):
         run_random(seven, [parse_test(n) for n in ("extra_actions", "synonym_actions")], jax.random.key(0), 2)
     )
     assert all("has words for six actions, and this agent has 7" in outcome.skipped for outcome in skipped)
-    with pytest.raises(NotTestable, match="for six actions"):
+    with pytest.raises(NotTestable, match="extra_actions.*7"):
         prepare(program(replace(seven, model=str(model))), parse_test("extra_actions"))
 
 
@@ -356,7 +356,7 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
     tyro.cli(glam_test, args=line)
     said = capsys.readouterr().out
     assert "s0 and 1 more seed, 8 episodes each" in said and "embedded_zero_shot, 8 episodes each" in said
-    assert "no_meaning_nouns was not played: the tokenizer has no token for afze, dax, xolo" in said
+    assert "afze, dax, xolo" in said
     assert (tmp_path / "out" / "tests.png").read_bytes()[:4] == b"\x89PNG"
     place = tmp_path / "s1" / "test" / "BabyAI-GoToObjS4-v0" / "return_per_episode"
     assert np.load(place / "no_modification_test.npy").shape == (8,)
@@ -380,15 +380,15 @@ def test_the_command_from_two_seeds_to_the_picture(tmp_path, capsys, monkeypatch
 
 
 def test_what_cannot_be_tested_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no agent to test"):
+    with pytest.raises(ValueError, match="--model, --random.*--bot"):
         PostTestConfig()
-    with pytest.raises(FileNotFoundError, match="no config.json"):
+    with pytest.raises(FileNotFoundError, match="config.json"):
         results.post_test(PostTestConfig((tmp_path,)))
-    with pytest.raises(ValueError, match="preset is demo, but the settings are those of"):
+    with pytest.raises(ValueError, match="preset.*demo"):
         PostTestConfig((tmp_path,), preset="demo")
-    with pytest.raises(ValueError, match="episodes is 0"):
+    with pytest.raises(ValueError, match="episodes.*0"):
         PostTestConfig(random=True, episodes=0)
-    with pytest.raises(KeyError, match="did you mean 'adj_synonym'"):
+    with pytest.raises(KeyError, match="'adj_synonym'"):
         results.post_test(PostTestConfig(random=True, tests=("adj_synonyms",)))
-    with pytest.raises(ValueError, match="has no prompts of the agent drrn"):
+    with pytest.raises(ValueError, match="prompts.*agent drrn"):
         results.post_test(PostTestConfig(model=str(tmp_path), preset="drrn"))

@@ -1,4 +1,4 @@
-"""GLAM's prompt in other words (glam reference, section 2.7), and equivalent prompts."""
+"""GLAM's prompt in other words (`agents/base_agent.py`), and equivalent prompts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def observations(world):
-    """Those of 24 environments after 1, 4 and 12 random steps: all tasks, doors, things carried, windows half full."""
+    """24 environments after 1, 4 and 12 random steps: all tasks, doors, things carried, windows half full."""
     env, params = world
     batch = envs_jax.VectorEnv(env, 24, policy="none")
 
@@ -186,20 +186,20 @@ def test_extra_actions_do_nothing():
 def test_a_world_that_is_won_by_done_needs_it(n):
     """Further actions would end the episode by "sleep", and without "done" no mission can be accomplished."""
     env, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0?done_actions=true")
-    with pytest.raises(ValueError, match=f"won by saying done, but num_actions is {n}, without it: take 7, or leave"):
+    with pytest.raises(ValueError, match=f"num_actions.*{n}.*7"):
         with_actions(EpisodeStatistics(env), n)
     assert with_actions(EpisodeStatistics(env), 7).action_names[-1] == "done"
 
 
 def test_wrong_names_are_refused():
-    with pytest.raises(KeyError, match="did you mean 'no_meaning_nouns'"):
+    with pytest.raises(KeyError, match="'no_meaning_nouns'"):
         find_rewrite("no_meaning_noun")
-    with pytest.raises(KeyError, match="english or french"):
+    with pytest.raises(KeyError, match="'german'.*french"):
         find_rewrite("adj_synonym", "german")
     base, _ = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
-    with pytest.raises(ValueError, match="num_actions is 7, but .* has 6 actions that do something"):
+    with pytest.raises(ValueError, match="num_actions.*7.*6"):
         ChosenActions(base, 7, EXTRA_ACTIONS)
-    with pytest.raises(ValueError, match="have the same name"):
+    with pytest.raises(ValueError, match="drop.*same name"):
         ChosenActions(base, 6, ("drop",))
 
 
@@ -261,15 +261,15 @@ def test_variants_are_tests_that_join_with_others():
     assert parse_test("tagged") == PostTest("tagged", variant="tagged")
     both = parse_test("adj_synonym+goal_first+composition")
     assert (both.rewrite, both.variant) == ("adj_synonym", "goal_first")
-    with pytest.raises(ValueError, match="names tagged and prose: only one variant can be"):
+    with pytest.raises(ValueError, match="names tagged"):
         parse_test("tagged+prose")
     for name in ENGLISH:
-        with pytest.raises(ValueError, match=f"in French, in which {name} has no words"):
+        with pytest.raises(ValueError, match=f"French.*{name}"):
             parse_test(f"french+{name}")
-        with pytest.raises(ValueError, match=f"{name} has no words in french; those that have: goal_first"):
+        with pytest.raises(ValueError, match=f"{name}.*french.*goal_first"):
             find_variant(name, "french")
     assert all(find_variant(name, "french") is VARIANTS[name] for name in STRUCTURAL)
-    with pytest.raises(KeyError, match="did you mean 'bulleted'"):
+    with pytest.raises(KeyError, match="'bulleted'"):
         find_variant("buleted")
 
 
@@ -281,9 +281,9 @@ def test_an_agent_is_given_another_prompt_and_keeps_the_rest(obs):
         tokens, lengths = jax.jit(policy.prompts)(batch)
         assert glam.tokenizer.decode(np.asarray(tokens)[0, : int(lengths[0])]).split() == PROMPTS[name].split()
     assert trial.policy.candidates == glam.policy.candidates and trial.policy.model is glam.policy.model
-    with pytest.raises(NotTestable, match="no token for </action>, </actions>"):
+    with pytest.raises(NotTestable, match="</action>, </actions>"):
         prepare(glam, parse_test("tagged"))
     short = program()
     for name in ("goal_first", "no_action_list"):
-        with pytest.raises(NotTestable, match=f"{name} changes the list of actions, which the prompt of training does"):
+        with pytest.raises(NotTestable, match=f"{name}.*list of actions"):
             prepare(short, parse_test(name))

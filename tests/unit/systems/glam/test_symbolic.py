@@ -145,7 +145,7 @@ def test_halving_is_max_pooling():
 
 
 def test_the_published_sizes_and_initial_values():
-    """Glam reference, section 4.2; the words are those there are, not the hundred there might be."""
+    """`train_symbolic_ppo.py`; the words are those there are, not the hundred there might be."""
     words = 40
     network = SymbolicNetwork(6, words, SymbolicConfig())
     empty = jnp.zeros((1, 128))
@@ -252,7 +252,7 @@ def test_a_mesh_plays_the_same_worlds(tiny):
 
 
 def test_the_published_values():
-    """Glam reference, sections 1.2 and 4.2."""
+    """`train_symbolic_ppo.py` of GLAM."""
     ppo = SYMBOLIC.ppo
     assert (ppo.num_envs, ppo.num_steps, ppo.num_envs * ppo.num_steps // ppo.minibatches) == (64, 40, 1280)
     assert (ppo.learning_rate, ppo.epochs, ppo.gamma, ppo.gae_lambda) == (1e-4, 4, 0.99, 0.99)
@@ -271,14 +271,14 @@ def test_what_the_baseline_sees():
     assert view.observation_space(params).contains(jax.tree.map(np.asarray, obs))
     assert view.describe(obs)["mission"].startswith("go to ")
     cartpole, _ = envs_jax.make("CartPole-v1")
-    with pytest.raises(TypeError, match="no image with a mission"):
+    with pytest.raises(TypeError, match="'CartPole-v1'.*BabyAI"):
         SymbolicView(cartpole)
 
 
 def test_bad_sizes():
-    with pytest.raises(ValueError, match="symbolic.image_dim is 12; a multiple of 16"):
+    with pytest.raises(ValueError, match="symbolic.image_dim.*12.*16"):
         SymbolicConfig(image_dim=12)
-    with pytest.raises(ValueError, match="symbolic.recurrence is 0; at least 1 is needed"):
+    with pytest.raises(ValueError, match="symbolic.recurrence.*0.*1"):
         SymbolicConfig(recurrence=0)
 
 

@@ -46,7 +46,7 @@ def test_a_goal_does_not_hold_where_its_episode_begins():
     assert not np.asarray(world.holds(goals, found)).any()
     assert {tuple(x) for x in found.tolist()} <= {tuple(x) for x in recorded.tolist()}
     always = dataclasses.replace(world, holds=lambda goal, state: np.ones(len(goal), bool))
-    with pytest.raises(ValueError, match="hold in nearly all first states of the data: collect more episodes"):
+    with pytest.raises(ValueError, match="first states"):
         starts(always, "rephrase", numbers, first_states(recorded), rng)
 
 
@@ -112,7 +112,7 @@ def test_a_task_of_one_step_is_over_after_it_and_others_are_cut_off(tmp_path):
     kept = imagined_of(folder, world, successes=True)
     assert kept.length.tolist() == [2] and kept.terminated[0, 1]
     none = written(tmp_path / "none", "rephrase", jax.tree.map(lambda x: x[1:], rephrased))
-    with pytest.raises(DataError, match="none of the 1 imagined episodes in .* reaches its goal: leave --successes"):
+    with pytest.raises(DataError, match="1.*--successes"):
         imagined_of(none, world, successes=True)
 
 

@@ -86,7 +86,7 @@ def test_tables_have_one_state_more_than_actions(world):
         np.testing.assert_array_equal(episodes.states[s + length], data.next_obs["state"][e, length - 1])
         np.testing.assert_array_equal(episodes.actions[a : a + length], data.action[e, :length])
     assert len(episodes.states) == int(data.length.sum()) + len(data) and episodes.discrete
-    with pytest.raises(DataError, match=r"states are int32\[12, 4\]; float32 \[episodes, steps, d\]"):
+    with pytest.raises(DataError, match=r"int32\[12, 4\]; float32 \[episodes, steps, d\]"):
         Episodes.from_trajectories(data.replace(obs=data.action, next_obs=data.action))
 
 
@@ -266,11 +266,11 @@ def test_it_learns_to_carry_out_instructions():
 
 def test_data_that_do_not_fit_are_named(world):
     _, _, episodes, tokenizer, *_ = world
-    with pytest.raises(DataError, match=r"takes 2\d places, and a row has 16: make rows longer \(--length\)"):
+    with pytest.raises(DataError, match=r"2\d places.*16.*--length"):
         rows_of(world, length=16)
-    with pytest.raises(DataError, match="there is no row"):
+    with pytest.raises(DataError, match="no row"):
         prompts.pack([], 16)
-    with pytest.raises(DataError, match="an instruction takes 1. places, and there are 8"):
+    with pytest.raises(DataError, match="1. places.*8"):
         prompts.rollout_prompts(TEXTS, tokenizer, 8)
     assert isinstance(rows_of(world, patterns=("dynamics",)), Rows)
 

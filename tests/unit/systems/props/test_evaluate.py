@@ -21,7 +21,7 @@ from llmrl_jax.systems.props.study import EpisodeRecorder
 
 KEYS = episode_keys(jax.random.key(1), 5)
 GOLDEN = jnp.asarray([[-0.05, 0.05, -0.25, 0.25, -2, 2, -2.5, 2.5, 0.05, 0.06]])
-"""CartPole's parameters of a published video (props reference, section 8)."""
+"""CartPole's parameters of a published video (`make_videos.py` of ProPS)."""
 
 
 def built(id):
@@ -187,17 +187,17 @@ def test_physics_on_the_host():
 
 def test_bad_input_is_named(cartpole):
     env, env_params, policy, evaluate = cartpole
-    with pytest.raises(ValueError, match=r"params are \[3, 9\]; this linear policy needs \[P, 10\]"):
+    with pytest.raises(ValueError, match=r"\[3, 9\].*\[P, 10\]"):
         evaluate(jnp.zeros((3, 9)), KEYS)
-    with pytest.raises(ValueError, match=r"keys are \[2, 5\]; they must be \[E\] or \[P, E\] with P = 3"):
+    with pytest.raises(ValueError, match=r"\[2, 5\].*\[E\].*\[P, E\].*P = 3"):
         evaluate(jnp.zeros((3, 10)), jnp.broadcast_to(KEYS, (2, 5)))
-    with pytest.raises(ValueError, match="CliffWalking-v1 has no time limit"):
+    with pytest.raises(ValueError, match="CliffWalking-v1"):
         built("CliffWalking-v1")
-    with pytest.raises(ValueError, match="Counter has no time limit"):
+    with pytest.raises(ValueError, match="Counter"):
         make_population_evaluator(Counter(), None, make_policy(Counter(), None))
-    with pytest.raises(ValueError, match="max_steps is 0"):
+    with pytest.raises(ValueError, match="max_steps.*0"):
         make_population_evaluator(env, env_params, policy, max_steps=0)
-    with pytest.raises(ValueError, match="gathers is -1; at least 0"):
+    with pytest.raises(ValueError, match="gathers.*-1.*0"):
         make_population_evaluator(env, env_params, policy, gathers=-1)
 
 
@@ -222,12 +222,12 @@ def test_the_published_fifteen():
         for method, (mean, _) in task.published.items()
         if mean == max(other for other, _ in task.published.values())
     ]
-    # the page's own count of best methods (props reference, section 6); it lists A2C alone of the maze's baselines
+    # the page's own count of best methods; it lists A2C alone of the maze's baselines
     assert {m: best.count(m) for m in best} == {"ProPS+": 8, "TRPO": 6, "ProPS": 2, "PPO": 1, "A2C": 1}
     assert tasks.get("CartPole-v1") is tasks.get("cartpole")
     assert dataclasses.asdict(tasks.get("maze").plus)["max_steps"] == 20
     assert tasks.get("maze").make(tasks.get("maze").plus)[1].max_steps == 20
-    with pytest.raises(KeyError, match="no task 'cart_pole'; did you mean 'cartpole'"):
+    with pytest.raises(KeyError, match="'cart_pole'.*'cartpole'"):
         tasks.get("cart_pole")
 
 

@@ -62,7 +62,7 @@ def test_a_limit_of_tokens_drops_the_oldest_but_never_the_best():
     assert [text.partition(";")[0] for text in texts] == ["params[0]: 1", "params[0]: 2", "params[0]: 7"]
     best = HistoryView(tokens=each).render(ROWS, FORM)
     assert best == FORM.row(ROWS[3])
-    with pytest.raises(ValueError, match=f"best row alone takes {each} tokens and the history may take {each - 1}"):
+    with pytest.raises(ValueError, match=f"{each} tokens.*{each - 1}"):
         HistoryView(tokens=each - 1).render(ROWS, FORM)
     counted = HistoryView(tokens=2).render(ROWS, FORM, lambda text: 1)
     assert len(counted.splitlines()) == 2
@@ -74,7 +74,7 @@ def test_a_limit_of_tokens_keeps_the_best_of_what_is_shown():
     each = estimate_tokens(FORM.row(rows[0]) + "\n")
     for order in ("time", "ascending"):
         assert HistoryView(last=2, tokens=each, order=order).render(rows, FORM) == FORM.row(rows[4])
-        with pytest.raises(ValueError, match=f"best row alone takes {each} tokens and the history may take 5"):
+        with pytest.raises(ValueError, match=f"{each} tokens.*5"):
             HistoryView(last=2, tokens=5, order=order).render(rows, FORM)
 
 
@@ -109,12 +109,12 @@ def test_integers_of_a_grid_by_hand():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: HistoryView(last=-1), "last is -1"),
-        (lambda: HistoryView(last=0), "shows nothing"),
-        (lambda: HistoryView(top=0, last=0), "shows nothing"),
-        (lambda: HistoryView(order="descending"), "order is 'descending'; one of time, ascending"),
-        (lambda: HistoryView(tokens=0), "tokens is 0"),
-        (lambda: Grid(1.0, 1.0), "a grid of 1000 steps from 1.0 to 1.0"),
+        (lambda: HistoryView(last=-1), "last.*-1"),
+        (lambda: HistoryView(last=0), "last.*0.*top"),
+        (lambda: HistoryView(top=0, last=0), "last.*0.*top"),
+        (lambda: HistoryView(order="descending"), "order.*'descending'.*time, ascending"),
+        (lambda: HistoryView(tokens=0), "tokens.*0"),
+        (lambda: Grid(1.0, 1.0), "1000 steps.*1.0.*1.0"),
         (lambda: Grid(0.0, 1.0, 100_000), "1 to 99999"),
     ],
 )

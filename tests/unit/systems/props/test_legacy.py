@@ -19,7 +19,7 @@ VALLEY = Policy("linear", 2, 1, False)
 
 
 def asked(turns=1, episodes=(), **options):
-    """What a model was asked in some turns after the first matrix."""
+    """Messages to a model in some turns after the first matrix."""
     replies = ["1, 2, 3\n4", "1\n2\n3"] * turns  # one that has the wrong size, and its conversion
     opt = LegacyOptimizer(Says(*replies), VALLEY, **options)
     params, state = opt.ask(opt.init(jax.random.key(0)))
@@ -54,7 +54,7 @@ def test_a_user_s_question_has_our_system_message(tmp_path):
 def test_an_unfit_template_is_named_before_anything_is_asked(tmp_path, key):
     (tmp_path / "bad.j2").write_text("{{ nobody }}")
     templates = TemplateConfig(str(tmp_path), **{key: "bad.j2"})
-    with pytest.raises(ValueError, match="'bad.j2' cannot be filled: 'nobody' is undefined"):
+    with pytest.raises(ValueError, match="'bad.j2'.*'nobody'"):
         LegacyOptimizer(Says(), VALLEY, templates=templates)
 
 
@@ -78,7 +78,7 @@ def test_a_replay_buffer_can_be_bounded():
             assert [int(row[1]) for row in rows] == [int(row[3]) for row in rows] == list(range(first, first + 10))
             assert int(rows[0][0]) == episode - min(kept) and first >= len(EPISODES[episode]) - (least or 200)
         assert seen <= kept and len(seen) > len(kept) // 2
-    with pytest.raises(ValueError, match="buffer_steps is -1; at least 0 is needed"):
+    with pytest.raises(ValueError, match="buffer_steps.*-1.*0"):
         LegacyOptimizer(Says(), VALLEY, buffer_steps=-1)
 
 
@@ -86,7 +86,7 @@ LONG = [tuple(Transition((float(t), 0.0), (1.0,), -1.0) for t in range(150))]
 
 
 def test_a_dialogue_that_shows_episodes_is_not_polished():
-    with pytest.raises(ValueError, match="use_replay_buffer .* of another matrix; leave one of the two out"):
+    with pytest.raises(ValueError, match="use_replay_buffer.*matrix"):
         Polished(LegacyOptimizer(Says(), VALLEY, use_replay_buffer=True), make_numeric("cem", VALLEY))
 
 
@@ -95,7 +95,7 @@ def test_the_legacy_dialogue():
     opt = LegacyOptimizer(model, VALLEY, environment="A valley.", use_replay_buffer=True)
     params, state = opt.ask(opt.init(jax.random.key(0)))
     assert params.shape == (1, 3) and state.record["outcome"] == "warmup"
-    with pytest.raises(ValueError, match="no episodes were given"):
+    with pytest.raises(ValueError, match="no episodes"):
         opt.tell(state, params, jnp.array([-1.0]))
     state = opt.tell(state, params, jnp.array([-1.0]), episodes=LONG)
     params, state = opt.ask(state)
@@ -156,7 +156,7 @@ def test_legacy_templates_are_the_user_s(tmp_path):
     params, state = opt.ask(opt.init(jax.random.key(0)))
     opt.ask(opt.tell(state, jnp.array([[1.0, 2.0, 3.5]]), jnp.array([4.0])))
     assert opt.model.asked[0].messages[1].content == "1|Weights:\n1\n2\nBias:\n3.5|4.00|"
-    with pytest.raises(FileNotFoundError, match="no template 'gone.j2'"):
+    with pytest.raises(FileNotFoundError, match="'gone.j2'"):
         LegacyOptimizer(Says(), VALLEY, templates=TemplateConfig(str(tmp_path), llm_si_template_name="gone.j2"))
-    with pytest.raises(ValueError, match="'ui.j2' is named, but no templates.template_dir"):
+    with pytest.raises(ValueError, match="'ui.j2'.*templates.template_dir"):
         TemplateConfig(llm_ui_template_name="ui.j2")

@@ -102,9 +102,7 @@ def test_failing_has_a_named_end():
     assert params.shape == (0, 2) and state.record["outcome"] == "skipped" and len(opt.model.asked) == 2
     state = opt.tell(state, params, jnp.zeros(0))
     assert state.rounds == 2 and len(state.rows) == 2 and state.failures == 1
-    with pytest.raises(
-        NoProposal, match="says gave no proposal .* iteration 2, after 1 retries and 1 failed iterations"
-    ):
+    with pytest.raises(NoProposal, match="says.*iteration 2.*1 retries.*1 failed"):
         opt.ask(state)
 
     opt, (first, state) = fail("repeat")
@@ -114,7 +112,7 @@ def test_failing_has_a_named_end():
     assert state.failures == 1 and len(state.rows) == 3
 
     opt, (_, state) = fail("stop")
-    with pytest.raises(NoProposal, match="no proposal that could be read in iteration 1") as caught:
+    with pytest.raises(NoProposal, match=r"iteration 1\b") as caught:
         opt.ask(state)
     assert caught.value.record["outcome"] == "stopped" and len(caught.value.record["attempts"]) == 2
 
@@ -180,26 +178,26 @@ def test_episodes_are_shown_where_the_view_says_so():
 def test_what_is_told_is_checked():
     opt = optimizer()
     params, state = opt.ask(opt.init(KEY))
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) .* expected \[P, 2\]"):
+    with pytest.raises(ValueError, match=r"\(2, 3\).*\[P, 2\]"):
         opt.tell(state, jnp.zeros((2, 3)), jnp.zeros(2))
     with pytest.raises(ValueError, match="not finite"):
         opt.tell(state, params, jnp.array([1.0, jnp.nan]))
-    with pytest.raises(ValueError, match="1 trajectories were given for 2"):
+    with pytest.raises(ValueError, match="1 trajectories.*2"):
         opt.tell(state, params, jnp.zeros(2), trajectories=[None])
     opt, (_, state) = (opt := optimizer()), warm(opt)
     for _ in range(9):
         state = opt.tell(state, jnp.zeros((0, 2)), jnp.zeros(0))
-    with pytest.raises(ValueError, match="iteration 10 was asked for, but prompts speak of 9"):
+    with pytest.raises(ValueError, match="iteration 10.*9"):
         opt.ask(state)
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"grammar": Grammar(3, -6, 6, 1)}, "asks for 1 proposals of 2 parameters, the grammar reads 1 of 3"),
-        ({"query": QuerySettings(max_tokens=5)}, "takes about .* tokens and max_tokens is 5"),
-        ({"warmup": -1}, "warmup is -1"),
-        ({"form": Format(grid=Grid(-6.0, 6.0))}, "it is for EvoLLM"),
+        ({"grammar": Grammar(3, -6, 6, 1)}, "1 proposals.*2 parameters.*1.*3"),
+        ({"query": QuerySettings(max_tokens=5)}, "max_tokens.*5"),
+        ({"warmup": -1}, "warmup.*-1"),
+        ({"form": Format(grid=Grid(-6.0, 6.0))}, "for EvoLLM"),
     ],
 )
 def test_settings_that_contradict_each_other(options, match):
@@ -307,7 +305,7 @@ def test_evollm_needs_a_return():
     opt = EvoLLM(Says(), TWO, warmup=3)
     _, state = opt.ask(opt.init(KEY))
     state = opt.tell(state, jnp.zeros((0, 2)), jnp.zeros(0))  # those that were not finite are not told
-    with pytest.raises(ValueError, match="of the warm-up's 3 policies none had a finite return.*start again with"):
+    with pytest.raises(ValueError, match="3 policies"):
         opt.ask(state)
 
 

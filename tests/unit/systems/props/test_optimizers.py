@@ -239,17 +239,17 @@ def test_the_box_is_a_choice():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(KeyError, match="no optimizer 'cmaes'; did you mean 'cma_es'"):
+    with pytest.raises(KeyError, match="'cmaes'.*'cma_es'"):
         make_numeric("cmaes", LINEAR)
-    with pytest.raises(TypeError, match="'ars' has no option 'direction'; did you mean 'directions'"):
+    with pytest.raises(TypeError, match="'ars'.*'direction'.*'directions'"):
         make_numeric("ars", LINEAR, direction=3)
-    with pytest.raises(ValueError, match="ars: top is 9; from 0 to 4 is needed"):
+    with pytest.raises(ValueError, match="top.*9.*0.*4"):
         ARS(LINEAR, top=9)
-    with pytest.raises(ValueError, match="cem: elite is 0; from 1 to 20 is needed"):
+    with pytest.raises(ValueError, match="elite.*0.*1.*20"):
         CEM(LINEAR, elite=0)
-    with pytest.raises(ValueError, match="open_es: population is 5; an even number is needed"):
+    with pytest.raises(ValueError, match="open_es: population.*5"):
         OpenES(LINEAR, population=5)
-    with pytest.raises(ValueError, match="hill_climbing: std is -1.0; above 0 is needed"):
+    with pytest.raises(ValueError, match="hill_climbing: std.*-1.0.*0"):
         HillClimbing(LINEAR, std=-1.0)
-    with pytest.raises(ValueError, match="budget of 100 episodes is less than one iteration of cma_es: 8 candidates"):
+    with pytest.raises(ValueError, match="100.*cma_es: 8"):
         search(CMAES(LINEAR), bowl, KEY, budget=100)

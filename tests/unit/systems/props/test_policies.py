@@ -120,21 +120,21 @@ def test_bad_input_is_named():
     env, params = envs_jax.make("CartPole-v1")
     lake, lake_params = envs_jax.make("FrozenLake-v1")
     for wrong in ({"low": -6.0, "high": 6.0}, {"high": 4.0}, {"low": 0.5}, {"decimals": 1}):
-        with pytest.raises(ValueError, match="a table's entries are actions, 0 to 3, without decimals"):
+        with pytest.raises(ValueError, match="table.*0 to 3"):
             make_policy(lake, lake_params, **wrong)
-    with pytest.raises(TypeError, match="CartPole-v1 observes .* does not suit a 'table' policy; use 'linear'"):
+    with pytest.raises(TypeError, match="CartPole-v1.*'table'.*'linear'"):
         make_policy(env, params, "table")
-    with pytest.raises(TypeError, match="FrozenLake-v1 .*use 'table' or 'q_table'"):
+    with pytest.raises(TypeError, match="FrozenLake-v1.*'table'.*'q_table'"):
         make_policy(lake, lake_params, "linear")
-    with pytest.raises(ValueError, match="kind is 'mlp'; one of linear"):
+    with pytest.raises(ValueError, match="kind.*'mlp'"):
         Policy("mlp", 2, 2, True)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rank is 11; a projection here needs 1 to 10"):
+    with pytest.raises(ValueError, match="rank.*11.*1.*10"):
         make_policy(env, params, "projection", rank=11)
-    with pytest.raises(ValueError, match="rank is 3, which only a projection has"):
+    with pytest.raises(ValueError, match="rank.*3"):
         make_policy(env, params, rank=3)
-    with pytest.raises(ValueError, match="low is 2.0 and high -2.0; low must be below high"):
+    with pytest.raises(ValueError, match="low.*2.0.*-2.0"):
         make_policy(env, params, low=2.0, high=-2.0)
-    with pytest.raises(ValueError, match="squashing changes no argmax"):
+    with pytest.raises(ValueError, match="argmax"):
         make_policy(env, params, "sigmoid")
-    with pytest.raises(TypeError, match="a table has no weights"):
+    with pytest.raises(TypeError, match="table.*weights"):
         make_policy(lake, lake_params).weights(jnp.zeros(16))

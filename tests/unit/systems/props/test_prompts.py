@@ -69,7 +69,7 @@ def test_the_optimum_is_a_choice():
 
     assert stated("true") == 250.0 and stated("hidden") is None and stated("-3") == -3.0
     assert stated("true", "pendulum") is None and PropsConfig("ars").task_settings(TASKS["swimmer"]).optimum is None
-    with pytest.raises(ValueError, match="optimum is 'None'"):
+    with pytest.raises(ValueError, match="optimum.*'None'"):
         stated("None")
 
 
@@ -81,20 +81,20 @@ def test_a_published_template_takes_our_slots(tmp_path):
     )
     prompt = ProposalPrompt(TABLE, 30, 1.0, template=tmp_path / "mine.j2", env_desc_file="lake.txt")
     assert prompt.render("rows", 3) == "A pond, 9 cells.\n\n[0, 1, 2, 3] about 1 step 1.0\nrows\n3/30"
-    with pytest.raises(ValueError, match="env_desc_file is empty; name the file with the description"):
+    with pytest.raises(ValueError, match="env_desc_file.*empty"):
         ProposalPrompt(TABLE, template=tmp_path / "mine.j2")
-    with pytest.raises(ValueError, match="'mine.j2' cannot be filled: 'sea.txt' not found in search path"):
+    with pytest.raises(ValueError, match="'mine.j2'.*'sea.txt'"):
         ProposalPrompt(TABLE, template=tmp_path / "mine.j2", env_desc_file="sea.txt")
     (tmp_path / "bad.j2").write_text("{{ nobody }}")
-    with pytest.raises(ValueError, match="'bad.j2' cannot be filled: 'nobody' is undefined; its slots are actions"):
+    with pytest.raises(ValueError, match="'bad.j2'.*'nobody'"):
         ProposalPrompt(TABLE, template=tmp_path / "bad.j2")
     (tmp_path / "worse.j2").write_text("\n{% if %}")
-    with pytest.raises(ValueError, match="'worse.j2' is not Jinja: .* in line 2"):
+    with pytest.raises(ValueError, match="'worse.j2'.*Jinja.*2"):
         ProposalPrompt(TABLE, template=tmp_path / "worse.j2")
-    with pytest.raises(FileNotFoundError, match="no template 'gone.j2' in .*: it has bad.j2, mine.j2, worse.j2"):
+    with pytest.raises(FileNotFoundError, match="'gone.j2'.*bad.j2, mine.j2, worse.j2"):
         ProposalPrompt(TABLE, template=tmp_path / "gone.j2")
     (tmp_path / "evil.j2").write_text("{{ ''.__class__.__mro__ }}")
-    with pytest.raises(ValueError, match="cannot be filled"):
+    with pytest.raises(ValueError, match=r"'evil\.j2'"):
         ProposalPrompt(TABLE, template=tmp_path / "evil.j2")
 
 
@@ -104,7 +104,7 @@ def test_templates_are_looked_for_below_their_folder(tmp_path):
         (tmp_path / name).write_text(text)
     prompt = ProposalPrompt(TABLE, template=Path("sub/mine.j2"), template_dir=tmp_path, env_desc_file="env/x.j2")
     assert prompt.render("", 1) == "9 in all!"
-    with pytest.raises(FileNotFoundError, match="no template 'mine.j2' in .*: it has env/x.j2, sub/mine.j2"):
+    with pytest.raises(FileNotFoundError, match="'mine.j2'.*env/x.j2, sub/mine.j2"):
         ProposalPrompt(TABLE, template=Path("mine.j2"), template_dir=tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_evollm_asks_for_an_improved_mean():
 
 @pytest.mark.parametrize("make", [lambda: ProposalPrompt(LINEAR, 0), lambda: ProposalPrompt(LINEAR, step_size=None)])
 def test_a_prompt_that_cannot_be_is_refused(make):
-    with pytest.raises(ValueError, match="iterations is 0|step_size is 0"):
+    with pytest.raises(ValueError, match="iterations.*0|step_size.*0"):
         make()
 
 
@@ -222,19 +222,19 @@ def test_numbers_come_from_the_world():
 
 def test_descriptions_that_would_be_wrong_are_refused():
     env, params, policy = world("CartPole-v1")
-    with pytest.raises(ValueError, match="hints is 3"):
+    with pytest.raises(ValueError, match="hints.*3"):
         describe(env, params, policy, hints=3)
-    with pytest.raises(ValueError, match="hints is 1 and hide is true"):
+    with pytest.raises(ValueError, match="hints.*1.*hide.*true"):
         describe(env, params, policy, hints=1, hide=True)
-    with pytest.raises(ValueError, match="has 4 observation entries, and its texts name 1"):
+    with pytest.raises(ValueError, match="4 observation.*1"):
         describe(env, params, policy, texts=EnvDescription("goal", ("one",)))
-    with pytest.raises(ValueError, match="for 2 observations and 1 actions, but CartPole-v1 has 4 and 2"):
+    with pytest.raises(ValueError, match="2.*1.*CartPole-v1.*4.*2"):
         describe(env, params, LINEAR)
-    with pytest.raises(KeyError, match="no description of 'Debug-Aim-v0'"):
+    with pytest.raises(KeyError, match="'Debug-Aim-v0'"):
         env, params = envs_jax.make("Debug-Aim-v0")
         describe(env, params, make_policy(env, params))
     four = ("position", "speed", "angle", "turn")
-    with pytest.raises(ValueError, match="speaks of the action 'jump', which fits 0 of"):
+    with pytest.raises(ValueError, match="'jump'.*0"):
         describe(
             env := envs_jax.make("CartPole-v1")[0],
             env.default_params,

@@ -18,7 +18,7 @@ FORM = Format()
 
 
 def read(text, grammar):
-    """What a reply says; raises where anything is wrong with it."""
+    """Proposals of a reply; raises where anything is wrong with it."""
     parsed = parse(text, grammar)
     if parsed.problems:
         raise InvalidReply(parsed)
@@ -71,24 +71,24 @@ def test_forms_that_are_accepted(text):
 @pytest.mark.parametrize(
     ("text", "reason", "message"),
     [
-        ("", "none", 'no line of the form "params[0]: number; ...; params[2]: number"'),
-        ("<think>params[0]: 1; params[1]: 1; params[2]: 1", "none", "no line of the form"),
-        ("params[0]: 1; params[1]: 2", "missing", "2 of 3 parameters are set; params[2] is missing"),
-        ("params[0]: 1; params[1]: 2; params[2]: 3; params[3]: 4", "index", "no params[3]; the indices are 0 to 2"),
-        ("params[-1]: 1; params[1]: 2; params[2]: 3", "index", "no params[-1]"),
-        ("params[0]: 1; params[0]: 2; params[2]: 3; params[1]: 0", "twice", "params[0] is set more than once"),
-        ("params[0]: nan; params[1]: 2; params[2]: 3", "number", "params[0] is nan, which is not a finite number"),
+        ("", "none", '"params[0]: number; ...; params[2]: number"'),
+        ("<think>params[0]: 1; params[1]: 1; params[2]: 1", "none", "params[2]: number"),
+        ("params[0]: 1; params[1]: 2", "missing", "params[2] is missing"),
+        ("params[0]: 1; params[1]: 2; params[2]: 3; params[3]: 4", "index", "params[3]"),
+        ("params[-1]: 1; params[1]: 2; params[2]: 3", "index", "params[-1]"),
+        ("params[0]: 1; params[0]: 2; params[2]: 3; params[1]: 0", "twice", "params[0]"),
+        ("params[0]: nan; params[1]: 2; params[2]: 3", "number", "params[0] is nan"),
         ("params[0]: 1; params[1]: 2; params[2]: -inf", "number", "params[2] is -inf"),
         ("params[0]: 1e999; params[1]: 2; params[2]: 3", "number", "params[0] is 1e999"),
-        ("params[0]: 1e39; params[1]: 2; params[2]: 3", "number", "not a finite number in float32"),
-        ("params[0]: one; params[1]: 2; params[2]: 3", "number", "params[0] is 'one', which is not a number"),
+        ("params[0]: 1e39; params[1]: 2; params[2]: 3", "number", "float32"),
+        ("params[0]: one; params[1]: 2; params[2]: 3", "number", "params[0] is 'one'"),
         ("params[0]: 1.2.3; params[1]: 2; params[2]: 3", "number", "params[0] is '1.2.3'"),
         ("params[0]: ; params[1]: 2; params[2]: 3", "number", "params[0] is ''"),
-        ("params[0]: 1; params[1]: 7.5; params[2]: 3", "range", "params[1] is 7.5, outside of [-6, 6]"),
+        ("params[0]: 1; params[1]: 7.5; params[2]: 3", "range", "params[1] is 7.5"),
         (
             "params[0]: 1; params[1]: 2; params[2]: 3; f(params): 9",
             "form",
-            "'f(params): 9' stands where only assignments may stand",
+            "'f(params): 9' stands",
         ),
     ],
 )
@@ -153,10 +153,10 @@ def test_the_explanation_is_kept():
 
 
 def test_the_released_parser_is_an_option():
-    """Numbers in order of appearance, indices not heeded, one line only (props reference, section 3.3)."""
+    """Numbers in order of appearance, indices not heeded, one line only."""
     first = Grammar(2, -6, 6, 1, compat="paper")
     assert read("params[1]: 9, params[1]: -2.55\nwhy", first).proposals == ((9.0, -2.55),)
-    with pytest.raises(InvalidReply, match="the first line holds 0 parameters, not 2"):
+    with pytest.raises(InvalidReply, match="0 parameters.*2"):
         read("Sure!\nparams[0]: 1, params[1]: 2", first)
     assert read("thoughts\nparams[0]: 1 params[1]: 2", Grammar(2, 0, 3, 0, take="last", compat="paper")).proposals
 
@@ -181,9 +181,9 @@ def test_hostile_text_is_read_in_good_time(text):
 
 
 def test_a_grammar_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="beyond is 'ignore'; one of reject, clip, keep is needed"):
+    with pytest.raises(ValueError, match="beyond.*'ignore'.*reject, clip, keep"):
         Grammar(3, -6, 6, 1, beyond="ignore")
-    with pytest.raises(ValueError, match="proposals is 0; at least 1"):
+    with pytest.raises(ValueError, match="proposals.*0.*1"):
         Grammar(3, -6, 6, 1, proposals=0)
 
 

@@ -252,7 +252,7 @@ def test_no_key_is_dropped_in_silence():
             with_it, without = read_published(plain | {key: value}), read_published(plain)
             said = any(key in note for note in with_it.notes)
             assert said or with_it != without or key in ("env_kwargs", "bias", "rank"), key  # these say what is so
-    with pytest.raises(ValueError, match="rank is 5, but the policy of cartpole has 10 parameters"):
+    with pytest.raises(ValueError, match="rank.*5.*10"):
         read_published(yaml.safe_load(RELEASE) | {"rank": 5})
 
 
@@ -263,7 +263,7 @@ def test_templates_are_the_user_s_where_they_are(tmp_path):
     found = read_published(yaml.safe_load(RELEASE), folder=tmp_path)
     assert found.config.templates.template_dir == str(folder)
     (folder / "num_optim.j2").rename(folder / "num_optima.j2")
-    with pytest.raises(ValueError, match=r"'num_optim.j2' is not in .*did you mean 'num_optima.j2'"):
+    with pytest.raises(ValueError, match="'num_optim.j2'.*'num_optima.j2'"):
         read_published(yaml.safe_load(RELEASE), folder=tmp_path)
 
 
@@ -292,7 +292,7 @@ def test_a_published_template_of_props_plus_renders(tmp_path):
     prompt = optimizer(found).prompt
     assert prompt.render("", 3) == "# Environment:\nA pond of 16 cells.\n\n16 from [0, 1, 2, 3], 3"
     assert prompt.evaluation_episodes == 20
-    with pytest.raises(ValueError, match="'env_descriptions/pond.j2' not found"):
+    with pytest.raises(ValueError, match="'env_descriptions/pond.j2'"):
         optimizer(read_published(data | {"env_desc_file": "env_descriptions/pond.j2"}, folder=tmp_path))
 
 
@@ -323,9 +323,9 @@ def test_the_last_policy_is_repeated_where_that_is_published():
         params, state = opt.ask(opt.tell(state, first, jnp.array([1.0, 9.0, 4.0])))
         assert params[0].tolist() == first[1 if repeat == "best" else 2].tolist()
         assert state.record["outcome"] == "repeated"
-    with pytest.raises(ValueError, match="reply.repeat is last, but reply.on_failure skip does not read it"):
+    with pytest.raises(ValueError, match="reply.repeat.*last.*reply.on_failure"):
         ReplyConfig(repeat="last")
-    with pytest.raises(ValueError, match="reply.repeat is last, but method evollm does not read it"):
+    with pytest.raises(ValueError, match=r"reply\.repeat.*last.*evollm"):
         PropsConfig("evollm", reply=ReplyConfig(on_failure="repeat", repeat="last"))
 
 
@@ -357,16 +357,16 @@ def test_a_lake_that_is_not_slippery():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_episode": 3}, r"unknown key 'num_episode'; did you mean 'num_episodes'"),
-        ({"task": "cont_space_llm_num_optimm"}, r"did you mean 'cont_space_llm_num_optim'"),
-        ({"gym_env_name": "CartPol-v1"}, r"no task for gym_env_name 'CartPol-v1'; did you mean 'CartPole-v1'"),
-        ({"dim_states": 5}, r"dim_states says 5, but CartPole-v1 has 4"),
+        ({"num_episode": 3}, "'num_episode'.*'num_episodes'"),
+        ({"task": "cont_space_llm_num_optimm"}, "'cont_space_llm_num_optim'"),
+        ({"gym_env_name": "CartPol-v1"}, "gym_env_name 'CartPol-v1'.*'CartPole-v1'"),
+        ({"dim_states": 5}, "dim_states.*5.*CartPole-v1.*4"),
         (
             {"gym_env_name": "Hopper-v5", "dim_states": None, "dim_actions": 2},
-            r"dim_actions says 2, but Hopper-v5 has 3",
+            "dim_actions.*2.*Hopper-v5.*3",
         ),
-        ({"llm_model_name": None}, r"llm_model_name is missing"),
-        ({"env_kwargs": {"gravity": 3}}, r"env_kwargs: .*no option 'gravity'"),
+        ({"llm_model_name": None}, "llm_model_name.*missing"),
+        ({"env_kwargs": {"gravity": 3}}, "env_kwargs.*'gravity'"),
     ],
 )
 def test_what_cannot_be_right_is_named(change, message):

@@ -41,7 +41,7 @@ def mountain_car(params, starts=20):
 
 
 def hidden_table(params):
-    """How many of 16 actions are the right ones."""
+    """Number of 16 actions that are the right ones."""
     return (np.asarray(params) == np.arange(16) % 4).sum(1).astype(float)
 
 
@@ -62,7 +62,7 @@ def search(opt, f, rounds, seed=0, enough=np.inf):
 
 
 def test_the_equations_of_the_car():
-    """Gain 5.5 without bias earns 85.3 in the mean over starts (props reference, section 13)."""
+    """Gain 5.5 without bias earns 85.3 in the mean over starts."""
     assert mountain_car([[0.0, 5.5, 0.0]], 200)[0] == pytest.approx(85.3, abs=1.5)
 
 

@@ -158,7 +158,7 @@ def test_a_damaged_log_is_left_alone(tmp_path):
     lines = log.read_text().splitlines(keepends=True)
     damaged = "".join([lines[0], lines[1][:40] + "\n", *lines[2:]])
     log.write_text(damaged)
-    with pytest.raises(ValueError, match="line 2 cannot be read .* mend it, or delete it and all after it"):
+    with pytest.raises(ValueError, match="line 2"):
         study(tmp_path, config)
     assert log.read_text() == damaged
 
@@ -166,20 +166,20 @@ def test_a_damaged_log_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "cma_es", "hints": 1}, "hints is 1, but method cma_es does not read it"),
-        ({"method": "evollm", "proposals": 2}, "proposals is 2, but method evollm"),
-        ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, "reply.beyond is clip, but method evollm"),
-        ({"method": "legacy", "warmup": 3}, "warmup is 3, but method legacy"),
-        ({"method": "evollm", "history": HistoryView(trajectory_steps=5)}, "history.trajectory-steps is 5"),
-        ({"polish_rounds": 2}, "polish_rounds is 2, but a run without polish does not read it"),
-        ({"method": "legacy", "buffer_rows": 2}, "buffer_rows is 2, but a run without use_replay_buffer"),
-        ({"method": "props", "block": 2}, "block is 2, but method props"),
-        ({"polish": "random_search"}, "polish is 'random_search'; it is one of hill_climbing, ars"),
-        ({"reply": ReplyConfig(compat="paper"), "proposals": 4}, "proposals is 4, .*compat paper .* one proposal"),
-        ({"reply": ReplyConfig(compat="paper", beyond="clip")}, "reply.beyond is clip, but --reply.compat paper"),
-        ({"reply": ReplyConfig(compat="paper", finer="keep")}, "reply.finer is keep, but --reply.compat paper"),
-        ({"reply": ReplyConfig(compat="paper", repeated="keep")}, "reply.repeated is keep, but --reply.compat paper"),
-        ({"method": "legacy", "use_replay_buffer": True, "polish": "cma_es"}, "polish is cma_es, .* use_replay_buffer"),
+        ({"method": "cma_es", "hints": 1}, "hints.*1.*cma_es"),
+        ({"method": "evollm", "proposals": 2}, "proposals.*2"),
+        ({"method": "evollm", "reply": ReplyConfig(beyond="clip")}, r"reply\.beyond.*clip.*evollm"),
+        ({"method": "legacy", "warmup": 3}, "warmup.*3"),
+        ({"method": "evollm", "history": HistoryView(trajectory_steps=5)}, "history.trajectory-steps.*5"),
+        ({"polish_rounds": 2}, "polish_rounds.*2"),
+        ({"method": "legacy", "buffer_rows": 2}, "buffer_rows.*2.*use_replay_buffer"),
+        ({"method": "props", "block": 2}, "block.*2"),
+        ({"polish": "random_search"}, "polish.*'random_search'.*hill_climbing, ars"),
+        ({"reply": ReplyConfig(compat="paper"), "proposals": 4}, "proposals.*4"),
+        ({"reply": ReplyConfig(compat="paper", beyond="clip")}, "reply.beyond.*clip.*--reply.compat paper"),
+        ({"reply": ReplyConfig(compat="paper", finer="keep")}, "reply.finer.*--reply.compat paper"),
+        ({"reply": ReplyConfig(compat="paper", repeated="keep")}, "reply.repeated.*--reply.compat paper"),
+        ({"method": "legacy", "use_replay_buffer": True, "polish": "cma_es"}, "polish.*cma_es.*use_replay_buffer"),
     ],
 )
 def test_options_that_a_method_does_not_read_are_refused(options, message):
@@ -244,18 +244,18 @@ def test_a_search_that_stopped_asks_otherwise_when_it_goes_on(tmp_path):
 
 def test_a_log_of_other_settings_is_refused(tmp_path):
     study(tmp_path, PropsConfig(**SMALL | {"method": "random_search"})).run()
-    with pytest.raises(ValueError, match="other policies than random_search asks for"):
+    with pytest.raises(ValueError, match="policies.*random_search"):
         study(tmp_path, PropsConfig(**SMALL | {"method": "random_search"}), seed=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "prop"}, "method is 'prop'; one of props"),
-        ({"episodes": -1}, "episodes is -1"),
-        ({"polish": "cmaes"}, "polish is 'cmaes'"),
-        ({"method": "ars", "polish": "cma_es"}, "polish is cma_es, but method ars does not read it"),
-        ({"optimum": "much"}, "optimum is 'much'"),
+        ({"method": "prop"}, "method.*'prop'"),
+        ({"episodes": -1}, "episodes.*-1"),
+        ({"polish": "cmaes"}, "polish.*'cmaes'"),
+        ({"method": "ars", "polish": "cma_es"}, "polish.*cma_es.*ars"),
+        ({"optimum": "much"}, "optimum.*'much'"),
     ],
 )
 def test_settings_that_cannot_be(options, message):
@@ -266,7 +266,7 @@ def test_settings_that_cannot_be(options, message):
 def test_a_policy_of_another_kind(tmp_path):
     found = study(tmp_path, PropsConfig(**SMALL | {"policy": PolicyConfig(kind="projection", rank=3), "warmup": 1}))
     assert found.policy.num_params == 3
-    with pytest.raises(TypeError, match="does not suit a 'table' policy"):
+    with pytest.raises(TypeError, match="'table'"):
         study(tmp_path, PropsConfig(policy=PolicyConfig(kind="table")))
 
 

@@ -87,7 +87,8 @@ def test_updates_of_systems_do_too(target, compiled):
 
 
 def reads_weights(contents):
-    """Whether products of a decoding loop read the weights: its operations are those of all of them, for each row."""
+    """Return whether products of a decoding loop read the weights: its operations are those of all of them, for each
+    row."""
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
     loops = decoding_loops(contents)
     return sum(k.flops * k.times for k in contents.kernels if k.loop in loops) >= 2 * ROWS * 8 * (5 * layer + 512 * 64)

@@ -201,15 +201,15 @@ def test_sizes(text, n):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory": "lots"}, "the memory is 'lots'; a size is needed"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"length": 100}, "sft with these lengths needs 100 positions; the model has 64"),
-        ({"mesh": "data=2", "batch_size": 3}, "3 rows are not divided by data 2"),
-        ({"mesh": "tensor=3"}, "does not divide the 8 present"),
-        ({"mesh": "data=16"}, "needs 16 devices, 8 are present; --devices 16 simulates them"),
+        ({"memory": "lots"}, "memory.*'lots'"),
+        ({"batch_size": 0}, "batch_size.*0"),
+        ({"length": 100}, "100 positions.*64"),
+        ({"mesh": "data=2", "batch_size": 3}, "3 rows.*data 2"),
+        ({"mesh": "tensor=3"}, "8 present"),
+        ({"mesh": "data=16"}, "16.*8.*--devices 16"),
         ({"devices": 9}, "xla_force_host_platform_device_count=9"),
-        ({"quantize": "nf4", "tune": "full"}, "quantize nf4 needs a frozen base"),
-        ({"model": "nowhere"}, "no model folder and no config.json at 'nowhere'"),
+        ({"quantize": "nf4", "tune": "full"}, "nf4.*frozen base"),
+        ({"model": "nowhere"}, "config.json.*'nowhere'"),
         ({"mesh": "tensor=8"}, "does not divide"),
     ],
 )
