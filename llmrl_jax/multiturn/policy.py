@@ -17,8 +17,8 @@ from llmrl_jax.parallel import shardings
 
 
 Memory = Literal["append", "reprompt"]
-"""What the model sees of an episode: all of it, keys and values kept (`append`); or a prompt that is built again at each
-turn, of the head, the last turns with their replies, and the observation (`reprompt`)."""
+"""What the model sees of an episode: all of it, keys and values kept (`append`); or a prompt that is built again at
+each turn, of the head, the last turns with their replies, and the observation (`reprompt`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
