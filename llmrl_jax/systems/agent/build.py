@@ -114,7 +114,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> Writing
     text = TurnText(env, tokenizer, WORDINGS[config.wording])
     replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
     blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
-    base = partial(_random_base, blank, mesh)
+    base = partial(random_base, blank, mesh)
     if config.model != EMBEDDED:
         base = partial(_loaded_base, config.model, mesh, blank.param_dtype)
     policy = TurnPolicy(
@@ -149,7 +149,7 @@ def group_config(config: TrainConfig) -> Any:
     return replace(config.group, anchor_coef=1.0) if gigpo else config.group
 
 
-def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
+def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     return jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)(key)
