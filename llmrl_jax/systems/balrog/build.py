@@ -89,7 +89,7 @@ class BabyAIWorlds(Worlds):
         weights = np.eye(len(BABYAI_TASKS), dtype=np.float32)[index]
         self._params = params.replace(task_weights=jnp.asarray(weights))
         self._axes = jax.tree.map(lambda leaf: None, params).replace(task_weights=0)  # what differs between episodes
-        self._keys = _keys(seeds)
+        self._first_keys = _keys(seeds)
         self._book, self._missions = self.env.captions["text"], self.env.captions["mission"]
 
     def reset(self) -> list[Observation]:
@@ -100,7 +100,7 @@ class BabyAIWorlds(Worlds):
             return obs["text"], obs["mission"], state.max_steps, state, keys[:, 1]
 
         with doing("compiling the first states of BabyAI"):
-            text, missions, limits, self._state, self._keys = start(self._keys, self._params)
+            text, missions, limits, self._state, self._keys = start(self._first_keys, self._params)
         self._missions_of = [self._missions.render(row) for row in np.asarray(missions)]
         self._limits, self._t = np.asarray(limits), 0
         self._success = np.zeros(len(self._limits), bool)
@@ -114,7 +114,7 @@ class BabyAIWorlds(Worlds):
             return (obs["text"], reward > 0, terminated | truncated), state
 
         self._advance = advance
-        return self._observations(text)
+        return self._observations(np.asarray(text))
 
     def step(self, actions: Sequence[str]) -> list[Result]:
         index = np.array([self.actions.index(action) for action in actions], np.int32)
@@ -127,7 +127,7 @@ class BabyAIWorlds(Worlds):
         return [Result(*row) for row in zip(self._observations(text), reward, done.tolist())]
 
     def _observations(self, captions: Int[np.ndarray, "E C"]) -> list[Observation]:
-        return [prompts.babyai_observation(self._book.phrases_of(row)) for row in np.asarray(captions)]
+        return [prompts.babyai_observation(self._book.phrases_of(row)) for row in captions]
 
     def instruction(self, episode: int) -> str:
         return prompts.babyai_instruction(self._missions_of[episode])
@@ -149,7 +149,7 @@ class CrafterWorlds(Worlds):
 
     def __init__(self, seeds: Sequence[int], wording: Wording, *, whole_view: bool = False, hidden_noop: bool = True):
         self.env, self._params = envs_jax.make("CrafterReward-v1", image="none", view=True)
-        self._keys, self._wording = _keys(seeds), wording
+        self._first_keys, self._wording = _keys(seeds), wording
         self._whole_view, self._hidden_noop = whole_view, hidden_noop
         self._step = jax.jit(self._advance)
 
@@ -168,8 +168,8 @@ class CrafterWorlds(Worlds):
             return _scenes(obs, state), state, keys[:, 1]
 
         with doing("compiling the first states of Crafter"):
-            scenes, self._state, self._keys = start(self._keys)
-        episodes = len(self._keys)
+            scenes, self._state, self._keys = start(self._first_keys)
+        episodes = len(self._first_keys)
         self._achievements, self._t = np.zeros((episodes, len(c.ACHIEVEMENTS)), np.int64), 0
         if self._hidden_noop:
             return [result.observation for result in self.step([self.default] * episodes)]
