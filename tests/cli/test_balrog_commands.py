@@ -49,7 +49,8 @@ def test_a_server_plays(server, tmp_path, monkeypatch):
     assert log["num_steps"] == 6 and log["action_frequency"] == {"go forward": 6} and "done" not in log
     assert log["failed_candidates"] == ["I do not know"] * 3 and log["input_tokens"] == 66
     assert log["agent"]["balrog"] == "2025-08" and log["client"]["model_id"] == "tiny"
-    rows = list(csv.DictReader((folder / "babyai" / TASK / "open" / TASK / "open_run_01.csv").open(newline="")))
+    with (folder / "babyai" / TASK / "open" / TASK / "open_run_01.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
     assert [row["Action"] for row in rows] == ["go forward", "I do not know"] * 3
     assert rows[1]["Observation"].startswith("\n\nYour previous output did not contain a valid action.")
     assert len(server.bodies) == 24

@@ -84,6 +84,7 @@ class BabyAIWorlds(Worlds):
     default = prompts.BABYAI_DEFAULT
 
     def __init__(self, tasks: Sequence[str], seeds: Sequence[int]):
+        self.env: Any
         self.env, params = envs_jax.make(f"BabyAI-Text/{BABYAI_LEVEL.removeprefix('BabyAI-')}", num_dists=0)
         index = [self.env.unwrapped.task_names.index(BABYAI_TASKS[task]) for task in tasks]
         weights = np.eye(len(BABYAI_TASKS), dtype=np.float32)[index]
@@ -185,7 +186,8 @@ class CrafterWorlds(Worlds):
         reward = np.round(seen["reward"].astype(np.float64), 6)  # of tenths in float32
         return [Result(*row) for row in zip(observations, reward.tolist(), seen["done"].tolist())]
 
-    def _observations(self, scenes: Scene) -> list[Observation]:
+    def _observations(self, scenes: Any) -> list[Observation]:
+        """**Arguments:** `scenes`, a `Scene` whose parts have a row per episode."""
         return [prompts.crafter_observation(Scene(*row), self._wording, self._whole_view) for row in zip(*scenes)]
 
     def instruction(self, episode: int) -> str:

@@ -239,7 +239,7 @@ def crafter_observation(scene: Scene, wording: Wording, whole_view: bool = False
         items = items[_slice(scene.position[0], _CENTRE[0]), _slice(scene.position[1], _CENTRE[1])]
     seen = _seen(items, wording)
     lines = "You see:\n" + "\n".join(seen) if seen else "You see nothing away from you."
-    faced = _faced(items, scene.facing, wording)
+    faced = _faced(items, int(scene.facing), wording)
     vitals = scene.inventory[: c.VITALS]
     status = f"{SLEEPING}\n\n\n\n" if scene.sleeping else f"{DEAD}\n\n\n\n" if vitals[c.HEALTH] <= 0 else ""
     text = OFF_MAP if faced is None else f"{status}{lines}\n\nYou face {faced} at your front."
