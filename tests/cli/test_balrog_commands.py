@@ -60,10 +60,10 @@ def test_a_server_plays(server, tmp_path, monkeypatch):
     assert summary["environments"]["babyai"]["episodes_played"] == 4 and summary["total_input_tokens"] == 24 * 11
 
     # more episodes: the first ones are kept, and only the others are asked about
-    assert main(["balrog", "eval", "--run.resume", str(tmp_path / "played"), "--episodes", "3"]) == 0
-    assert len(server.bodies) == 36
+    assert main(["balrog", "eval", "--run.resume", str(tmp_path / "played"), "--episodes", "4"]) == 0
+    assert len(server.bodies) == 48
     results = json.loads((tmp_path / "played" / "summary.json").read_text())
-    assert results["results"]["open"]["episodes"] == 3 and results["balrog"] == "2025-08" and results["calls"] == 36
+    assert results["results"]["open"]["episodes"] == 4 and results["balrog"] == "2025-08" and results["calls"] == 48
 
 
 def test_without_a_model_chance_plays(tmp_path, capsys):

@@ -14,6 +14,13 @@ from llmrl_jax.systems.balrog import eval as evaluation
 from llmrl_jax.systems.balrog.build import BABYAI_TASKS, BabyAIWorlds, CrafterWorlds
 from llmrl_jax.systems.balrog.config import EvalRun
 from llmrl_jax.systems.balrog.prompts import VERSIONS
+from tests.compile_cache import cached_in
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    with cached_in(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 MISSIONS = {
@@ -48,16 +55,16 @@ def test_babyai_has_the_published_tasks_and_its_episodes_depend_on_their_seeds_a
 
 
 def test_a_success_of_babyai_has_minigrids_reward_and_the_limit_ends_an_episode():
-    worlds = BabyAIWorlds(["goto"] * 8, [3] * 8)
+    worlds = BabyAIWorlds(["goto"] * 15, [3] * 15)
     worlds.reset()
     rng, ended = random.Random(1), set()
     for t in range(1, 65):
-        for i, result in enumerate(worlds.step([rng.choice(worlds.actions[:3]) for _ in range(8)])):
+        for i, result in enumerate(worlds.step([rng.choice(worlds.actions[:3]) for _ in range(15)])):
             if i not in ended and result.done:
                 ended.add(i)
                 won = worlds.stats(i)["progression"] == 1
                 assert result.reward == (1 - 0.9 * (t / 64) if won else 0) and (won or t == 64)
-    assert ended == set(range(8))
+    assert ended == set(range(15))
 
 
 @pytest.mark.slow
