@@ -19,7 +19,7 @@ from tests.paths import ROOT
 
 
 PACKAGES = ("envs_jax", "llmrl_jax")
-SYSTEMS = {"glam", "props", "ellm", "bkrl", "kalm"}
+SYSTEMS = {"glam", "props", "ellm", "bkrl", "kalm", "balrog"}
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys, time
