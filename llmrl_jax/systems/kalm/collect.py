@@ -18,7 +18,7 @@ from envs_jax.env import Wrapper, innermost
 from llmrl_jax.agents.play import Actor, key_pairs, make_player
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.data.masked import EXTRAS, read_arrays, read_published
+from llmrl_jax.data.masked import read_arrays, read_published
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories, to_transitions
 from llmrl_jax.rl.offline_data import actions_of
@@ -156,7 +156,7 @@ def read_cases(file: str | Path, world: World, level: str, rng: np.random.Genera
             f"{file} has observations of {world.name}, which do not determine a state to begin in: give the folder of "
             "`llmrl kalm collect`"
         )
-    arrays = read_arrays(Path(file), ("observations", *EXTRAS))
+    arrays = read_arrays(Path(file), ("observations", "goals", "env_names"))
     observed = arrays.pop("observations", np.zeros(0))
     states = observed[:, 0] if observed.ndim == 3 else observed
     env = world.make(level)
