@@ -11,6 +11,7 @@ import pytest
 from llmrl_jax.advice.sandbox import admit
 from llmrl_jax.data.transitions import DataError
 from llmrl_jax.systems.bkrl.artifacts import program_source, read_answers, read_goals
+from llmrl_jax.systems.bkrl.potentials import load_manifest
 from llmrl_jax.systems.bkrl.prompts import TEXT, caption, world_of
 from tests.bkrl_world import played, world
 
@@ -48,6 +49,14 @@ def test_a_published_program_is_converted_as_text(tmp_path):
     value, components = program({"image": image, "direction": np.int32(0)}, past, np.array([2, 0], np.int32))
     assert float(value) == pytest.approx(1 + (0.5 + 0.5) + 0.25)
     assert float(components["ahead"]) == pytest.approx(1.0)
+
+
+def test_published_folders_are_no_potentials_yet(tmp_path):
+    for name, option in (("code-final.py", "--program"), ("goal_index.json", "--library")):
+        (tmp_path / name).touch()
+        with pytest.raises(FileNotFoundError, match=option):
+            load_manifest(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_our_programs_are_read_as_they_stand(tmp_path):
