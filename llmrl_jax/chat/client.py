@@ -4,12 +4,16 @@ Retries are done here (tenacity); those of the `openai` package are switched off
 time limit covers a whole attempt, from connecting to the last byte, because a limit between bytes would let a slow
 server block forever. The API key is read from an environment variable when the first request is sent, and sent only to
 the host that it is meant for.
+
+Azure's servers have two forms. The newer one, `https://NAME.openai.azure.com/openai/v1`, is that of OpenAI. The older
+one, with `api_version`, names the deployment in the address and has the key in a header of its own.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 import weakref
@@ -17,13 +21,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from llmrl_jax.chat.protocol import ChatError, ChatReply, ChatRequest, ServerError, TimedOut, settle
 from llmrl_jax.chat.wire import adapted, from_wire, redact, refusal, retry_after, to_wire
 
 
 _OPENAI_HOST = "api.openai.com"
+_AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,11 @@ class ServerConfig:
     """Base address of the server's API, for example `http://127.0.0.1:8000/v1`. There is no default, so that nothing is
     sent to a paid server by accident."""
     key_variable: str = ""
-    """The environment variable with the API key. Empty: OPENAI_API_KEY for OpenAI's own host, none for any other."""
+    """The environment variable with the API key. Empty: OPENAI_API_KEY for OpenAI's own host, AZURE_OPENAI_API_KEY for
+    Azure's, none for any other."""
+    api_version: str = ""
+    """Azure's version of the API, such as `2024-10-21`: requests go to `/openai/deployments/MODEL`, below `base_url`,
+    which is then the endpoint alone, such as `https://NAME.openai.azure.com`. Empty: OpenAI's form."""
     concurrency: int = 8
     """Concurrent requests. One that waits to retry keeps its slot, so a busy server receives fewer."""
     timeout: float = 120.0
@@ -66,6 +75,13 @@ class ServerConfig:
                 "base_url holds a password or a query; a key comes from an environment variable (key_variable), "
                 "because addresses are shown in errors"
             )
+        if self.api_version and "/openai" in url.path:
+            raise ValueError(
+                f"api_version is {self.api_version}, and base_url has the path {url.path}: give the endpoint alone, "
+                "such as https://NAME.openai.azure.com, or leave api_version out"
+            )
+        if self.api_version and not re.fullmatch(r"[A-Za-z0-9._-]+", self.api_version):
+            raise ValueError(f"api_version is {self.api_version!r}; a date is needed, such as 2024-10-21")
         if not self.model:
             raise ValueError("model is empty; give the name by which the server knows it")
         for name, low in (("concurrency", 1), ("attempts", 1), ("first_wait", 0), ("longest_wait", 0)):
@@ -149,11 +165,21 @@ class _Session:
         self._omitted: set[str] = {"max_tokens"} if config.token_limit == "max_completion_tokens" else set()
         self._omitted |= {field for field, sent in (("n", not config.split), ("stop", config.send_stop)) if not sent}
         self._loop = asyncio.new_event_loop()
+        self._headers: dict[str, Any] = {}
+        options: dict[str, Any] = {"base_url": config.base_url}
+        if config.api_version:
+            self._headers = {"api-key": self._key, "Authorization": openai.Omit()} if self._key else {}
+            options = {
+                "base_url": f"{config.base_url.rstrip('/')}/openai/deployments/{quote(config.model, safe='')}",
+                "default_query": {"api-version": config.api_version},
+                # a redirect to another host would take this header along
+                "http_client": openai.DefaultAsyncHttpxClient(follow_redirects=False),
+            }
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",  # the package requires one; servers without keys ignore it
-            base_url=config.base_url,
             max_retries=0,
             timeout=None,
+            **options,
         )
         self._thread = threading.Thread(target=_serve, args=(self._loop, self._client), name="llmrl-chat", daemon=True)
         self._thread.start()
@@ -250,7 +276,8 @@ class _Session:
         # `from None` below: openai's errors contain the request with its headers, which may contain the key.
         try:
             async with self._asyncio.timeout(limit):
-                answer = await self._client.chat.completions.with_raw_response.create(**body, extra_body=extra)
+                create = self._client.chat.completions.with_raw_response.create
+                answer = await create(**body, extra_body=extra, extra_headers=self._headers)
                 content = answer.content
         except TimeoutError:
             raise TimedOut(f"no whole answer within {limit:g} s (timeout)", transient=True, lost=1) from None
@@ -326,8 +353,10 @@ def _stop(loop: Any) -> None:
 
 
 def _key_variable(config: ServerConfig) -> str:
-    official = urlsplit(config.base_url).hostname == _OPENAI_HOST
-    return config.key_variable or ("OPENAI_API_KEY" if official else "")
+    host = urlsplit(config.base_url).hostname or ""
+    if host == _OPENAI_HOST:
+        return config.key_variable or "OPENAI_API_KEY"
+    return config.key_variable or ("AZURE_OPENAI_API_KEY" if host.endswith(_AZURE_HOSTS) else "")
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------

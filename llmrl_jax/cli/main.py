@@ -9,9 +9,9 @@ module's docstring describes the group, that of the function the command. Module
 used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
 its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.options.command.command` adds it to a
-function of a configuration, and its module describes how to write such a command. An attribute `aliases` maps the names
-that a published program gives options to ours; they are accepted, and not shown. `llmrl_jax.cli.help` makes the help
-texts. While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
+function of a configuration, and its module describes how to write such a command. An attribute `published` is the table
+of a published program's options (`llmrl_jax.options.published`). `llmrl_jax.cli.help` makes the help texts. While a
+command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
 
 Every command that uses jax (all except `WITHOUT_JAX`) accepts `--hosts.*`, which joins several processes into one
 program (`llmrl_jax.parallel.hosts`), and `--slurm.*`, which submits the rest of the command line to SLURM instead of
@@ -30,7 +30,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmrl_jax.cli.standins import standins
@@ -143,28 +143,12 @@ def _find(args: list[str], prog: str) -> tuple[Callable[..., Any], str, list[str
     if name is None:
         return None
     command = commands[name]
-    remaining = _resolve_aliases(args[2:], getattr(command, "aliases", {}))
+    published = getattr(command, "published", None)
+    remaining = args[2:] if published is None else published.translated(args[2:])
     prepare = getattr(command, "prepare", None)
     if prepare is not None:  # a command whose defaults depend on its arguments: a preset, a run to resume
         command = prepare(remaining)
     return command, f"{prog} {group} {name}", remaining
-
-
-def _resolve_aliases(args: list[str], aliases: Mapping[str, str]) -> list[str]:
-    """Arguments whose flags have our names.
-
-    **Arguments:** `aliases`, another program's name -> ours, without dashes; empty: ours has no flag, and its value
-    comes first.
-    """
-    first, remaining, left = [], [], iter(args)
-    for arg in left:
-        name, equals, value = arg.partition("=")
-        ours = aliases.get(name[2:].replace("_", "-")) if name.startswith("--") else None
-        if ours == "":
-            first.append(value if equals else next(left, arg))
-        else:
-            remaining.append(arg if ours is None else f"--{ours}{equals}{value}")
-    return first + remaining
 
 
 def _help(args: list[str], prog: str) -> int:

@@ -58,14 +58,14 @@ def read_masked(path: str | Path) -> Trajectories:
     that do not fit together, masks with holes, and numbers that are not finite.
     """
     path = Path(path).expanduser()
-    return _from_masked(_read(path, (*REQUIRED, *_OPTIONAL)), str(path))
+    return _from_masked(read_arrays(path, (*REQUIRED, *_OPTIONAL)), str(path))
 
 
 def read_published(path: str | Path) -> Published:
     """Read a file of this form with what it says of its episodes. **Raises:** see `read_masked`; also `DataError` where
     what it says has not an element for each episode."""
     path = Path(path).expanduser()
-    arrays = _read(path, (*REQUIRED, *_OPTIONAL, *_EXTRAS))
+    arrays = read_arrays(path, (*REQUIRED, *_OPTIONAL, *_EXTRAS))
     data, about = _from_masked(arrays, str(path)), {name: arrays[name] for name in _EXTRAS if name in arrays}
     for name, value in about.items():
         if len(value) != len(data):
@@ -192,8 +192,10 @@ def _flat(value: Any, rows: tuple[int, ...], source: str) -> np.ndarray:
     return value
 
 
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Arrays among the known names that a file has; others are not looked at, whatever they are."""
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Those of the arrays that a file has; others are not looked at, whatever they are.
+
+    **Raises:** `FileNotFoundError`, naming the nearest; `DataError` for a file of another form."""
     if not path.is_file():
         neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")

@@ -60,6 +60,7 @@ from tyro.constructors import (
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import say
 from llmrl_jax.core.checks import bound
+from llmrl_jax.options.published import NONE, Table
 from llmrl_jax.options.settings import (
     blank,
     checked,
@@ -292,15 +293,14 @@ def command(
     preset_help: str = "",
     read: Reader | None = None,
     frequent: Sequence[str] = (),
-    aliases: Mapping[str, str] | None = None,
+    published: Table = NONE,
 ) -> Callable[[Callable[[Any], int]], Callable[[Any], int]]:
     """Make a function of a configuration a command; see the module's docstring.
 
     **Arguments:** `config`, the configuration's class; `start`, returns the initial settings; `preset`, the name of the
     default preset: with it the command has `--preset`, with the help text `preset_help`; `read`, a reader of files in
     other formats; `frequent`, the options that `--help` describes, in this order, as the command line spells them
-    without the dashes ("env", "run.name"); empty: all; `aliases`, the names that a published program gives options ->
-    ours; empty: a positional argument.
+    without the dashes ("env", "run.name"); empty: all; `published`, the options of a published program.
     **Returns:** a decorator. It does not wrap the function, which Python code calls with a configuration.
     """
 
@@ -326,7 +326,7 @@ def command(
             return blank(config) if start is None else start(CommandLine((), Path(), {}, "", dict(values)).get)
 
         work.prepare, work.begin = prepare, begin  # type: ignore[attr-defined]
-        work.frequent, work.aliases = frequent, aliases or {}  # type: ignore[attr-defined]
+        work.frequent, work.published = frequent, published  # type: ignore[attr-defined]
         return work
 
     return decorate

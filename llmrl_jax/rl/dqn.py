@@ -89,6 +89,9 @@ class DQNConfig(AdamConfig, RolloutConfig):
     once, in checkpoints too."""
     learning_starts: NonNegativeInt = 0
     """Stored steps before the first gradient step; until then losses are reported as 0."""
+    learn_after_reward: bool = False
+    """Whether gradient steps also wait for the first reward: for the first update after which the rewards of training
+    sum to 1 or more. Steps are stored all the while."""
     gamma: Fraction = 0.99
     """Discount per step."""
     n_step: PositiveInt = 1
@@ -161,6 +164,11 @@ class DQNConfig(AdamConfig, RolloutConfig):
         return bool(self.target_every or self.target_steps)
 
     @property
+    def waits_for_reward(self) -> bool:
+        """Whether epsilon or gradient steps wait for the first reward."""
+        return self.learn_after_reward or self.acting == "epsilon" and self.epsilon_after_reward
+
+    @property
     def capacity(self) -> int:
         """Steps that the replay buffer holds."""
         return self.replay_size // self.num_envs * self.num_envs
@@ -202,7 +210,7 @@ class DQNState:
     bonus: Any = ()
     """State of the reward bonus, see `llmrl_jax.rl.bonus`; `()` if there is none."""
     first_reward: Any = ()
-    """When the first reward was earned, if epsilon waits for it; else `()`."""
+    """When the first reward was earned, if epsilon or gradient steps wait for it; else `()`."""
 
 
 _GUIDE = 0x61DE
@@ -313,7 +321,7 @@ class DQN:
         # Inside jit, so that no device ever holds the whole buffer
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
-        first = self.placement.replicate(FirstReward.start()) if self.config.epsilon_after_reward else ()
+        first = self.placement.replicate(FirstReward.start()) if self.config.waits_for_reward else ()
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
         runner = shard_runner(runner, self.placement)
         return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
@@ -390,7 +398,8 @@ class DQN:
         """The probability of a random action in an update."""
         begin, end = state.hparams["epsilon_start"], state.hparams["epsilon_end"]
         updates = self.config.epsilon_steps / (self.config.num_envs * self.config.num_steps)
-        return decayed(state.update, updates, begin, end, state.first_reward or None)
+        first = state.first_reward if self.config.epsilon_after_reward else None
+        return decayed(state.update, updates, begin, end, first)
 
     def _distribution(self, state: DQNState, q: Float[Array, "N A"], obs: Any) -> Categorical:
         if self.config.acting != "epsilon":
@@ -435,7 +444,7 @@ class DQN:
         if self.config.reward_clip < math.inf:
             bound = state.hparams["reward_clip"]
             steps = steps.replace(reward=jnp.clip(steps.reward, -bound, bound))
-        if self.config.epsilon_after_reward:
+        if self.config.waits_for_reward:
             state = state.replace(first_reward=state.first_reward.after(steps.reward, state.update + 1))
         return state, steps, report
 
@@ -443,7 +452,7 @@ class DQN:
 
     def _learn_when_ready(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         """`_learn`, once the replay buffer holds enough; before that nothing changes, and metrics are 0."""
-        if not self.config.learning_starts:
+        if not self.config.learning_starts and not self.config.learn_after_reward:
             return self._learn(state, key)
 
         def wait(state, key):
@@ -451,6 +460,8 @@ class DQN:
             return (state.params, state.opt_state, state.replay.priorities, state.bonus), zeros
 
         ready = self.memory.can_sample(state.replay, self.config.learning_starts)
+        if self.config.learn_after_reward:
+            ready &= state.first_reward.update != NOT_YET
         return tracing.cond(ready, self._learn, wait, state, key)
 
     def _learn(self, state: DQNState, key: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -619,7 +630,7 @@ NOT_YET = -1
 
 @struct.dataclass
 class FirstReward:
-    """When training began to be rewarded; part of a learner's state if epsilon waits for it."""
+    """When training began to be rewarded; part of a learner's state if epsilon or gradient steps wait for it."""
 
     total: Float[Array, ""]
     """The sum of all rewards so far."""

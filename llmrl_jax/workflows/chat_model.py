@@ -45,7 +45,12 @@ class ChatConfig(Checked):
     base_url: str = field(default="", metadata=FREE)
     """Base URL of the server's API, such as `http://127.0.0.1:8000/v1` or `https://api.openai.com/v1`."""
     key_variable: str = field(default="", metadata=FREE)
-    """The environment variable with the server's key. Empty: OPENAI_API_KEY for OpenAI's host, none for others."""
+    """The environment variable with the server's key. Empty: OPENAI_API_KEY for OpenAI's host, AZURE_OPENAI_API_KEY for
+    Azure's, none for others."""
+    api_version: str = field(default="", metadata=FREE)
+    """Azure's version of the API, such as 2024-10-21, where `base_url` is the endpoint, as in
+    `https://NAME.openai.azure.com`, and `model` the deployment. Empty: OpenAI's form, which Azure has below
+    `/openai/v1`."""
     adapter: str = ""
     """A PEFT folder with adapters for a `local:` model."""
     template: str = ""
@@ -92,6 +97,7 @@ class ChatConfig(Checked):
             self.model,
             self.base_url,
             key_variable=self.key_variable,
+            api_version=self.api_version,
             concurrency=self.concurrency,
             split=self.split,
             send_stop=self.send_stop,
@@ -116,6 +122,8 @@ class ChatConfig(Checked):
             )
         if not self.remote and self.base_url:
             raise ValueError(f"--chat.base-url is for the models of a server; {self.model!r} is in this process")
+        if self.api_version and not self.remote:
+            raise ValueError(f"--chat.api-version is for the models of a server; {self.model!r} is in this process")
         if self.adapter and not self.model.startswith(LOCAL):
             raise ValueError(f"--chat.adapter needs a local: model, not {self.model!r}")
         if self.template and not self.model.startswith(LOCAL):

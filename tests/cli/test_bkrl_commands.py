@@ -134,6 +134,31 @@ def test_a_program_becomes_a_potential(out):
     assert not row["refused"] and "compute_potential" in row["source"]
 
 
+OWN = """
+def compute_reward(obs, past_obs, past_actions):
+    near = np.mean(np.where(obs[0] == OBJECT_TO_IDX["ball"], 1.0, 0.0))
+    return near, {"near": near}
+"""
+
+
+def test_knowledge_that_was_written_elsewhere_becomes_a_potential(out, preferred, capsys):
+    (out / "code-final.py").write_text(OWN)
+    assert asked(out, "code", "own", "--tests", "128", "--window", "2", "--program", str(out / "code-final.py")) == 0
+    manifest = json.loads((out / "own" / "potential.json").read_text())["manifest"]
+    assert manifest["model"] == str(out / "code-final.py") and manifest["report"]["calls"] == 0
+    (out / "bad.py").write_text("def compute_potential(o, p, a):\n    return open('x'), {}\n")
+    assert asked(out, "code", "bad", "--tests", "128", "--program", str(out / "bad.py")) == 2
+    assert "bad.py" in capsys.readouterr().err
+    model = "--model.width 8 --model.feed-forward 8 --model.hidden 8 --model.epochs 1".split()
+    labels = str(preferred / "preferences.jsonl")
+    assert asked(out, "prefer", "labelled", "--window", "2", "--labels", labels, *model) == 0
+    one, two = (json.loads((out / name / "summary.json").read_text()) for name in ("preferred", "labelled"))
+    assert two["calls"] == 0
+    for name in ("pairs", "ties", "consistent", "agreement"):
+        assert one[name] == two[name]
+    assert asked(out, "prefer", "wrong", "--pairs", "9", "--labels", labels) == 2
+
+
 ASKING = {
     "code": ("bk-code", "--rounds 1 --candidates 1 --repairs 0 --tests 64 --window 2"),
     "prefer": (

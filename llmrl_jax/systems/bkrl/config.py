@@ -221,6 +221,9 @@ class CodeRun(Checked):
     KIND: ClassVar[str] = "bkrl code"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
+    program: str = ""
+    """A file with a program, which is judged and kept in place of one that a model writes: `compute_potential`, as a
+    model is asked for it, or the published `compute_reward` (`code-final.py`). It passes the same sandbox."""
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=3000))
     rounds: PositiveInt = 5
     """Rounds of improvement."""
@@ -236,6 +239,11 @@ class CodeRun(Checked):
     gamma: Fraction = 0.99
     """Discount of the rewards with which potentials are compared."""
     run: BaseRunConfig = field(default_factory=BaseRunConfig)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.program:
+            refuse_unread(self, ("chat", "rounds", "candidates", "shown", "repairs"), f"--program {self.program}")
 
 
 @dataclass(frozen=True)
@@ -269,6 +277,10 @@ class PreferRun(Checked):
     KIND: ClassVar[str] = "bkrl prefer"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=WindowConfig)
+    labels: str = ""
+    """A file of answers about pairs of windows, in place of a model's: the `preferences.jsonl` of another run on the
+    same data, or lines such as `{"windows": [[episode, step], [episode, step]], "second": 1}` (1: the second is
+    better; 0: the first; 0.5: a tie)."""
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=400))
     pairs: PositiveInt = 5000
     """Pairs of windows; each is asked about twice, in both orders."""
@@ -285,7 +297,9 @@ class PreferRun(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.answers == "chosen" and self.chat.model == SCRIPTED:
+        if self.labels:
+            refuse_unread(self, ("chat", "pairs", "answers"), f"--labels {self.labels}")
+        elif self.answers == "chosen" and self.chat.model == SCRIPTED:
             raise ValueError("answers is chosen, and the scripted adviser writes: take --answers written")
 
 
@@ -296,6 +310,9 @@ class GoalsRun(Checked):
     KIND: ClassVar[str] = "bkrl goals"
 
     windows: Annotated[WindowConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: WindowConfig(window=4))
+    library: str = ""
+    """A folder of the published program (`trajectory_text.json`, `goal_library.json`, `goal_index.json`), with
+    situations and their goals in place of a model's. Its embeddings are not read: those of `encoder` are computed."""
     chat: ChatConfig = field(default_factory=lambda: ChatConfig(temperature=0.5, max_tokens=300))
     situations: PositiveInt = 500
     """Windows that the model is asked about."""
@@ -320,5 +337,7 @@ class GoalsRun(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.library:
+            refuse_unread(self, ("chat", "situations", "at_once", "shown"), f"--library {self.library}")
         if self.windows.window < 2:
             raise ValueError("window is 1; situations of goals need at least 2 actions: what led there, and the last")

@@ -34,6 +34,7 @@ from llmrl_jax.rl.shaping import NO_ACTION, Window
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.artifacts import read_goals
 from llmrl_jax.systems.bkrl.collect import Windows, pad_starts
 from llmrl_jax.systems.bkrl.config import GoalsRun, PreferenceModelConfig
 from llmrl_jax.systems.bkrl.potentials import ArtifactError, Manifest, digest
@@ -224,18 +225,17 @@ def embedder(kind: str, encoder: TextEncoder, env: Environment) -> Embed:
 
 
 def make_library(
-    run: AdviceRun, windows: Windows, goals: list[list[str]], embed: Embed, encoder: TextEncoder
+    situations: Sequence[Sequence[str]], goals: list[list[str]], embed: Embed, encoder: TextEncoder
 ) -> Library:
-    """The library of the situations with goals. Those are the windows as the model saw them, their last action and
-    observation included.
+    """The library of the situations with goals.
 
-    **Arguments:** `embed`, of situations, which embeds what is compared with them too; `encoder`, of goals.
+    **Arguments:** `situations`, the phrases of the windows as the model saw them, their last action and observation
+    included; `embed`, of situations, which embeds what is compared with them too; `encoder`, of goals.
     """
-    situations = [i for i, proposed in enumerate(goals) if proposed]
+    numbers = [i for i, proposed in enumerate(goals) if proposed]
     names = tuple(dict.fromkeys(goal for proposed in goals for goal in proposed))
-    pasts, transitions = split_windows(run.env, run.world.verbs, windows)
-    of_key = np.array([[name in goals[i] for name in names] for i in situations], bool)
-    keys = embed([pasts[i] + transitions[i] for i in situations])
+    of_key = np.array([[name in goals[i] for name in names] for i in numbers], bool)
+    keys = embed([situations[i] for i in numbers])
     return Library(names, keys, of_key, unit(encoder.encode_texts(names)))
 
 
@@ -248,9 +248,15 @@ def propose(config: GoalsRun) -> dict[str, Any]:
     config = dataclasses.replace(config, encoder=resolved(config.encoder))  # so that a run goes on with its own
     encoder = make_encoder(config.encoder)
     with advice_run(config, "bkrl-goals", ScriptedGoals) as run:
-        size = config.windows.window
-        windows = run.data.sample(run.rng, config.situations, size - 1)
-        goals, empty, stopped = ask(run, config, windows)
+        empty, stopped, author = 0, "", config.library or run.chat.model.name
+        if config.library:
+            texts, goals = read_goals(config.library, run.env, run.world)
+            situations = [[*past, *newest] for past, newest in (split_window(*text) for text in texts)]
+        else:
+            windows = run.data.sample(run.rng, config.situations, config.windows.window - 1)
+            goals, empty, stopped = ask(run, config, windows)
+            pasts, transitions = split_windows(run.env, run.world.verbs, windows)
+            situations = [past + transition for past, transition in zip(pasts, transitions)]
         summary: dict[str, Any] = {
             "situations": len(goals),
             "without_goals": empty,
@@ -261,14 +267,14 @@ def propose(config: GoalsRun) -> dict[str, Any]:
         if not summary["goals"]:
             write_summary(run.folder, summary)
             raise ValueError(
-                f"{run.chat.model.name} proposed no goal in {len(goals)} windows{': ' + stopped if stopped else ''}; "
-                f"the replies are in {run.folder / 'chat.jsonl'}"
+                f"{author} proposed no goal in {len(goals)} windows{': ' + stopped if stopped else ''}"
+                + ("" if config.library else f"; the replies are in {run.folder / 'chat.jsonl'}")
             )
-        library = make_library(run, windows, goals, embedder(config.texts, encoder, run.env), encoder)
+        library = make_library(situations, goals, embedder(config.texts, encoder, run.env), encoder)
         summary |= _save(config, run, library, encoder, summary)
         write_summary(run.folder, summary)
         print(
-            f"{summary['goals']} goals by {run.chat.model.name} in {summary['situations']} situations "
+            f"{summary['goals']} goals by {author} in {summary['situations']} situations "
             f"({empty} without); {run.cost()}; everything is in {run.folder}"
         )
     return summary
@@ -299,7 +305,8 @@ def _save(
         save_weights(run.folder / HEAD, potential.params)
         files, options["head"] = (*files, HEAD), to_json(config.model)
     prompt = digest(prompts.goal_system(run.world), prompts.GOAL_WINDOW)
-    return fit | save_potential(run, "bk-goal", potential, prompt, files, options=options, report=summary | fit)
+    report, author = summary | fit, config.library
+    return fit | save_potential(run, "bk-goal", potential, prompt, files, options=options, report=report, author=author)
 
 
 def _distilled(

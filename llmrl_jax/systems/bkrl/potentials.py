@@ -140,6 +140,8 @@ def fixed_scale(potential: Any, windows: Windows) -> tuple[float, dict[str, floa
 
 FORMAT = 1
 MANIFEST, PINNED = "potential.json", "potential.sha256"
+_PUBLISHED = {"code-final.py": "code --program FILE", "goal_index.json": "goals --library FOLDER"}
+"""Files of the published programs -> the command that makes a potential of them."""
 Kind = Literal["bk-code", "bk-pref", "bk-goal"]
 
 
@@ -213,8 +215,11 @@ def load_manifest(folder: str | Path, kind: str = "") -> Manifest:
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
+        published = [command for name, command in _PUBLISHED.items() if (folder / name).is_file()]
+        remedy = f"; its files are published ones, which `llmrl bkrl {published[0]}` reads" if published else ""
         raise FileNotFoundError(
             f"there is no potential in {folder}: `llmrl bkrl code`, `prefer` and `goals` write them, with a {MANIFEST}"
+            + remedy
         )
     try:
         body = read_json(path)

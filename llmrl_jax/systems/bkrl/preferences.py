@@ -24,6 +24,7 @@ from llmrl_jax.data.transitions import DataError
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.artifacts import read_answers
 from llmrl_jax.systems.bkrl.build import observed_parts
 from llmrl_jax.systems.bkrl.collect import Windows
 from llmrl_jax.systems.bkrl.config import PreferRun
@@ -157,6 +158,26 @@ def sample_pairs(run: AdviceRun, config: PreferRun) -> tuple[Windows, Bool[np.nd
     return run.data.windows_at(starts[0], starts[1], config.windows.window, gamma=config.gamma), validates
 
 
+def labels(run: AdviceRun, config: PreferRun) -> tuple[Windows, Bool[np.ndarray, " P"], list[Answer]]:
+    """The windows, the pairs that nothing is fitted to, and the answers of the file `config.labels`.
+
+    Pairs with a window of a validation episode validate, as with a model's answers; if there are none, or nothing
+    else, evenly spaced ones do.
+    """
+    (episode, step), rows = read_answers(config.labels, run.data, config.windows.window)
+    answers = [Answer(*row) for row in rows]
+    if len(answers) < 2:
+        raise DataError(f"{config.labels} has {len(answers)} pair; at least two are needed, one to validate with")
+    validates: np.ndarray = np.isin(episode, run.validation).reshape(-1, 2).any(axis=1)  # type: ignore[assignment]
+    if bool(validates.all()) or not bool(validates.any()):
+        count = min(max(1, round(config.validation_share * len(answers))), len(answers) - 1)
+        validates = np.zeros(len(answers), bool)
+        validates[1 + np.arange(count) * len(answers) // count] = True
+    windows = run.data.windows_at(episode, step, config.windows.window, gamma=config.gamma)
+    _record(run, windows, answers)
+    return windows, validates, answers
+
+
 def _sample_starts(run: AdviceRun, window: int, episodes: np.ndarray, number: int) -> np.ndarray:
     """The episodes and first steps of windows, int `[2, number]`; those of a pair are never the same.
 
@@ -193,8 +214,12 @@ def prefer(config: PreferRun) -> dict[str, Any]:
     `advice_run` and the chat model raise.
     """
     with advice_run(config, "bkrl-prefer", ScriptedJudge) as run:
-        windows, validates = sample_pairs(run, config)
-        answers, stopped = ask(run, config, windows)
+        stopped, author = "", config.labels or run.chat.model.name
+        if config.labels:
+            windows, validates, answers = labels(run, config)
+        else:
+            windows, validates = sample_pairs(run, config)
+            answers, stopped = ask(run, config, windows)
         summary: dict[str, Any] = {
             **statistics(answers, windows.return_from_start.reshape(-1, 2)[: len(answers)]),
             **run.spent(stopped),
@@ -205,7 +230,7 @@ def prefer(config: PreferRun) -> dict[str, Any]:
         if not (pairs.second_wins[~validation] != 0.5).any():
             write_summary(run.folder, summary)
             raise ValueError(
-                f"{run.chat.model.name} answered {len(pairs)} of {config.pairs} pairs in a readable way, "
+                f"{author} answered {len(pairs)} of {len(validates)} pairs in a readable way, "
                 f"{int(summary['ties'])} of them with a tie, and none of those to learn from has a winner"
                 f"{': ' + stopped if stopped else ''}; ask about more --pairs, or choose another --chat.model; the "
                 f"replies are in {run.folder / 'chat.jsonl'}"
@@ -219,10 +244,12 @@ def prefer(config: PreferRun) -> dict[str, Any]:
         thoughts = config.answers == "written"
         prompt = digest(prompts.preference_system(run.world, thoughts), prompts.preference_pair("", "", thoughts))
         options = to_json(config.model)
-        summary |= save_potential(run, "bk-pref", model, prompt, (WEIGHTS,), options=options, report=summary)
+        summary |= save_potential(
+            run, "bk-pref", model, prompt, (WEIGHTS,), options=options, report=summary, author=author
+        )
         write_summary(run.folder, summary)
         print(
-            f"{int(summary['pairs'])} pairs by {run.chat.model.name}: the first window wins in "
+            f"{int(summary['pairs'])} pairs by {author}: the first window wins in "
             f"{100 * summary['first_wins']:.0f}%, both orders agree in {100 * summary['consistent']:.0f}%, "
             f"{100 * summary['agreement']:.0f}% of {int(summary['compared'])} agree with the order of returns; "
             f"the model agrees with {100 * summary['validation_accuracy']:.0f}% of those in other "

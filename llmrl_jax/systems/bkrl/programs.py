@@ -23,10 +23,12 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.run.folder import write_summary
 from llmrl_jax.systems.bkrl import prompts
 from llmrl_jax.systems.bkrl.advice import AdviceRun, advice_run, save_potential
+from llmrl_jax.systems.bkrl.artifacts import program_source
+from llmrl_jax.systems.bkrl.build import make_env
 from llmrl_jax.systems.bkrl.collect import Windows, pad_starts
 from llmrl_jax.systems.bkrl.config import CodeRun
 from llmrl_jax.systems.bkrl.potentials import MIN_STD, ProgramPotential, digest, on_windows
-from llmrl_jax.systems.bkrl.prompts import program_parts
+from llmrl_jax.systems.bkrl.prompts import program_parts, world_of
 from llmrl_jax.systems.bkrl.scripted import ScriptedCoder
 
 
@@ -108,15 +110,25 @@ class ProgramSearch:
                 sources[i] = code_block(reply)
             except SandboxError as error:
                 results[i] = error
-        programs = admit_many(
-            list(sources.values()),
+        results |= dict(zip(sources, self.admitted_sources(list(sources.values()))))
+        return [results[i] for i in range(len(replies))]
+
+    def admitted_sources(self, sources: Sequence[str]) -> list[Program | SandboxError]:
+        """For each text its program, or why it has none."""
+        return admit_many(
+            sources,
             self._observation(),
             window=self.config.windows.window,
             actions=len(self.run.env.action_names),
             windows=self._sampled(),
         )
-        results |= dict(zip(sources, programs))
-        return [results[i] for i in range(len(replies))]
+
+    def take(self, source: str) -> None:
+        """Admit and judge one program that no model of this run wrote."""
+        candidate = Candidate(0, 0, 0, source)
+        self.candidates.append(candidate)
+        (result,) = self.admitted_sources([source])
+        candidate.refused = str(result) if isinstance(result, SandboxError) else self.judge(candidate, result)
 
     @property
     def comparable(self) -> bool:
@@ -193,12 +205,13 @@ class ProgramSearch:
 
 
 def write_programs(config: CodeRun) -> dict[str, Any]:
-    """Ask for programs, and write the best one to the run's folder: `program.json` with its `potential.json`, and all
-    candidates to `programs.jsonl`.
+    """Ask for programs, or read one, and write the best one to the run's folder: `program.json` with its
+    `potential.json`, and all candidates to `programs.jsonl`.
 
-    **Returns:** the summary. **Raises:** `ValueError` if no program was admitted; what `advice_run` and the chat model
-    raise.
+    **Returns:** the summary. **Raises:** `ValueError` if no program was admitted; what `advice_run`, `program_source`
+    and the chat model raise.
     """
+    source = program_source(config.program, world_of(make_env(config.windows.env))) if config.program else ""
     with advice_run(config, "bkrl-code", ScriptedCoder) as run:
         writing = ProgramSearch(config, run)
         if not writing.comparable:
@@ -206,9 +219,13 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
                 "note: no reward follows the windows of the held-out episodes, so programs cannot be compared, and the "
                 "first one is kept: collect more episodes"
             )
-        stopped = ""
-        with doing(f"{run.chat.model.name} writes programs", config.rounds, "rounds") as activity:
-            for number in range(config.rounds):
+        stopped, author = "", config.program or run.chat.model.name
+        if source:
+            writing.take(source)
+            _record(run, writing.candidates)
+        rounds = 0 if source else config.rounds
+        with doing(f"{author} writes programs", rounds, "rounds") as activity:
+            for number in range(rounds):
                 try:
                     writing.round(number)
                 except BudgetExceeded as error:
@@ -228,7 +245,8 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
         if writing.best is None or writing.best.program is None:
             write_summary(run.folder, summary)
             reason = refused[-1].refused if refused else stopped
-            raise ValueError(f"{run.chat.model.name} wrote no program that was admitted; the last reason was: {reason}")
+            subject = f"{author} was not admitted" if source else f"{author} wrote no program that was admitted"
+            raise ValueError(f"{subject}; the last reason was: {reason}")
         summary |= _save(run, writing, writing.best, summary)
         write_summary(run.folder, summary)
         _print(run, writing, summary)
@@ -238,9 +256,10 @@ def write_programs(config: CodeRun) -> dict[str, Any]:
 def _save(run: AdviceRun, writing: ProgramSearch, best: Candidate, summary: dict[str, Any]) -> dict[str, Any]:
     assert best.program is not None
     best.program.save(run.folder / PROGRAM)
-    prompt = digest(writing.system, prompts.CODE_WRITE)
+    prompt = digest(best.source) if writing.config.program else digest(writing.system, prompts.CODE_WRITE)
     report = summary | {"correlation": best.correlation}
-    statistics = save_potential(run, "bk-code", ProgramPotential(best.program), prompt, (PROGRAM,), report=report)
+    potential, author = ProgramPotential(best.program), writing.config.program
+    statistics = save_potential(run, "bk-code", potential, prompt, (PROGRAM,), report=report, author=author)
     return {"correlation": best.correlation, **statistics}
 
 

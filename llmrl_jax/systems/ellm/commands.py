@@ -10,6 +10,7 @@ import tyro
 
 from llmrl_jax.options.command import Get, command
 from llmrl_jax.options.settings import blank, draft
+from llmrl_jax.systems.ellm import published
 from llmrl_jax.systems.ellm.config import (
     AGENTS,
     EMBEDDED,
@@ -43,7 +44,14 @@ FREQUENT = (
 )
 
 
-@command(PretrainRun, start=start, preset="embedded", preset_help=PRESET_HELP, frequent=FREQUENT)
+@command(
+    PretrainRun,
+    start=start,
+    preset="embedded",
+    preset_help=PRESET_HELP,
+    frequent=FREQUENT,
+    published=published.PRETRAIN,
+)
 def pretrain(config: PretrainRun) -> int:
     """Train an agent whose reward is to reach suggested goals; flags override the preset.
 
@@ -99,7 +107,12 @@ def start_explore(get: Get) -> ExploreRun:
     return _with_ellm(ExploreRun, replace(ellm, dqn=replace(ellm.dqn, epsilon_after_reward=True)))
 
 
-@command(FinetuneRun, start=start_finetune, frequent=(*AFTER[:3], "tune", "reinit", "value", *AFTER[3:]))
+@command(
+    FinetuneRun,
+    start=start_finetune,
+    frequent=(*AFTER[:3], "tune", "reinit", "value", *AFTER[3:]),
+    published=published.FINETUNE,
+)
 def finetune(config: FinetuneRun) -> int:
     """Train a pretrained agent on one task: all of its weights, its heads, or the last layer of each.
 
@@ -157,7 +170,7 @@ def offline(config: OfflineRun) -> int:
     return 0
 
 
-@command(ExploreRun, start=start_explore, frequent=(*AFTER, "dqn.guide-fraction"))
+@command(ExploreRun, start=start_explore, frequent=(*AFTER, "dqn.guide-fraction"), published=published.EXPLORE)
 def explore(config: ExploreRun) -> int:
     """Train a new agent on one task; a pretrained agent chooses a part of its random actions.
 

@@ -191,5 +191,5 @@ def settled(ellm: EllmConfig, buffer_steps: int) -> EllmConfig:
     if buffer_steps < minimum:
         raise ValueError(f"the buffer has {buffer_steps} steps; at least {minimum} are needed: record more episodes")
     size = buffer_steps // ellm.dqn.num_envs * ellm.dqn.num_envs
-    dqn = dataclasses.replace(ellm.dqn, replay_size=size, learning_starts=0)
+    dqn = dataclasses.replace(ellm.dqn, replay_size=size, learning_starts=0, learn_after_reward=False)
     return dataclasses.replace(ellm, dqn=dqn)

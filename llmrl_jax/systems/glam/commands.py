@@ -9,6 +9,7 @@ import tyro
 
 from llmrl_jax.options.command import Get, command
 from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.glam import published
 from llmrl_jax.systems.glam.config import (
     CLONE_PRESETS,
     DEMO_STEPS,
@@ -45,6 +46,7 @@ def start_train(get: Get) -> TrainConfig:
         *("num-actions", "mesh", "config", "run.name", "run.seed", "run.resume", "run.eval-every"),
         "run.checkpoint-every",
     ),
+    published=published.TRAIN,
 )
 def train(config: TrainConfig) -> int:
     """Train a language model in BabyAI-Text by PPO, or a baseline by its own algorithm; flags override the preset.
@@ -76,6 +78,7 @@ def start_clone(get: Get) -> CloneRun:
         *("preset", "env", "model", "demos", "from", "pairs", "epochs", "tune", "sft.batch-size", "sft.learning-rate"),
         *("mesh", "config", "run.name", "run.seed", "run.resume"),
     ),
+    published=published.CLONE,
 )
 def clone(config: CloneRun) -> int:
     """Fine-tune a language model on demonstrations by the bot, from a file or by another run's agent; flags override
@@ -122,6 +125,9 @@ def test(config: Annotated[PostTestConfig, tyro.conf.arg(name="")]) -> None:
     from llmrl_jax.systems.glam import results
 
     results.post_test(config)
+
+
+test.published = published.TEST  # type: ignore[attr-defined]
 
 
 def compare(

@@ -402,8 +402,12 @@ class PostTestConfig(Checked):
     env: str = ""
     """Environment of tests without one of their own; empty: the run's training environment, or the preset's."""
     tests: tuple[str, ...] = ()
-    """Tests by name, see `llmrl_jax/systems/glam/posttest.py`; parts are joined with +, as in go_to+french. Empty: the
-    published tests."""
+    """Tests by name; parts are joined with +, as in go_to+french. Empty: the published tests. No change:
+    `no_modification_test`; other words: `other_name_same_categories`, `adj_synonym`, `no_meaning_nouns`,
+    `no_meaning_adj`, `no_meaning_words`, `change_intro_first_personne_speaker`, `change_intro_first_personne_agent`;
+    other actions: `synonym_actions`,
+    `second_synonym_actions`, `extra_actions`; other levels: `test_tasks`, `composition`, `go_to`; another language:
+    `french`."""
     variants: bool = False
     """The training prompt and equivalent variants of it, see `llmrl_jax/systems/glam/prompts.py`: instead of the
     published tests, or in addition to `tests`."""

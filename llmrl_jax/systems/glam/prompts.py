@@ -116,13 +116,17 @@ class GlamPrompt:
 
 
 def check_observed(env: Environment) -> None:
-    """**Raises** `TypeError` for an environment without what GLAM's prompt consists of."""
+    """**Raises** `TypeError` for an environment without what GLAM's prompt consists of, which is named."""
     parts = getattr(env.observation_space(env.default_params), "spaces", {})
-    if missing := [name for name in ("text", "mission") if name not in parts]:
+    missing = [f"no {name!r} to observe" for name in ("text", "mission") if name not in parts]
+    if not missing and not hasattr(env.unwrapped, "level"):
+        missing = ["no level of BabyAI, whose sentences bound the length of the prompt"]
+    if missing:
+        has = f"; its parts in words are {', '.join(map(repr, env.captions))}" if env.captions else ""
         raise TypeError(
-            f"{env.id!r} has no {' and '.join(map(repr, missing))} to observe: GLAM's prompt states a goal (its "
-            "'mission') and describes what is seen (its 'text'). It plays the ids that begin with BabyAI-Text/ (`llmrl "
-            "envs list BabyAI-Text`); `llmrl ellm` plays Crafter and Housekeep, `llmrl rl` worlds without text"
+            f"{env.id!r} has {' and '.join(missing)}{has}: GLAM's prompt states a goal (its 'mission') and describes "
+            "what is seen (its 'text'). It plays the ids that begin with BabyAI-Text/ (`llmrl envs list BabyAI-Text`); "
+            "`llmrl ellm` plays Crafter and Housekeep, `llmrl rl` worlds without text"
         )
 
 

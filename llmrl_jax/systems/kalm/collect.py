@@ -18,13 +18,13 @@ from envs_jax.env import Wrapper, innermost
 from llmrl_jax.agents.play import Actor, key_pairs, make_player
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
-from llmrl_jax.data.masked import read_published
+from llmrl_jax.data.masked import read_arrays, read_published
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, to_trajectories, to_transitions
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.systems.kalm.config import CollectRun, TrainRun, settings_class
-from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, World, level_of, world_of
+from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, Cases, World, level_of, world_of
 from llmrl_jax.workflows.experiment import kind_of_run, restore
 from llmrl_jax.workflows.offline_training import check_world
 from llmrl_jax.workflows.rl_training import RLRun, settings_class as rl_settings_class
@@ -111,17 +111,7 @@ def convert_published(file: str | Path, world: World, level: str, seed: int) -> 
             + (": with sentence vectors, `llmrl rl train --data` learns from them" if width > size else "")
         )
     goals = world.published(source.about, level)
-    rng = np.random.default_rng(seed)
-    sentences = np.empty(len(goals), np.int32)
-    for goal in np.unique(goals, axis=0):
-        numbers = np.flatnonzero((world.instructions.goals == goal).all(axis=1))
-        numbers = numbers[np.isin(numbers, world.instructions.sentence_ids(level))]
-        matches = (goals == goal).all(axis=1)
-        if not len(numbers):
-            raise DataError(
-                f"{file}: the goal of episode {matches.argmax()} is none of level {level}: give its --level"
-            )
-        sentences[matches] = rng.choice(numbers, matches.sum())
+    sentences = _sentences(file, world, level, goals, np.random.default_rng(seed))
 
     def observation(states: jax.Array) -> dict[str, np.ndarray]:
         rows = states.shape[:2]
@@ -135,6 +125,50 @@ def convert_published(file: str | Path, world: World, level: str, seed: int) -> 
     steps = to_transitions(data)
     check_steps(world, steps)
     return steps
+
+
+def _sentences(file: str | Path, world: World, level: str, goals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The number of a sentence of the level for each goal, drawn from its wordings; int32 `[N]`."""
+    sentences = np.empty(len(goals), np.int32)
+    for goal in np.unique(goals, axis=0):
+        numbers = np.flatnonzero((world.instructions.goals == goal).all(axis=1))
+        numbers = numbers[np.isin(numbers, world.instructions.sentence_ids(level))]
+        matches = (goals == goal).all(axis=1)
+        if not len(numbers):
+            raise DataError(
+                f"{file}: the goal of episode {matches.argmax()} is none of level {level}: give its --level"
+            )
+        sentences[matches] = rng.choice(numbers, matches.sum())
+    return sentences
+
+
+def read_cases(file: str | Path, world: World, level: str, rng: np.random.Generator) -> Cases:
+    """The beginnings of episodes in a file of the published prompts or test cases: `observations`, `[N, d]` or
+    `[N, T, d]`, of which the first is read, and what their goals are, as in other published files.
+
+    Their words are not read: each gets one of our sentences for its goal.
+
+    **Raises:** what `read_arrays` raises; `DataError` for a world whose observations do not determine a state, for a
+    file without observations or of other ones, and for goals that the level does not have.
+    """
+    if world.begin is None:
+        raise DataError(
+            f"{file} has observations of {world.name}, which do not determine a state to begin in: give the folder of "
+            "`llmrl kalm collect`"
+        )
+    arrays = read_arrays(Path(file), ("observations", "goals", "env_names"))
+    observed = arrays.pop("observations", np.zeros(0))
+    states = observed[:, 0] if observed.ndim == 3 else observed
+    env = world.make(level)
+    size = env.observation_space(env.default_params).spaces[STATE].shape[0]  # type: ignore[attr-defined]
+    if states.ndim != 2 or states.shape[1] != size or not len(states):
+        raise DataError(f"{file} has observations of the shape {list(observed.shape)}; [N, {size}] are needed")
+    if not np.isfinite(states).all():
+        raise DataError(f"{file} has observations that are no numbers")
+    goals = world.published(arrays, level)
+    if len(goals) != len(states):
+        raise DataError(f"{file} has {len(states)} observations and {len(goals)} goals")
+    return Cases(level, states.astype(np.float32), goals, _sentences(file, world, level, goals, rng))
 
 
 # --- play -------------------------------------------------------------------------------------------------------------

@@ -7,15 +7,9 @@ from pathlib import Path
 import tyro
 
 from llmrl_jax.options.command import Get, command
+from llmrl_jax.systems.kalm import published
 from llmrl_jax.systems.kalm.config import CollectRun, GroundRun, ImagineRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.worlds import LEVELS
-
-
-# The published programs' names of options, where they mean the same.
-GROUND = {"dataset-path": "data", "pretrained-path": "model", "pattern-num": "patterns", "validation-ratio": "held-out"}
-IMAGINE = {"model-path": "grounded", "prompt-path": "data", "batch-size": "together", "seed": "run.seed"}
-TRAIN = {"agent-name": "agent", "dataset-path": "data", "seed": "run.seed"}
-TEST = {"model-path": "", "level": "levels"}
 
 
 @command(CollectRun)
@@ -30,7 +24,7 @@ def collect(config: CollectRun) -> int:
 @command(
     GroundRun,
     frequent=("data", "model", "tune", "epochs", "run.name", "run.seed", "run.resume", "config"),
-    aliases=GROUND,
+    published=published.GROUND,
 )
 def ground(config: GroundRun) -> int:
     """Ground a language model in recorded episodes: it learns to carry out, predict and explain them.
@@ -42,7 +36,7 @@ def ground(config: GroundRun) -> int:
     return 0
 
 
-@command(ImagineRun, aliases=IMAGINE)
+@command(ImagineRun, published=published.IMAGINE)
 def imagine(config: ImagineRun) -> int:
     """Let a grounded model imagine episodes for other words (`--level rephrase`) or for new goals (`easy`, `hard`).
 
@@ -73,7 +67,7 @@ def start_train(get: Get) -> TrainRun:
         "run.resume",
         "config",
     ),
-    aliases=TRAIN,
+    published=published.TRAIN,
 )
 def train(config: TrainRun) -> int:
     """Train an offline algorithm on recorded episodes, or half and half with imagined ones, and test it on all levels.
@@ -91,6 +85,7 @@ def test(
     episodes: int = 500,
     together: int = 64,
     seed: int = 0,
+    cases: Path | None = None,
 ) -> None:
     """Play an agent of `train` on levels, or a grounded model as a policy, and write `test.json` to its folder.
 
@@ -100,12 +95,14 @@ def test(
         episodes: Episodes of each level.
         together: Episodes that a grounded model plays at the same time.
         seed: Seed of the episodes: all agents meet the same first states.
+        cases: In CLEVR-Robot: a file of the published test cases of the one level in `levels` (`.npy`), at which
+            episodes begin, each at one of them.
     """
     from llmrl_jax.systems.kalm.eval import test_run
 
-    test_run(folder, levels=levels, episodes=episodes, lanes=together, seed=seed)
+    test_run(folder, levels=levels, episodes=episodes, lanes=together, seed=seed, cases=cases)
 
 
-test.aliases = TEST  # type: ignore[attr-defined]
+test.published = published.TEST  # type: ignore[attr-defined]
 
 COMMANDS = {"collect": collect, "ground": ground, "imagine": imagine, "train": train, "test": test}

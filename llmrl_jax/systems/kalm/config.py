@@ -27,7 +27,7 @@ from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.prompts import PATTERNS
-from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, level_of
+from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, Cases, level_of
 from llmrl_jax.tuning.sft import SFTConfig
 
 
@@ -156,7 +156,8 @@ class ImagineRun(Checked):
     """Folder of a run of `llmrl kalm ground`."""
     data: str = ""
     """Folder of a run of `llmrl kalm collect`, whose first states the episodes begin in. In Meta-World, where a state
-    has the objects of one task, they begin in new states of their own task instead."""
+    has the objects of one task, they begin in new states of their own task instead. In CLEVR-Robot also a file of the
+    published prompts (`.npy`): its first states and goals, one after another, in our words."""
     level: str = "rephrase"
     """`rephrase`: the goals of the data in other words; `easy`, `hard`: goals that no data show."""
     episodes: PositiveInt = 5600
@@ -223,11 +224,13 @@ class TrainRun(Checked):
         """The algorithm's configuration."""
         return getattr(self, self.agent)
 
-    def experiment(self) -> Any:
-        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
+    def experiment(self, cases: Cases | None = None) -> Any:
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`.
+
+        **Arguments:** `cases`, where test episodes begin; None: as the world begins."""
         from llmrl_jax.systems.kalm.train import experiment
 
-        return experiment(self)
+        return experiment(self, cases)
 
     @property
     def imagined_runs(self) -> tuple[str, ...]:

@@ -21,8 +21,10 @@ from llmrl_jax.agents.play import Actor, advance, begin
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
+from llmrl_jax.core.files import expanded
 from llmrl_jax.core.statistics import mean_rate, wilson
 from llmrl_jax.report.figures import text_table
+from llmrl_jax.systems.kalm.collect import metadata_of, read_cases
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
 from llmrl_jax.systems.kalm.ground import GroundedModel, load_model
 from llmrl_jax.systems.kalm.prompts import rollout_prompts
@@ -99,13 +101,19 @@ def play(
 def play_random(world: World, levels: Sequence[str], episodes: int, key: jax.Array) -> dict[str, Episodes]:
     """Episodes of levels with random actions, which begin as those of agents do."""
     bits = tuple(jax.random.key_data(key).tolist())
+    if world.cases is not None:
+        return {level: _random_in(world, level, episodes, bits) for level in levels}
     return {level: _random(world.name, level, episodes, bits) for level in levels}
 
 
 @functools.cache
 def _random(world: str, level: str, episodes: int, bits: tuple[int, ...]) -> Episodes:
     # once for all agents of a process: it depends on no agent
-    env = EpisodeStatistics(world_of(world).make(level))
+    return _random_in(world_of(world), level, episodes, bits)
+
+
+def _random_in(world: World, level: str, episodes: int, bits: tuple[int, ...]) -> Episodes:
+    env = EpisodeStatistics(world.make(level))
     key = jax.random.wrap_key_data(jnp.asarray(bits, jnp.uint32))
     return evaluating.play_random(env, env.default_params, key, episodes=episodes)
 
@@ -180,30 +188,52 @@ def make_player(grounded: GroundedModel, level: str, episodes: int, lanes: int =
 
 
 def test_run(
-    folder: Path, *, levels: Sequence[str] = LEVELS, episodes: int = 500, lanes: int = 64, seed: int = 0
+    folder: Path,
+    *,
+    levels: Sequence[str] = LEVELS,
+    episodes: int = 500,
+    lanes: int = 64,
+    seed: int = 0,
+    cases: Path | None = None,
 ) -> dict[str, Any]:
     """Play an agent on levels, print its success beside that of random actions, and write `test.json` to its folder.
 
-    **Arguments:** `folder`, of a run; `episodes`, of each level; `lanes`, those that a grounded model plays at once.
+    **Arguments:** `folder`, of a run; `episodes`, of each level; `lanes`, those that a grounded model plays at once;
+    `cases`, a file of test cases of the one level, at which episodes begin, each at one of them, drawn by the seed.
     **Returns:** the contents of the file.
-    **Raises:** `ValueError` for an unknown level, numbers out of range, and a run of another command;
-    `FileNotFoundError`; what `TrainRun.experiment` and `load_model` raise.
+    **Raises:** `ValueError` for an unknown level, numbers out of range, cases of several levels, and a run of another
+    command; `FileNotFoundError`; what `TrainRun.experiment`, `load_model` and `read_cases` raise.
     """
     in_interval("episodes", episodes, COUNT)
     in_interval("together", lanes, COUNT)
     check_seed("seed", seed)
     levels, key = tuple(level_of(level) for level in levels), key_of(seed)
+    if cases is not None and len(levels) != 1:
+        raise ValueError(
+            f"--cases is {cases}, a file of one level, and {len(levels)} are tested: name it with --levels"
+        )
     results: dict[str, Any] = {"seed": seed, "episodes": episodes}
+    if cases is not None:
+        results["cases"] = str(cases)
+    rng = np.random.default_rng(seed)
     if kind_of_run(folder, TrainRun.KIND, GroundRun.KIND) == TrainRun.KIND:
         saved = json.loads((folder / "config.json").read_text())
         check_saved(folder)
         config = configs.load_config(settings_class(saved["agent"]), folder / "config.json")
-        x = replace(config, levels=levels).experiment()
+        given = None
+        if cases is not None:
+            given = read_cases(
+                expanded(cases), metadata_of(Path(config.data), "`llmrl kalm collect`")[0], levels[0], rng
+            )
+        x = replace(config, levels=levels).experiment(given)
         state, update = restore(folder, config, x.learner)
         assert x.evaluate is not None
         results |= {**x.evaluate(state, key, episodes), "update": update}
     else:
         grounded = load_model(folder)
+        if cases is not None:
+            given = read_cases(expanded(cases), grounded.world, levels[0], rng)
+            grounded = replace(grounded, world=replace(grounded.world, cases=given))
         played = {level: make_player(grounded, level, episodes, lanes)(key) for level in levels}
         results |= judged(grounded.world, [played], episodes, key)
     print(table(results, levels))

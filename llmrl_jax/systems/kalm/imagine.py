@@ -24,11 +24,11 @@ from jaxtyping import Array, Float, Int
 from envs_jax import tracing
 from envs_jax.threads import cores
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.files import write_whole
+from llmrl_jax.core.files import expanded, write_whole
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.cache import UNROLLED
 from llmrl_jax.run.folder import begin, opened, write_summary
-from llmrl_jax.systems.kalm.collect import read_episodes, write_episodes
+from llmrl_jax.systems.kalm.collect import read_cases, read_episodes, write_episodes
 from llmrl_jax.systems.kalm.config import ImagineRun
 from llmrl_jax.systems.kalm.ground import GroundedModel, load_model
 from llmrl_jax.systems.kalm.prompts import rollout_prompts
@@ -239,8 +239,8 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
     """Imagine episodes, and write them to the run's folder as recorded ones are. **Returns:** the summary.
 
     The parts that were imagined before a run was interrupted are in its folder `parts`, and are not imagined again.
-    **Raises:** what `load_model` and `read_episodes` raise; `ValueError` for a run that is continued with other
-    options.
+    **Raises:** what `load_model`, `read_episodes` and `read_cases` raise; `ValueError` for a run that is continued with
+    other options.
     """
     grounded = load_model(config.grounded)
     if grounded.returns is not None:
@@ -248,12 +248,18 @@ def imagine_run(config: ImagineRun) -> dict[str, Any]:
             f"{config.grounded} was grounded with --returns: its states carry returns, so that it can act (`llmrl kalm "
             "test`) and not imagine"
         )
-    world, _, data = read_episodes(config.data, grounded.world.name)
     rng = np.random.default_rng(config.run.seed)
-    numbers = chosen_goals(world, config.level, config.episodes, rng)
+    if expanded(config.data).is_file():
+        world = grounded.world
+        cases = read_cases(expanded(config.data), world, config.level, rng)
+        index = np.arange(config.episodes) % len(cases.states)
+        numbers, first = cases.instructions[index], cases.states[index]
+    else:
+        world, _, data = read_episodes(config.data, grounded.world.name)
+        numbers = chosen_goals(world, config.level, config.episodes, rng)
+        first = starts(world, config.level, numbers, data, rng)
     with opened(config.run, "kalm-imagine") as folder:
         begin(folder, config)
-        first = starts(world, config.level, numbers, data, rng)
         imagined = imagine_all(grounded, numbers, first, config.level, config.together, folder / PARTS)
         write_episodes(
             folder,

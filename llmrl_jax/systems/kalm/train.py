@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from llmrl_jax.systems.kalm import eval as evaluation
 from llmrl_jax.systems.kalm.collect import read_episodes
 from llmrl_jax.systems.kalm.config import TrainRun
 from llmrl_jax.systems.kalm.ground import has_model, load_model, sentence_vectors
-from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, World, level_of
+from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, LEVELS, REAL, STATE, Cases, World, level_of
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment
 
@@ -88,9 +89,10 @@ def imagined_of(folder: str, world: World, *, successes: bool) -> Trajectories:
     return data.take(jnp.asarray(indices))
 
 
-def experiment(config: TrainRun) -> Experiment:
+def experiment(config: TrainRun, cases: Cases | None = None) -> Experiment:
     """The learner of the run, and its test on all levels.
 
+    **Arguments:** `cases`, where test episodes begin; None: as the world begins.
     **Raises:** `KeyError` for an unknown algorithm, `ValueError` for one that cannot be used in the world, `DataError`
     for data of another world.
     """
@@ -99,6 +101,7 @@ def experiment(config: TrainRun) -> Experiment:
     with doing("reading the data"):
         world, _, data = read_episodes(config.data)
         imagined = [steps_of(imagined_of(folder, world, successes=config.successes)) for folder in config.imagined_runs]
+    world = dataclasses.replace(world, cases=cases)
     env = EpisodeStatistics(world.make(config.levels[0]))
     steps = steps_of(data)
     actions = actions_of(steps, env.action_space(env.default_params), env.id)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 import envs_jax
 from envs_jax import spaces
@@ -56,6 +56,17 @@ Label = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
+class Cases:
+    """`N` given beginnings of episodes of a level."""
+
+    level: str
+    states: Float[np.ndarray, "N d"]
+    goals: Int[np.ndarray, "N g"]
+    instructions: Int[np.ndarray, " N"]
+    """The number of each one's sentence."""
+
+
+@dataclass(frozen=True)
 class World:
     """A world with instructions at four levels."""
 
@@ -80,12 +91,35 @@ class World:
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
     """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
     state suits every sentence."""
+    begin: Callable[..., Any] | None = None
+    """`(env, state, goal, sentence)`, the first observation and state of an episode that begins there, with the
+    sentence's number within its level; None: observations do not determine a state."""
+    cases: Cases | None = None
+    """Where episodes begin, each at one of these, drawn with its key; None: as the world begins."""
 
     def make(self, level: str) -> Environment:
         """The environment of a level, whose observations number sentences as `instructions` does."""
         level = level_of(level)
         env, _ = envs_jax.make(self.ids[level])
+        if self.cases is not None:
+            if level != self.cases.level or self.begin is None:
+                raise ValueError(f"the cases are of level {self.cases.level} of {self.name}, and {level} is played")
+            env = FromCases(env, self.begin, self.cases, self.instructions.first[level])
         return Numbered(env, self.instructions.first[level], len(self.instructions.texts))
+
+
+class FromCases(Wrapper):
+    """Episodes that begin at given cases, each drawn with the key of its reset."""
+
+    def __init__(self, env: Environment, begin: Callable[..., Any], cases: Cases, first: int):
+        """**Arguments:** `begin`, see `World.begin`; `first`, the number of the level's first sentence."""
+        super().__init__(env)
+        self.begin = begin
+        self.table = (cases.states, cases.goals, cases.instructions - first)
+
+    def reset(self, key, params):
+        index = jax.random.randint(key, (), 0, len(self.table[0]))
+        return self.begin(self.env, *(jnp.asarray(x)[index] for x in self.table))
 
 
 class Numbered(Wrapper):
@@ -179,6 +213,7 @@ def clevr() -> World:
         expert=expert_action,
         published=clevr_goals,
         keywords=instructions.keywords,
+        begin=lambda env, state, goal, sentence: env.unwrapped.begin(state, goal, sentence),
     )
 
 

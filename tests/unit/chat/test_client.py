@@ -18,9 +18,11 @@ from llmrl_jax.chat import (
     Choice,
     ContextExceeded,
     Message,
+    ServerConfig,
     ServerError,
     TimedOut,
     Usage,
+    check_server,
 )
 from tests.chat_server import KEY, answer, ask, completion, cut, drip, say, send, silent, status
 
@@ -63,6 +65,40 @@ def test_what_is_sent_and_what_comes_back(server, chat):
 def test_what_is_left_out_is_not_sent(server, chat):
     chat(token_limit="max_completion_tokens").complete([ask(temperature=None)])
     assert set(server.bodies[0]) == {"model", "messages", "max_completion_tokens"}
+
+
+def test_azure_has_the_deployment_in_its_address_and_the_key_in_a_header(server, chat, monkeypatch):
+    monkeypatch.setenv("AZURE_KEY", KEY)
+    monkeypatch.setenv("AZURE_OPENAI_AD_TOKEN", "another")
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    client = chat(base_url=endpoint, model="my-gpt", api_version="2024-10-21", key_variable="AZURE_KEY")
+    assert client.complete([ask()])[0].text == "reply 0"
+    path, headers, body = server.seen[0]
+    assert path == "/openai/deployments/my-gpt/chat/completions?api-version=2024-10-21"
+    assert headers["api-key"] == KEY and headers["Authorization"] is None and body["model"] == "my-gpt"
+    server.faults = [lambda handler, body: send(handler, 307, {}, Location="http://127.0.0.1:9/elsewhere")]
+    with pytest.raises(ServerError) as error:
+        client.complete([ask()])
+    assert KEY not in str(error.value) and len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    "config, named",
+    [
+        ({"base_url": "https://x.openai.azure.com/openai/v1", "api_version": "2024-10-21"}, "/openai/v1"),
+        ({"base_url": "https://x.openai.azure.com", "api_version": "a b"}, "'a b'"),
+    ],
+)
+def test_addresses_that_are_not_azures_are_refused(config, named):
+    with pytest.raises(ValueError, match=named):
+        ServerConfig("tiny", **config)
+
+
+def test_azures_key_has_a_variable_of_its_own(monkeypatch):
+    monkeypatch.delenv("AZURE_OPENAI_API_KEY", raising=False)
+    for base in ("https://x.openai.azure.com", "https://x.openai.azure.com/openai/v1"):
+        with pytest.raises(ValueError, match="AZURE_OPENAI_API_KEY"):
+            check_server(ServerConfig("tiny", base))
 
 
 def test_later_samples_have_seeds_of_their_own(server, chat):

@@ -364,7 +364,7 @@ def test_every_option_is_tried():
     elsewhere = {"num_envs", "num_steps", "replay_size", "learning_starts", "target_every", "acting", "epsilon_steps"}
     elsewhere |= {"bootstrap_truncation", "pool_size", "reset_ratio"}  # the last two are VectorEnv's
     elsewhere |= {"target_steps", "share_encoder", "reward_clip", "epsilon_after_reward", "guide_fraction"}
-    elsewhere |= {"pool_every"}  # these six are tried in test_exploration.py
+    elsewhere |= {"pool_every", "learn_after_reward"}  # these seven are tried in test_exploration.py
     assert {*FLOATS, *STATIC, *elsewhere} == {f.name for f in dataclasses.fields(DQNConfig)}
 
 

@@ -98,6 +98,18 @@ def test_epsilon_waits_for_the_first_reward():
     assert updated(TINY)[0][0].first_reward == ()
 
 
+def test_gradient_steps_wait_for_the_first_reward():
+    waits = replace(TINY, learn_after_reward=True)
+    states, metrics = updated(waits)
+    assert int(states[1].first_reward.update) == 1 and float(metrics["loss"]) > 0
+    unpaid, metrics = updated(replace(waits, reward_clip=1e-6), updates=3)
+    assert int(unpaid[-1].first_reward.update) == NOT_YET and float(metrics["loss"]) == 0
+    for before, after in zip(jax.tree.leaves(unpaid[0].params), jax.tree.leaves(unpaid[-1].params), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert int(unpaid[-1].replay.size) == 60
+    assert float(metrics["epsilon"]) < float(TINY.epsilon_start)  # which does not wait
+
+
 def test_clipped_rewards_are_stored():
     states, metrics = updated(replace(TINY, reward_clip=0.25))
     stored = np.asarray(states[1].replay.items.reward)[:5]

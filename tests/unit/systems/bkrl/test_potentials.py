@@ -192,14 +192,13 @@ def test_a_library_of_one_situation():
 def test_situations_are_embedded_as_what_is_compared_with_them():
     """With whole texts, a window that was asked about is nearest to itself."""
     encoder, windows = HashedEncoder(), played().sample(np.random.default_rng(5), 6, 3)
-    asked = types.SimpleNamespace(env=world(), world=world_of(world()))
-    led, reached = split_windows(world(), asked.world.verbs, windows)
+    led, reached = split_windows(world(), world_of(world()).verbs, windows)
     texts = [a + b for a, b in zip(led, reached)]
     for kind, wanted in (
         ("phrases", by_phrases(encoder, world())(texts)),
         ("whole", unit(encoder.encode_texts([". ".join(text) for text in texts]))),
     ):
-        found = make_library(asked, windows, [["a goal"]] * 6, embedder(kind, encoder, world()), encoder)
+        found = make_library(texts, [["a goal"]] * 6, embedder(kind, encoder, world()), encoder)
         np.testing.assert_allclose(found.keys, wanted, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -14,6 +15,7 @@ import envs_jax
 from llmrl_jax import lm
 from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator
+from llmrl_jax.cli.help import describe
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import json_text
@@ -24,6 +26,7 @@ from llmrl_jax.systems.glam.config import DRRN, SYMBOLIC, PostTestConfig
 from llmrl_jax.systems.glam.posttest import (
     MIXED,
     PAPER,
+    PARTS,
     TESTS,
     VARIANT_TESTS,
     NotTestable,
@@ -37,7 +40,7 @@ from llmrl_jax.systems.glam.posttest import (
     run_tests,
     world_of,
 )
-from llmrl_jax.systems.glam.prompts import REWRITES, SYNONYMS, VARIANTS, find_rewrite
+from llmrl_jax.systems.glam.prompts import REWRITES, SYNONYMS, VARIANTS, find_rewrite, glam_prompt
 from tests.glam import ROWS, TINY, WORLD, observations, program
 
 
@@ -392,3 +395,17 @@ def test_what_cannot_be_tested_is_refused(tmp_path):
         results.post_test(PostTestConfig(random=True, tests=("adj_synonyms",)))
     with pytest.raises(ValueError, match="prompts.*agent drrn"):
         results.post_test(PostTestConfig(model=str(tmp_path), preset="drrn"))
+
+
+def test_help_names_every_test():
+    described = describe(glam_test)
+    (option,) = (o for o in described.options if o.names == ("--tests",))
+    assert {name for name in PARTS if name not in VARIANTS} <= set(re.findall(r"`(\w+)`", option.text))
+
+
+@pytest.mark.parametrize(
+    "env, missing", [("CrafterText-v1", "mission"), ("Housekeep-Task1-v0", "text"), ("SokobanText-v0", "mission")]
+)
+def test_worlds_that_lack_a_part_of_the_prompt_are_refused_by_it(env, missing):
+    with pytest.raises(TypeError, match=f"'{missing}'"):
+        glam_prompt(envs_jax.make(env)[0])
