@@ -220,8 +220,13 @@ def _tables(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[A
 
 
 def _flags(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's values by flag."""
-    return {str(name).replace("_", "-"): value for name, value in runs.flat(table).items()}
+    """A table's values by flag. **Raises:** `ValueError` for a value that no flag has, such as a date."""
+    values = {str(name).replace("_", "-"): value for name, value in runs.flat(table).items()}
+    for flag, value in values.items():
+        for x in value if isinstance(value, list) else [value]:
+            if not isinstance(x, (bool, int, float, str, list, type(None))):
+                raise ValueError(f"{flag!r} is {x!r}; a number, a string, true, false or a list of them is needed")
+    return values
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -259,7 +264,7 @@ def _name(command: RunCommand, settings: Any, fixed: Mapping[str, Any], varied: 
     given = {flag: value for flag, value in fixed.items() if flag not in free} | dict(varied)
     decisive = {flag: parsed.get(flag, value) for flag, value in given.items()}
     digest = hashlib.sha256(json.dumps([command.name, decisive], sort_keys=True).encode()).hexdigest()[:8]
-    words = ",".join(f"{flag.rpartition('.')[2]}={value}" for flag, value in varied.items()) or command.name
+    words = ",".join(f"{flag.rpartition('.')[2]}={decisive[flag]}" for flag in varied) or command.name
     words = re.sub(r"[^A-Za-z0-9.=,+-]+", "_", words)[:NAME_LENGTH]
     return f"{words}-{digest}".lstrip(".-")
 

@@ -166,6 +166,7 @@ def test_names_say_what_decides_the_results():
         ("grid =", "metrics = [1]\ngrid =", "metrics is"),
         ("grid =", "points = []\ngrid =", "points is"),
         ("grid =", 'points = [{algo = "ppp"}]\ngrid =', "point 1 .*did you mean 'ppo'"),
+        ("steps = 100", "steps = 2026-11-27", "'steps' is datetime.date"),
         ("grid =", "grid ", "is not TOML"),
     ],
 )
