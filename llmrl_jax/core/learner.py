@@ -75,6 +75,8 @@ class Learner:
     """Steps per update: environment steps over all environments, or steps in the unit of `unit`."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """Metric -> the largest value of a valid update; a run stops above it."""
+    alarms: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> what it means, and a remedy; a run stops where it is above 0, and gives this reason."""
     unit: str = "environment steps"
     """The unit of steps, used as the axis label of learning curves."""
     compiler_options: Mapping[str, bool] = field(default_factory=dict)

@@ -85,6 +85,24 @@ def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
     return (spelled + [b""] * vocab_size)[:vocab_size]
 
 
+def start_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
+    """The bytes that each token gives as the first of a text, where some decoders drop a space; else `token_bytes`.
+
+    **Raises:** as `token_bytes`."""
+    spelled = token_bytes(tokenizer, vocab_size)
+    whole = {}
+    for i, text in enumerate(spelled):
+        try:
+            whole[i] = text.decode() if text else ""
+        except UnicodeDecodeError:
+            continue  # a part of a character, which no decoder drops
+    rows = [[i] for i, text in whole.items() if text]
+    decoded = tokenizer.backend.decode_batch(rows, skip_special_tokens=False)
+    for (i,), text in zip(rows, decoded, strict=True):
+        spelled[i] = text.encode()
+    return spelled
+
+
 def plain_token(tokenizer: FastTokenizer) -> int:
     """A token behind which a continuation is decoded whole, with the space that it may begin with."""
     return _plain_token(_names(tokenizer))
@@ -195,18 +213,37 @@ def _byte_table(strings: Sequence[bytes]) -> np.ndarray:
     return np.where(np.array([*ends, True])[table], matched, table).astype(np.int32)
 
 
+def token_classes(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """An automaton over tokens: the bytes of each token in sequence, from every state.
+
+    Most tokens do the same to every state. They are a class.
+
+    **Arguments:** `over_bytes`, the automaton over bytes, `[M, 256]`; `spelled`, the bytes of each token.
+    **Returns:** the state after a token of each class, int32 `[M, C]`; the class of each token, int32 `[V]`.
+    """
+    columns = [np.arange(len(over_bytes), dtype=np.int32)]
+    numbers = {columns[0].tobytes(): 0}
+    after: dict[tuple[int, int], int] = {}
+    by_byte = np.ascontiguousarray(over_bytes.T, np.int32)
+    classes = np.empty(len(spelled), np.int32)
+    for i, token in enumerate(spelled):
+        number = 0
+        for byte in token:
+            if (number, byte) not in after:
+                column = by_byte[byte][columns[number]]
+                after[number, byte] = numbers.setdefault(column.tobytes(), len(columns))
+                if len(numbers) > len(columns):
+                    columns.append(column)
+            number = after[number, byte]
+        classes[i] = number
+    used, classes = np.unique(classes, return_inverse=True)
+    return np.stack([columns[i] for i in used], axis=1), classes.reshape(-1).astype(np.int32)
+
+
 def _token_table(over_bytes: np.ndarray, spelled: Sequence[bytes]) -> np.ndarray:
-    """The automaton over tokens, `[M, V]`: the bytes of each token in sequence, from every state."""
-    states = len(over_bytes)
-    lengths = np.array([len(s) for s in spelled])
-    letters = np.zeros((len(spelled), max(int(lengths.max()), 1)), np.uint8)
-    for row, text in zip(letters, spelled, strict=True):
-        row[: len(text)] = np.frombuffer(text, np.uint8)
-    table = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(spelled), axis=1)
-    for i in range(int(lengths.max())):
-        longer = np.flatnonzero(lengths > i)
-        table[:, longer] = over_bytes[table[:, longer], letters[longer, i]]
-    return table.astype(np.int16) if states < 2**15 else table
+    """The automaton over tokens, `[M, V]`."""
+    columns, classes = token_classes(over_bytes, spelled)
+    return columns.astype(np.int16 if len(columns) < 2**15 else np.int32)[:, classes]
 
 
 def _reachable(table: np.ndarray) -> bool:

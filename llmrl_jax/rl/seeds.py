@@ -116,6 +116,7 @@ def vmap_learners(
         update,
         learner.steps_per_update,
         {f"{i}/{name}": bound for name, bound in learner.bounds.items() for i in range(seeds)},
+        {f"{i}/{name}": meaning for name, meaning in learner.alarms.items() for i in range(seeds)},
         unit=learner.unit,
         compiler_options=learner.compiler_options,
     )

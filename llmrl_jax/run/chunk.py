@@ -77,7 +77,7 @@ def must_be_finite(name: str) -> bool:
 
 def check_bounds(learner: Any, names: list[str]) -> None:
     """**Raises** `ValueError` if the learner bounds a metric that is not among `names`, naming the nearest."""
-    for name in learner.bounds:
+    for name in (*learner.bounds, *learner.alarms):
         if name not in names:
             raise ValueError(f"the learner bounds a metric {name!r} that it does not report{nearest(name, names)}")
 
@@ -95,4 +95,7 @@ def verdict(learner: Any, rows: Mapping[str, np.ndarray], first: int) -> str:
                     f"{name} is {rows[name][i]:.3g} at update {first + i}, above its bound {bound:g}: what the update "
                     "computes disagrees with what the rollout recorded, or the computation is wrong"
                 )
+        for name, meaning in learner.alarms.items():
+            if not rows[name][i] <= 0:
+                return f"{name} at update {first + i}: {meaning}"
     return ""

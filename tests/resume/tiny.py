@@ -47,6 +47,10 @@ class TinyLearner:
     exchange = None
 
     @property
+    def alarms(self):
+        return {}
+
+    @property
     def bounds(self):
         return {"ratio_error": 1e-5}
 

@@ -98,7 +98,7 @@ LEVELS = (
     ("options", "report"),
     ("run",),
     ("serve",),
-    ("agents", "tuning", "advice"),
+    ("agents", "tuning", "advice", "multiturn"),
     ("rl", "lm", "chat"),
     ("data",),
     ("kernels",),

@@ -200,6 +200,23 @@ def test_a_bound_that_is_exceeded_stops_the_run(tmp_path):
         train(TinyLearner(off_at=3), run_config(tmp_path), num_updates=8)
 
 
+def test_an_alarm_stops_the_run_by_its_reason(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Alarmed(TinyLearner):
+        @property
+        def alarms(self):
+            return {"alarm/echo": "rewards became equal"}
+
+        def update(self, state):
+            state, found = super().update(state)
+            return state, {**found, "alarm/echo": jax.numpy.float32(state.update == 5)}
+
+    with pytest.raises(
+        RunStopped, match="alarm/echo at update 5: rewards became equal.*checkpoint is that of update 4"
+    ):
+        train(Alarmed(), run_config(tmp_path, checkpoint_every=2), num_updates=8)
+
+
 def test_a_bound_of_no_metric_is_refused(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Wrong(TinyLearner):

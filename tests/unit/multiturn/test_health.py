@@ -1,0 +1,239 @@
+"""Metrics of rollouts beside loops in Python, and the watch on sound runs and on three injected collapses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmrl_jax.multiturn import health
+from llmrl_jax.multiturn.health import ALARMS, WATCHED, Watch, WatchState
+
+
+PROMPTS, REPLIES, LENGTH, UPDATES = 8, 8, 40, 160
+COLLAPSE, FALL = 90, 130
+"""Updates at which a collapse begins, and at which the reward falls."""
+
+
+def test_deviation_is_that_within_groups():
+    rng = np.random.default_rng(0)
+    values, group = rng.normal(size=20).astype(np.float32), rng.integers(0, 20, 20)
+    want = [values[group == g].std() for g in set(group) if (group == g).sum() > 1]
+    assert np.isclose(health.group_deviation(values, group), np.mean(want), rtol=1e-5)
+    assert np.isnan(health.group_deviation(values, np.arange(20)))
+    assert health.group_deviation(np.float32([0, 1, 5, 5]), np.array([0, 0, 3, 3])) == 0.25
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_repeated_grams(n):
+    rng = np.random.default_rng(n)
+    tokens, written = rng.integers(0, 3, (30, 17)), rng.random((30, 17)) < 0.8
+    want = []
+    for row, mask in zip(tokens, written):
+        grams = [tuple(row[i : i + n]) for i in range(17 - n + 1) if mask[i : i + n].all()]
+        want += [1 - len(set(grams)) / len(grams)] if grams else []
+    assert np.isclose(health.repeated(tokens, written, n), np.mean(want), rtol=1e-5)
+    assert np.isnan(health.repeated(tokens, written & False, n)) and np.isnan(health.repeated(tokens, written, 18))
+
+
+def information(tokens, thought, prompt) -> float:
+    """`prompt_information` from its definition, reply by reply."""
+    rows = [Counter(row[mask].tolist()) for row, mask in zip(tokens, thought)]
+    length = [row.total() for row in rows]
+    smoothing = sum(length) / sum(n > 0 for n in length)
+    gain = count = 0.0
+    for i, row in enumerate(rows):
+        near = sum((rows[j] for j in range(len(rows)) if j != i and prompt[j] == prompt[i]), Counter())
+        far = sum((rows[j] for j in range(len(rows)) if prompt[j] != prompt[i]), Counter())
+        if not (row and near and far):
+            continue
+        count += length[i]
+        for token, times in row.items():
+            common = smoothing * (near[token] + far[token]) / (near.total() + far.total())
+            if common:
+                gain += times * math.log((near[token] + common) / (near.total() + smoothing))
+                gain -= times * math.log((far[token] + common) / (far.total() + smoothing))
+    return gain / count
+
+
+def test_information_on_the_prompt():
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 5, 24)
+    shared, thought = rng.integers(0, 30, (24, 20)), rng.random((24, 20)) < 0.7
+    thought[3] = False
+    informed = np.where(rng.random((24, 20)) < 0.5, 100 + prompt[:, None], shared)
+    for tokens in (shared, informed):
+        got = health.prompt_information(tokens, thought, prompt)
+        assert np.isclose(got, information(tokens, thought, prompt), rtol=1e-3, atol=1e-4)
+    assert health.prompt_information(informed, thought, prompt) > 0.3
+    assert health.prompt_information(shared, thought, prompt) <= 0
+    assert np.isnan(health.prompt_information(shared, thought, prompt * 0))
+    assert np.isnan(health.prompt_information(shared, thought, np.arange(24)))
+
+
+def test_information_from_scores():
+    log_probs = np.log(np.array([[0.8, 0.2], [0.4, 0.1], [0.3, 0.6]], np.float32))
+    prompt = np.array([0, 1, 1])
+    nats, share = health.cross_information(log_probs, prompt)
+    assert np.isclose(nats, np.mean(np.log([0.8 / 0.5, 0.1 / 0.25, 0.6 / 0.45])), rtol=1e-5)
+    assert np.isclose(share, 2 / 3)
+    apart = np.where(np.eye(4) > 0, 0.0, -1e9).astype(np.float32)
+    assert np.isclose(health.cross_information(apart, np.arange(4))[0], math.log(4))
+
+
+def test_agreement():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 50)).astype(np.float32)
+    assert np.isclose(health.correlation(a, a + b), np.corrcoef(a, a + b)[0, 1], rtol=1e-4)
+    assert np.isnan(health.correlation(a, np.ones(50, np.float32)))
+
+
+# ----------------------------------------------------------------------------------------------- synthetic runs
+
+Curve = Callable[[np.ndarray], np.ndarray]
+PROMPT = np.repeat(np.arange(PROMPTS), REPLIES)
+DEFAULTS: dict[str, Curve] = {
+    "success": lambda t: np.full(len(t), 0.6),
+    "length": lambda t: np.full(len(t), 15.0),
+    "informed": lambda t: np.full(len(t), 0.4),  # share of words that depend on the prompt
+    "pattern": lambda t: np.full(len(t), 0.05),  # share of words that belong to a repeated pair
+    "equal": lambda t: np.zeros(len(t)),  # probability that a group has one outcome
+    "valid": lambda t: np.full(len(t), 0.95),
+    "entropy": lambda t: np.full(len(t), 1.5),
+}
+
+
+def ramp(begin: float, end: float, start: float, updates: float) -> Curve:
+    return lambda t: begin + (end - begin) * np.clip((t - start) / updates, 0, 1)
+
+
+def rollouts(seed: int, **curves: Curve) -> dict[str, np.ndarray]:
+    """The arguments of `rollout_metrics` for each update of a run."""
+    rng, t = np.random.default_rng(seed), np.arange(UPDATES)
+    now = {name: curve(t)[:, None] for name, curve in {**DEFAULTS, **curves}.items()}
+    shape = (UPDATES, len(PROMPT))
+
+    def draw(*more):
+        return rng.random((*shape, *more))
+
+    length = rng.normal(now["length"], 3.0, shape).astype(int)
+    written = np.arange(LENGTH) < np.maximum(length, 4)[..., None]
+    shared = (100 * draw(LENGTH) ** 2).astype(int)
+    tokens = np.where(draw(LENGTH) < now["informed"][..., None], 100 + 12 * PROMPT[:, None] + shared % 12, shared)
+    pair = rng.integers(0, 100, (*shape, 2)).repeat(LENGTH // 2, axis=-1).reshape(*shape, 2, -1).swapaxes(-1, -2)
+    tokens = np.where(draw(LENGTH) < now["pattern"][..., None], pair.reshape(*shape, LENGTH), tokens)
+    logit = np.log(now["success"] / (1 - now["success"])) + rng.normal(0, 0.7, (UPDATES, PROMPTS)).repeat(REPLIES, 1)
+    luck = np.where(draw() < now["equal"], rng.random((UPDATES, PROMPTS)).repeat(REPLIES, 1), draw())
+    success = (luck < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    valid = draw() < now["valid"]
+    entropy = now["entropy"][..., None] * rng.uniform(0.5, 1.5, (*shape, LENGTH))
+    return {
+        "tokens": tokens.astype(np.int32),
+        "written": written,
+        "thought": written & (np.arange(LENGTH) < LENGTH - 3),
+        "entropy": entropy.astype(np.float32),
+        "prompt": np.tile(PROMPT, (UPDATES, 1)),
+        "valid": valid,
+        "truncated": length > LENGTH,
+        "reward": success + 0.1 * valid.astype(np.float32),
+        "success": success,
+        "group": np.tile(PROMPT, (UPDATES, 1)),
+    }
+
+
+@jax.jit
+def watched(watch_state: WatchState, arrays) -> tuple[WatchState, jax.Array]:
+    """The state after a run, and the alarm after each update."""
+
+    def step(state, batch):
+        state = Watch().update(state, health.rollout_metrics(**batch))
+        return state, state.alarm
+
+    return jax.lax.scan(step, watch_state, arrays)
+
+
+COLLAPSES = {
+    "length_jump": {"length": ramp(15, 34, COLLAPSE, 10), "valid": ramp(0.95, 0.7, COLLAPSE, 20)},
+    "echo": {
+        "equal": ramp(0, 1, COLLAPSE, 15),
+        "pattern": ramp(0.05, 0.8, COLLAPSE, 15),
+        "entropy": ramp(1.5, 0.5, COLLAPSE + 10, 30),
+    },
+    "template": {"informed": ramp(0.4, 0, COLLAPSE, 15)},
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("reason", COLLAPSES)
+def test_a_collapse_is_found_before_the_reward_falls(reason, seed):
+    arrays = rollouts(seed, **COLLAPSES[reason], success=ramp(0.6, 0.1, FALL, 20))
+    state, alarms = watched(Watch().init(), arrays)
+    assert Watch().reason(state) == reason
+    first = int((np.asarray(alarms) >= 0).argmax())
+    assert COLLAPSE < first < FALL, first
+    values = Watch().metrics(state)
+    assert values.keys() == Watch().alarms.keys() and {name for name, x in values.items() if x > 0} == {
+        f"alarm/{reason}"
+    }
+
+
+def test_sound_runs_raise_no_alarm():
+    """They learn at several paces, to several levels; replies become shorter or longer, thoughts vanish or stay."""
+    rng = np.random.default_rng(0)
+    for seed in range(10):
+        start, pace = rng.uniform(5, 60), rng.uniform(40, 120)
+        curves = {
+            "success": ramp(rng.uniform(0.1, 0.4), rng.uniform(0.6, 0.98), start, pace),
+            "length": ramp(15, rng.uniform(6, 28), start, pace),
+            "informed": ramp(rng.uniform(0.2, 0.5), rng.uniform(0.2, 0.5), start, pace),
+            "pattern": ramp(0.05, rng.uniform(0.0, 0.2), start, pace),
+            "valid": ramp(rng.uniform(0.6, 0.9), rng.uniform(0.95, 1.0), start, pace),
+            "entropy": ramp(rng.uniform(1, 2), rng.uniform(0.2, 1), start, pace),
+        }
+        state, _ = watched(Watch().init(), rollouts(100 + seed, **curves))
+        assert Watch().reason(state) == "", seed
+
+
+# ----------------------------------------------------------------------------------------------- the watch alone
+
+
+def test_values_that_are_not_defined_are_passed_over():
+    watch, metrics = Watch(), {name: jnp.float32(1) for name in WATCHED}
+    state = watch.update(watch.update(watch.init(), metrics), {**metrics, "information": jnp.float32(jnp.nan)})
+    assert state.updates == 2 and all(state.usual[name] == 1 for name in WATCHED)
+    nothing = watch.update(watch.init(), {name: jnp.float32(jnp.nan) for name in WATCHED})
+    assert watch.reason(nothing) == "" and all(np.isnan(nothing.usual[name]) for name in WATCHED)
+
+
+def test_an_alarm_stays_and_the_first_counts():
+    state = Watch().init().replace(alarm=jnp.int32(1))
+    state, alarms = watched(state, rollouts(0, **COLLAPSES["template"]))
+    assert (alarms == 1).all() and Watch().reason(state) == "echo"
+
+
+def test_a_missing_metric_is_named():
+    with pytest.raises(ValueError, match="thought_length, information are not given"):
+        metrics = {name: jnp.float32(0) for name in WATCHED if name not in ("information", "thought_length")}
+        Watch().update(Watch().init(), metrics)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"warmup": 0}, {"patience": 0}, {"usual": 5.0}, {"longer": 1.0}, {"equal": -0.1}, {"steady": 2.0}],
+    ids=str,
+)
+def test_bad_options_are_named(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        Watch(**options)
+
+
+def test_names_are_those_of_the_alarms():
+    assert Watch().names == tuple(ALARMS) and set(WATCHED) <= set(
+        health.rollout_metrics.__doc__.replace("`", " ").split()
+    )
