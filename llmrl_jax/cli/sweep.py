@@ -133,8 +133,11 @@ def read_sweep(file: str | Path, out: Path) -> Sweep:
 
 def _values(file: str | Path) -> tuple[Path, dict[str, Any]]:
     path = expanded(file)
-    if path.suffix != ".toml" or not path.is_file():
+    if path.suffix != ".toml":
         return read_values(path)
+    if not path.is_file():
+        hint = nearest(path.name, sorted(candidate.name for candidate in path.parent.glob("*.toml")))
+        raise FileNotFoundError(f"there is no configuration {path}{hint}")
     try:
         return path, tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -14,7 +14,7 @@ def of_file(name: str, text: str, error: str) -> Row:
 
 ROWS = [
     Row("sweep of no file", "sweep --config s.toml", r"there is no configuration s\.toml"),
-    Row("sweep of a folder near", "sweep --config s.toml", "did you mean 't.json'", files={"t.json": "{}"}),
+    Row("sweep of a file near", "sweep --config rates.toml", "did you mean 'rate.toml'", files={"rate.toml": GRID}),
     of_file("no TOML", "command", r"s\.toml is not TOML"),
     of_file("nothing", "", "command is None; the full name of a command is needed"),
     of_file("a command that makes no run", GRID.replace("rl train", "glam test"), "no command that makes a run"),
@@ -29,6 +29,6 @@ ROWS = [
     Row("report on no run", "report x", "there is no run in x"),
     Row("report by no metric", "report {cartpole} --metrics nope", "'nope', which no run has; they have"),
     Row("report as a picture", "report {cartpole} --out a.png", r"\.png is no format of pages: take one of htm, html"),
-    Row("report on a damaged log", "report {cartpole}", r"cartpole/metrics\.jsonl:1 is \[1\]",
+    Row("report on a damaged log", "report {cartpole}", r"cartpole/metrics\.jsonl:1 is '\[1\]'",
         files={"cartpole/metrics.jsonl": "[1]\n"}),
 ]  # fmt: skip
