@@ -156,7 +156,6 @@ def test_names_say_what_decides_the_results():
         ("steps = 100", '"run.name" = "x"', "'run.name' is not possible in a sweep"),
         ("steps = 100", '"ppo.gamma" = 0.5', "'ppo.gamma' is in options and in grid"),
         ("steps = 100", "steps = 0", r"point 1 \(ppo.gamma 0.5\): --steps is 0; at least 1"),
-        ("CartPole-v1", 'CartPole-v1", mesh = "', "a sweep"),
         ("ppo.gamma", "ppo.gama", "has no option 'ppo.gama' there; did you mean 'ppo.gamma'"),
         ("[0.5, 0.25]", "[0.5, 2.5]", r"point 2 \(ppo.gamma 2.5\): --ppo.gamma is 2.5; from 0 to 1"),
         ("[0.5, 0.25]", '[0.5, "x"]', r"point 2 .*could not convert string to float: 'x'"),
