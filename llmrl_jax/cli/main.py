@@ -9,9 +9,10 @@ module's docstring describes the group, that of the function the command. Module
 used.
 A command returns None or an exit code. If its defaults depend on the command line (a preset, a file, a run to resume),
 its attribute `prepare` returns the function to call for the arguments: `llmrl_jax.options.command.command` adds it to a
-function of a configuration, and its module describes how to write such a command. An attribute `published` is the table
-of a published program's options (`llmrl_jax.options.published`). `llmrl_jax.cli.help` makes the help texts. While a
-command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
+function of a configuration, and its module describes how to write such a command. An attribute `submit` is called in
+the command's place with `--slurm.*`, whose settings come before the command's arguments. An attribute `published` is
+the table of a published program's options (`llmrl_jax.options.published`). `llmrl_jax.cli.help` makes the help texts.
+While a command runs, its long work is displayed on stderr (`llmrl_jax.core.activity`).
 
 Every command that uses jax (all except `WITHOUT_JAX`) accepts `--hosts.*`, which joins several processes into one
 program (`llmrl_jax.parallel.hosts`), and `--slurm.*`, which submits the rest of the command line to SLURM instead of
@@ -42,6 +43,8 @@ USER_ERRORS = (KeyError, ValueError, TypeError, OSError, ModuleNotFoundError)
 """Errors that our code raises for invalid user input; `ChatError` is another."""
 WITHOUT_JAX = ("completion", "doctor", "envs list", "runs list")
 """Groups and commands that need no jax: they start faster, and work where it is broken."""
+ALONE = ("report", "sweep")
+"""Groups that start no backend and join no processes: a sweep leaves the devices to its jobs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,6 +247,8 @@ def _submit(args: Sequence[str], prog: str) -> int | None:
     from llmrl_jax.options.command import parse
 
     command, name, remaining = target
+    if (submit_jobs := getattr(command, "submit", None)) is not None:  # several jobs
+        return parse(functools.wraps(command)(functools.partial(submit_jobs, config)), name, remaining)
 
     @functools.wraps(command)
     def parsed(*args: Any, **kwargs: Any) -> list[Any]:
@@ -327,6 +332,8 @@ def main(args: Sequence[str] | None = None, prog: str = "llmrl") -> int:
         submitted = _submit(left, prog)
         if submitted is not None:
             return submitted
+        if left[0] in ALONE:
+            return _run(left, prog)
         _default_compilation_cache()
         return _run(_join_hosts(left, prog), prog)
 

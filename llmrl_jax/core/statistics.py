@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +79,11 @@ RATES = ("success", "unlocked")
 """The parts of names of results that are rates."""
 
 
+def run_interval(name: str, values: ArrayLike) -> Estimate:
+    """The mean of a result over runs, with Student's interval: within [0, 1] if the name is that of a rate."""
+    return (mean_interval if set(RATES).isdisjoint(name.split("/")) else mean_rate)(values)
+
+
 def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> dict[str, Any]:
     """The results of runs that differ in their seed as one: means over the runs, with Student's intervals over them in
     place of the runs' own.
@@ -92,23 +97,22 @@ def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> d
         numbers = [run[name] for run in results]
         if isinstance(first, Mapping):
             line[name] = over_runs(numbers, values=values)
-        elif not _is_bound(name, results[0]):
-            rate = not set(RATES).isdisjoint(name.split("/"))
-            mean, low, high, _ = (mean_rate if rate else mean_interval)(numbers)
-            line |= {name: mean, _bound(name, "low", results[0]): low, _bound(name, "high", results[0]): high}
+        elif not is_bound(name, results[0]):
+            mean, low, high, _ = run_interval(name, numbers)
+            line |= {name: mean, bound_name(name, "low", results[0]): low, bound_name(name, "high", results[0]): high}
             line |= {f"{name}_runs": numbers} if values else {}
     return line
 
 
-def _bound(name: str, end: str, names: Mapping[str, Any]) -> str:
-    """The name of an end of the interval of `name`."""
+def bound_name(name: str, end: str, names: Container[str]) -> str:
+    """The name of an end of the interval of a result. **Arguments:** `end`, low or high; `names`, of all results."""
     head, _, tail = name.partition("/")
     inner = f"{head}_{end}/{tail}"
     return inner if inner in names else f"{name}_{end}"
 
 
-def _is_bound(name: str, names: Mapping[str, Any]) -> bool:
-    """Whether a result is an end of the interval of another."""
+def is_bound(name: str, names: Container[str]) -> bool:
+    """Whether a result is an end of the interval of another. **Arguments:** `names`, of all results."""
     head, slash, tail = name.partition("/")
     return any(
         part.endswith(f"_{end}") and part.removesuffix(f"_{end}") + suffix in names

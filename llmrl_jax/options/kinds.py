@@ -80,6 +80,13 @@ def loaded(values: Mapping[str, Any], source: str | Path) -> Any:
     return values if begin is None else configs.load_config(type(begin(values)), source)
 
 
+def begun(values: Mapping[str, Any], kind: str = "") -> Any:
+    """The initial settings of a run with these values, before any option is applied; required options are missing.
+
+    **Arguments:** `kind`, empty: that of the values. **Raises:** `KeyError` for an unknown kind."""
+    return _commands()[kind or kind_of(values)](values)
+
+
 def defaults(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """The defaults of a run's kind, as the values of a configuration file, without required options; None if the kind
     is unknown."""

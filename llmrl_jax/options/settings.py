@@ -226,14 +226,16 @@ def _bare(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
-def _options(kind: Any, path: str, flag: str) -> Iterator[tuple[str, str]]:
-    """The options of a dataclass: the dotted name of each and its flag, without dashes in front."""
+def options_of(kind: Any, path: str = "", flag: str = "") -> Iterator[tuple[str, str]]:
+    """The options of a dataclass: the dotted name of each and its flag, without dashes in front.
+
+    **Arguments:** `path`, the dotted name of the dataclass in the whole; `flag`, its prefix on the command line."""
     hints = hints_of(kind)
     for f in dataclasses.fields(kind):
         option_path, name = dotted(path, f.name), dotted(flag, shown(hints[f.name], f.name))
         inner = _bare(hints[f.name])
         if dataclasses.is_dataclass(inner):
-            yield from _options(inner, option_path, name)
+            yield from options_of(inner, option_path, name)
         else:
             yield option_path, name
 
@@ -243,7 +245,7 @@ def names_of(kind: type, path: str = "", flag: str = "") -> Names:
 
     **Arguments:** `kind`, a dataclass; `path`, the dotted name of the part; `flag`, its prefix on the command line.
     """
-    return _names(list(_options(kind, path, flag)), prefix_length=len(path) + 1 if path else 0)
+    return _names(list(options_of(kind, path, flag)), prefix_length=len(path) + 1 if path else 0)
 
 
 def names_of_command(function: Callable[..., Any]) -> Names:
@@ -255,7 +257,7 @@ def names_of_command(function: Callable[..., Any]) -> Names:
             continue
         name, inner = shown(hint, parameter.name), _bare(hint)
         if dataclasses.is_dataclass(inner):
-            options += _options(inner, parameter.name if name else "", name)
+            options += options_of(inner, parameter.name if name else "", name)
         else:
             options.append((parameter.name, name))
     return _names(options)

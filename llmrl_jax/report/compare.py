@@ -39,7 +39,14 @@ class Run:
     """The lines of `metrics.jsonl` that have the metric; for a metric of episodes, those with an ended episode."""
     evals: list[dict[str, Any]]
     metric: str = "success"
-    """The metric to compare."""
+    """The metric to compare; empty: the lines are those of all metrics."""
+
+    def select(self, metric: str) -> Run:
+        """The run with the lines of a metric only. **Raises:** `ValueError` for a damaged line of training."""
+        train, evals = ([line for line in lines if has_metric(line, metric)] for lines in (self.train, self.evals))
+        for line in train:
+            _check_line(line, metric, self.folder / "metrics.jsonl")
+        return replace(self, train=train, evals=evals, metric=metric)
 
     @property
     def name(self) -> str:
@@ -129,20 +136,25 @@ def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
     **Arguments:** `folder`; `config`, the type of its `config.json`, or an argument of `settings_of`; `metric`.
     **Raises:** `FileNotFoundError` if there is no run, `ValueError` if no line of training has the metric.
     """
+    run = read_all(folder, config).select(metric)
+    if not run.train:
+        reason = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
+        raise ValueError(f"the run {run.folder} has no line of metrics with a {metric}{reason}")
+    return run
+
+
+def read_all(folder: str | Path, config: Any) -> Run:
+    """Read a run with all lines of its metrics, possibly none; `Run.select` chooses the metric.
+
+    **Arguments, Raises:** as `read_run`, for a folder without a run."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
     if isinstance(config, type):
         config = configs.load_config(config, folder / "config.json")
     lines = sinks.read(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    with_metric = [line for line in lines if _has_metric(line, metric)]
-    train, evals = ([line for line in with_metric if line["kind"] == kind] for kind in ("train", "eval"))
-    for line in train:
-        _check_line(line, metric, folder / "metrics.jsonl")
-    if not train:
-        reason = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
-        raise ValueError(f"the run {folder} has no line of metrics with a {metric}{reason}")
-    return Run(folder, settings_of(config, folder), train, evals, metric)
+    train, evals = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
+    return Run(folder, settings_of(config, folder), train, evals, metric="")
 
 
 SEEDS = "seeds"
@@ -156,26 +168,27 @@ def by_seed(run: Run) -> list[Run]:
     settings = {name: value for name, value in run.settings.items() if name != SEEDS}
 
     def line_of(line: dict[str, Any], i: int) -> dict[str, Any]:
-        bounds = {f"{run.metric}_{end}" for end in ("low", "high")}  # which are over the seeds
-        of_run = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
-        return {name: x for name, x in line.items() if name not in bounds} | of_run | sinks.by_run(line).get(str(i), {})
+        results = {name.removesuffix("_runs"): x[i] for name, x in line.items() if name.endswith("_runs")}
+        results |= sinks.by_run(line).get(str(i), {})
+        bounds = {stats.bound_name(name, end, line) for name in results for end in ("low", "high")}  # over the seeds
+        return {name: x for name, x in line.items() if name not in bounds} | results
+
+    def lines_of(lines: list[dict[str, Any]], i: int) -> list[dict[str, Any]]:
+        of_run = [line_of(line, i) for line in lines]
+        return [line for line in of_run if has_metric(line, run.metric)] if run.metric else of_run
 
     if seeds == 1:
         return [replace(run, settings=settings)]
-    if not any(f"0/{run.metric}" in line for line in run.train):  # one seed by its number, or seeds of another kind
-        return [run]
+    if not any(f"0/{run.metric}" in line if run.metric else sinks.by_run(line) for line in run.train):
+        return [run]  # one seed by its number, or seeds of another kind
     return [
-        replace(
-            run,
-            settings={**settings, SEED: first + i},
-            train=[of_run for of_run in (line_of(line, i) for line in run.train) if _has_metric(of_run, run.metric)],
-            evals=[of_run for of_run in (line_of(line, i) for line in run.evals) if _has_metric(of_run, run.metric)],
-        )
+        replace(run, settings={**settings, SEED: first + i}, train=lines_of(run.train, i), evals=lines_of(run.evals, i))
         for i in range(seeds)
     ]
 
 
-def _has_metric(line: Mapping[str, Any], name: str) -> bool:
+def has_metric(line: Mapping[str, Any], name: str) -> bool:
+    """Whether a line has a finite number of this name."""
     value = line.get(name, math.nan)
     return isinstance(value, (int, float)) and math.isfinite(value)
 
@@ -186,7 +199,7 @@ def _check_line(line: Mapping[str, Any], metric: str, path: Path) -> None:
     limits |= {sinks.COUNT: math.inf} if sinks.COUNT in line else {}
     limits |= {metric: 1.0} if metric == "success" else {}
     for name, high in limits.items():
-        if not _has_metric(line, name) or not 0 <= line[name] <= high:
+        if not has_metric(line, name) or not 0 <= line[name] <= high:
             actual = f"{name} is {line[name]!r}" if name in line else f"there is no {name}"
             needed = "a number from 0 to 1" if high == 1 else "a number, at least 0,"
             raise ValueError(f"{path}, the line of update {line.get('update')}: {actual}; {needed} is needed")
@@ -200,7 +213,7 @@ def shared_metric(folders: Sequence[Path]) -> str:
     for folder in folders:
         path = folder / "metrics.jsonl"
         lines = [line for line in sinks.read(path) if line["kind"] == "train"] if path.exists() else []
-        metrics.append({name for line in lines for name in line if _has_metric(line, name)})
+        metrics.append({name for line in lines for name in line if has_metric(line, name)})
     shared = set.intersection(*metrics)
     losses = sinks.sorted_names(name for name in shared if name.endswith("loss"))
     candidates = [name for name in (*METRICS, *losses) if name in shared]
@@ -348,28 +361,39 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]
     return steps, [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
 
 
-def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str] = ()) -> Path:
-    """Draw the metric over steps, a line for each group, with 95% bands.
+MOST_POINTS = 1000
+"""Points of a curve that are drawn: more are closer together than the pixels of a figure."""
 
-    **Arguments:** `labels`, of the groups; empty: the names of their runs. **Returns:** the path of the figure."""
+
+def plot(axis: Any, groups: Sequence[Sequence[Run]], colors: Sequence[str], labels: Sequence[str]) -> None:
+    """Draw the metric over steps, a line for each group, with 95% bands. **Arguments:** `axis`, of matplotlib; `colors`
+    and `labels`, of the groups."""
     from matplotlib.ticker import EngFormatter
 
-    figure, axis = figures.new_axis(7.0, 4.2)
     means: list[float] = []
-    for i, group in enumerate(groups):
+    for group, color, text in zip(groups, colors, labels, strict=True):
         steps, estimates = _mean_curve(group)
-        curves.draw_band(axis, steps, estimates, figures.color(i), label=labels[i] if labels else label(group))
+        points = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).astype(int))
+        curves.draw_band(axis, steps[points], [estimates[i] for i in points], color, label=text)
         means += [estimate.mean for estimate in estimates]
-    metric = groups[0][0].metric
-    if metric == "success":
+    if groups[0][0].metric == "success":
         axis.set_ylim(-0.02, 1.02)
     elif (height := max(means) - min(means)) > 0:  # wide bands, as those of two seeds, leave room for the curves
         bottom, top = axis.get_ylim()
         axis.set_ylim(max(bottom, min(means) - height), min(top, max(means) + height))
-    axis.set_ylabel(f"{metric.replace('_', ' ')} in training", color=INK)
     axis.set_xlabel("steps", color=INK)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axis.legend(frameon=False, fontsize=8.5, loc="best")
+
+
+def draw(groups: Sequence[Sequence[Run]], path: str | Path, labels: Sequence[str] = ()) -> Path:
+    """Draw `plot` as a figure with a legend.
+
+    **Arguments:** `labels`, of the groups; empty: the names of their runs. **Returns:** the path of the figure."""
+    figure, axis = figures.new_axis(7.0, 4.2)
+    plot(axis, groups, [figures.color(i) for i in range(len(groups))], labels or [label(group) for group in groups])
+    axis.set_ylabel(f"{groups[0][0].metric.replace('_', ' ')} in training", color=INK, parse_math=False)
+    for text in axis.legend(frameon=False, fontsize=8.5, loc="best").get_texts():
+        text.set_parse_math(False)  # a dollar sign in the name of a run is one
     return figures.save(figure, path)
 
 

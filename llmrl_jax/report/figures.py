@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,14 @@ def text_table(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def new_file(path: Path | None, usual: Path) -> Path:
-    """The path of a figure that does not exist yet, checked before there is anything to draw.
+def new_file(path: Path | None, usual: Path, suffixes: Collection[str] | None = None) -> Path:
+    """The path of a figure or page that does not exist yet, checked before there is anything to draw.
 
-    **Arguments:** `path`, the requested path, as PNG if it has no suffix; None: `usual`, or, if that exists, its name
-    with `-2`, `-3`, ...
-    **Raises:** `FileExistsError` if `path` exists; `ValueError` for a suffix that is no format of pictures; what
-    `check_writable` raises if nothing can be written there, also for `usual`.
+    **Arguments:** `path`, the requested path, with the suffix of `usual` if it has none; None: `usual`, or, if that
+    exists, its name with `-2`, `-3`, ...; `suffixes`, those that are possible, with their dots: None, those of
+    pictures.
+    **Raises:** `FileExistsError` if `path` exists; `ValueError` for another suffix; what `check_writable` raises if
+    nothing can be written there, also for `usual`.
     """
     if path is None:
         file, n = usual, 1
@@ -64,19 +66,22 @@ def new_file(path: Path | None, usual: Path) -> Path:
             file = usual.with_name(f"{usual.stem}-{n}{usual.suffix}")
         check_writable(file, "the default of --out")
         return file
-    path = expanded(path)
+    path, kind = expanded(path), "pictures" if suffixes is None else "pages"
     if not path.name or path.name == "..":
-        raise ValueError(
-            f"--out is {path}, which is a folder: give the file of the picture, as in {path / 'curves.png'}"
-        )
-    path = path if path.suffix else path.with_suffix(".png")
+        example = path / ("curves.png" if suffixes is None else usual.name)
+        raise ValueError(f"--out is {path}, which is a folder: give the file of the {kind[:-1]}, as in {example}")
+    path = path if path.suffix else path.with_suffix(usual.suffix)
     if path.exists():
         raise FileExistsError(f"{path} exists already; give another --out")
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        listed = ", ".join(sorted(formats))
-        raise ValueError(f"--out is {path}, but {path.suffix} is no format of pictures: take one of {listed}")
+    formats = _picture_suffixes() if suffixes is None else suffixes
+    if path.suffix.lower() not in formats:
+        listed = ", ".join(sorted(suffix[1:] for suffix in formats))
+        raise ValueError(f"--out is {path}, but {path.suffix} is no format of {kind}: take one of {listed}")
     check_writable(path, "--out")
     return path
+
+
+def _picture_suffixes() -> list[str]:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    return [f".{name}" for name in FigureCanvasBase.get_supported_filetypes()]

@@ -268,21 +268,22 @@ def changed_settings(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dic
     other's (`ABSENT` if it has no such option). Options of the run's identity (name, folder,
     resume, kind, version, preset) are omitted."""
     ignored = ("kind", "version", "preset", "run.name", "run.out", "run.resume")
-    current, defaults = _flat(values), _flat(usual)
+    current, defaults = flat(values), flat(usual)
     names = [
         name for name in current if name not in ignored and (name not in defaults or current[name] != defaults[name])
     ]
     return {name: (current[name], defaults.get(name, ABSENT)) for name in names}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted names."""
+    by_name: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
+            by_name |= flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+            by_name[f"{prefix}{name}"] = value
+    return by_name
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from llmrl_jax.run.config import RunConfig
 COUNT = "episodes"
 """The metric with the number of episodes that ended in an update; it weights the metrics of episodes."""
 
-_OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
+OF_LINES = ("kind", "update", "updates", "steps", "seconds", "steps_per_second", "exchange_seconds")
 """The keys of a line that are not metrics."""
 
 
@@ -229,7 +229,7 @@ def known(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for kind, line in lines.items():
         prefix = "" if kind == "train" else f"{kind}/"
-        named = {name: value for name, value in line.items() if name not in _OF_LINES and isinstance(value, float)}
+        named = {name: value for name, value in line.items() if name not in OF_LINES and isinstance(value, float)}
         metrics |= {f"{prefix}{name}": value for name, value in named.items()}
     return metrics
 

@@ -191,18 +191,9 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
     **Raises:** `ModuleNotFoundError` without submitit, `FileNotFoundError` without SLURM, `ValueError` for options that
     sbatch rejects.
     """
-    submitit: Any = require("submitting to SLURM", "slurm", "submitit")
-    if missing := [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]:
-        raise FileNotFoundError(f"{' and '.join(missing)} not found: submit from a machine with SLURM's commands")
     job, name = make_job(config, args, parsed)
     folder = expanded(config.folder or (Path(job.run) / "slurm" if job.run else "slurm")).absolute()
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=config.requeues)
-    executor.update_parameters(**parameters(config, name))
-    try:
-        submitted = executor.submit(job)
-    except submitit.core.utils.FailedJobError as error:
-        message = " ".join(str(error).split())
-        raise ValueError(f"sbatch refused the job: {message[:500]}") from None
+    [submitted] = _submitted(config, [job], name, folder)
     processes = config.nodes * config.tasks_per_node
     print(
         f"job {submitted.job_id} ({name}): {config.nodes} nodes x {config.tasks_per_node} = {processes} processes "
@@ -212,6 +203,45 @@ def submit(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ())
         f"cancel: scancel {submitted.job_id}"
     )
     return submitted.job_id
+
+
+def submit_array(
+    config: SlurmConfig, lines: Sequence[tuple[Sequence[str], Iterable[Any]]], name: str, folder: Path
+) -> list[str]:
+    """Submit several commands as an array of jobs, each with the resources of `config`, and print their ids.
+
+    **Arguments:** `lines`, `args` and `parsed` of each, as those of `submit`, with a run that has a name; `name`, of
+    the array; `folder`, of the script and logs, unless `config` has one.
+    **Returns:** the ids of the jobs. **Raises:** as `submit`.
+    """
+    jobs = [make_job(config, args, parsed)[0] for args, parsed in lines]
+    submitted = _submitted(config, jobs, config.name or name, expanded(config.folder or folder).absolute())
+    array = submitted[0].job_id.partition("_")[0]
+    print(
+        f"jobs {submitted[0].job_id} to {submitted[-1].job_id} ({config.name or name}): {len(jobs)} jobs of "
+        f"{config.nodes} nodes, {config.gpus_per_node} GPUs a node, {config.time}\n"
+        f"logs:   {submitted[0].paths.stdout} and so on\n"
+        f"cancel: scancel {array}"
+    )
+    return [job.job_id for job in submitted]
+
+
+def _submitted(config: SlurmConfig, jobs: Sequence[Job], name: str, folder: Path) -> list[Any]:
+    """Submit jobs, several of them as one array. **Returns:** submitit's jobs. **Raises:** as `submit`."""
+    submitit: Any = require("submitting to SLURM", "slurm", "submitit")
+    if missing := [tool for tool in ("sbatch", "srun") if not shutil.which(tool)]:
+        raise FileNotFoundError(f"{' and '.join(missing)} not found: submit from a machine with SLURM's commands")
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=config.requeues)
+    executor.update_parameters(**parameters(config, name))
+    try:
+        if len(jobs) == 1:
+            return [executor.submit(jobs[0])]
+        with executor.batch():
+            submitted = [executor.submit(job) for job in jobs]
+        return submitted
+    except submitit.core.utils.FailedJobError as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"sbatch refused the job: {message[:500]}") from None
 
 
 def make_job(config: SlurmConfig, args: Sequence[str], parsed: Iterable[Any] = ()) -> tuple[Job, str]:

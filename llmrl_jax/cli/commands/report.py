@@ -1,0 +1,43 @@
+"""Write a report on runs as one HTML page: `llmrl report runs/FIRST runs/SECOND`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+
+def report(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    metrics: tuple[str, ...] = (),
+    title: str = "",
+    out: Path | None = None,
+) -> None:
+    """Write a report on runs as one HTML page: results, curves, settings, episodes, and where each run comes from.
+
+    The page needs no other file and no network. Runs that differ only in their seed are one line, with Student's 95%
+    intervals over the seeds. Animations in the folders of runs are part of it.
+
+    Args:
+        folders: Folders of runs, `runs/NAME`, or folders that hold runs.
+        metrics: Metrics to draw, named as in `metrics.jsonl`; by default success, returns, rewards and the first
+            losses.
+        title: Title of the page; empty: the names of the runs.
+        out: File of the page, which must not exist; by default `report.html`, or `report-2.html` and so on. Missing
+            folders above it are created.
+    """
+    from llmrl_jax.cli.reporting import sources_of
+    from llmrl_jax.core.files import write_whole
+    from llmrl_jax.report import figures, page
+
+    if not folders:
+        raise ValueError("there is nothing to report: name the folders of runs")
+    file = figures.new_file(out, Path("report.html"), (".html", ".htm"))
+    sources = sources_of(folders)
+    content = page.page(sources, metrics, title).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content)
+    print(f"The report on {len(sources)} run{'s' if len(sources) > 1 else ''} is in {file} ({len(content) >> 10} KiB)")
+
+
+COMMAND = report
