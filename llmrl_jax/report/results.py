@@ -147,7 +147,7 @@ def _results(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Resu
             if isinstance(by_seed, list) and by_seed and all(map(_is_number, by_seed)):
                 yield path, Result(tuple(map(float, by_seed)))
             else:
-                bounds = [values.get(bound_name(name, end, values)) for end in ("low", "high")]
+                bounds: list[Any] = [values.get(bound_name(name, end, values)) for end in ("low", "high")]
                 yield path, Result((float(value),), *(map(float, bounds) if all(map(_is_number, bounds)) else ()))
 
 
