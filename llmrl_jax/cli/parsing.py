@@ -14,10 +14,10 @@ from typing import Any
 
 import tyro
 
-from llmrl_jax.cli import kinds
 from llmrl_jax.cli.main import groups
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.checks import nearest
+from llmrl_jax.options import kinds
 from llmrl_jax.options.command import parse
 from llmrl_jax.options.settings import names_of_command, options_of
 from llmrl_jax.run.config import BaseRunConfig

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from llmrl_jax.cli import kinds, parsing
+from llmrl_jax.cli import parsing
 from llmrl_jax.core.files import expanded
+from llmrl_jax.options import kinds
 from llmrl_jax.report import runs
 from llmrl_jax.report.page import Source
 
