@@ -20,7 +20,7 @@ from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, totals, turn_loss
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import AdamConfig, accumulate, apply_gradients, clipped_adam, in_parts, traced_floats
 from llmrl_jax.rl.precision import RATIO_BOUNDS, SAMPLING_METRICS, exact_rounding, matmul_precision, platform_of
@@ -223,6 +223,9 @@ class TurnLearner:
         (params, opt_state), metrics = tracing.scan(gradient_step, (state.params, state.opt_state), jnp.arange(count))
         means = {name: jnp.mean(x) for name, x in metrics.items() if name not in of_first}
         means |= {new: metrics[old][0] for old, new in of_first.items()}
+        # a minibatch may have no token that the present parameters wrote
+        compared = jnp.any(batch.fresh[order[0]])
+        means |= {name: jnp.where(compared, means[name], jnp.nan) for name in SAMPLING_METRICS}
         finite = jnp.all(jnp.isfinite(jnp.stack([metrics["loss"], metrics["grad_norm"]])))
         return params, opt_state, means | {"nonfinite": ~finite}
 
@@ -268,14 +271,17 @@ class TurnLearner:
         """Metrics of the play: of the tokens behind `before`."""
         new = jnp.arange(record.token.shape[1]) >= before[:, None]
         acts, written = record.acts & new, (record.role == REPLY) & new
-        turns = jnp.sum(acts)
+        used, turns = (record.role != NOTHING) & new, jnp.sum(acts)
+        # where rows end, blocks of steps without a live row are not computed
+        longest = -(-jnp.max(jnp.sum(used, axis=1)) // BLOCK) * BLOCK
+        computed = jnp.minimum(longest, self.steps) if self.conversation.once else self.steps
         many = jnp.maximum(turns, 1)
         return {
             "turns": turns,
             "valid": jnp.sum(record.valid & new) / many,
             "truncated": jnp.sum(acts & (record.left == 1) & ~self._closed(record)) / many,
             "reply_length": jnp.sum(written) / many,
-            "utilisation": jnp.sum((record.role != NOTHING) & new) / (record.token.shape[0] * self.steps),
+            "utilisation": jnp.sum(used) / (len(used) * computed),
             "cut_episodes": jnp.sum(steps.cut),
             **episode_metrics(steps.info, steps.done, self.task_names),
         }

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl_jax import __version__
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.report import compare, figures, results, runs as run_facts
 from llmrl_jax.report.compare import SEED, Run
@@ -47,11 +46,11 @@ class Source:
     """Its settings that differ from the defaults, and those."""
 
 
-def page(sources: Sequence[Source], metrics: Sequence[str] = (), title: str = "") -> str:
+def page(sources: Sequence[Source], metrics: Sequence[str] = (), title: str = "", *, version: str) -> str:
     """The report as HTML.
 
     **Arguments:** `sources`, the runs; `metrics`, of training and of evaluations while training, to draw: empty, those
-    of `main_metrics`; `title`, empty: the names of the runs.
+    of `main_metrics`; `title`, empty: the names of the runs; `version`, of the library.
     **Raises:** `ValueError` for a metric that no run has, or a damaged line of metrics.
     """
     sources_by_folder = {source.folder: source for source in sources}
@@ -69,7 +68,7 @@ def page(sources: Sequence[Source], metrics: Sequence[str] = (), title: str = ""
     environment = _environment()
     return environment.get_template("report.html.j2").render(
         title=title or _title(list(names.values())),
-        version=__version__,
+        version=version,
         date=time.strftime("%Y-%m-%d %H:%M"),
         colors=[figures.color(i) for i in range(len(groups))],
         metrics=train,

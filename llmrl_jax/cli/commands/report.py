@@ -26,6 +26,7 @@ def report(
         out: File of the page, which must not exist; by default `report.html`, or `report-2.html` and so on. Missing
             folders above it are created.
     """
+    from llmrl_jax import __version__
     from llmrl_jax.cli.reporting import sources_of
     from llmrl_jax.core.files import write_whole
     from llmrl_jax.report import figures, page
@@ -34,7 +35,7 @@ def report(
         raise ValueError("there is nothing to report: name the folders of runs")
     file = figures.new_file(out, Path("report.html"), (".html", ".htm"))
     sources = sources_of(folders)
-    content = page.page(sources, metrics, title).encode()
+    content = page.page(sources, metrics, title, version=__version__).encode()
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, content)
     print(f"The report on {len(sources)} run{'s' if len(sources) > 1 else ''} is in {file} ({len(content) >> 10} KiB)")

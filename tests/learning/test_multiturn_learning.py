@@ -1,0 +1,48 @@
+"""Learners of written replies learn a game whose answer was shown a turn before."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.multiturn.group import GroupConfig
+from llmrl_jax.multiturn.ppo import TurnPPOConfig
+from llmrl_jax.systems.agent.build import build, make_learner
+from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig
+
+
+SIZES = SmallConfig(hidden_size=32, layers=1, heads=4, intermediate_size=64)
+AGENT = AgentConfig(
+    env="Notes-Recall-v0?turns=1",
+    tune="full",
+    embedded=SIZES,
+    format="action",
+    decoding="constrained",
+    reply_tokens=4,
+    value_width=32,
+)
+SHARED = {"num_envs": 64, "episode_tokens": 64, "learning_rate": 3e-3, "entropy_coef": 0.01}
+PPO = TurnPPOConfig(**SHARED, minibatches=4, num_steps=32, epochs=4, pool_size=64)
+GROUP = GroupConfig(**SHARED, minibatches=1, epochs=2, group=8)
+
+
+@pytest.mark.parametrize(
+    ("algo", "updates", "least"),
+    [
+        ("turn_ppo", 60, 0.9),  # chance is 1/25: waiting, then one of four words and waiting
+        pytest.param("token_ppo", 150, 0.8, marks=pytest.mark.slow),
+        pytest.param("grpo", 300, 0.8, marks=pytest.mark.slow),
+        pytest.param("gigpo", 300, 0.8, marks=pytest.mark.slow),
+    ],
+)
+def test_the_answer_is_read_and_written(algo, updates, least):
+    learner = make_learner(TrainConfig(agent=AGENT, algo=algo, ppo=PPO, group=GROUP), build(AGENT))
+    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update, donate_argnums=0)
+    success = []
+    for _ in range(updates):
+        state, metrics = update(state)
+        success.append(float(metrics["success"]))
+        assert all(float(metrics[name]) <= bound for name, bound in learner.bounds.items())
+    assert success[0] < 0.2 and np.mean(success[-10:]) >= least
