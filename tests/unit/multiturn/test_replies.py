@@ -440,7 +440,7 @@ class Shouted(ReplyFormat):
         # The opening tag is there, but only behind a letter: no reply without a thought begins with it.
         ("plain", ["go"], {"tokenizer": WordTokenizer.from_texts(["xACTION: go"]), "think": False}, "'go'"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),  # an object's address is no name
 )
 def test_what_no_reply_can_be_is_refused(form, actions, options, message):
     tokenizer = options.pop("tokenizer", None) or WordTokenizer.from_texts(["go left ACTION: <action> </action>"])
