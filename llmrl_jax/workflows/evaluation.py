@@ -91,12 +91,13 @@ def play(
     seed: int = 0,
     sampled: bool = False,
     gif: str = "",
-) -> Episode:
+) -> Episode | None:
     """Play one held-out episode of a run's policy, and print its steps.
 
     **Arguments:** `sampled`, whether actions are sampled, not the most likely; `gif`, a file for its pictures; the
     others as for `evaluate`.
-    **Raises:** as `evaluate`; `ValueError` for pictures of an environment that has none.
+    **Returns:** the episode; None of a policy that writes, whose conversation is printed.
+    **Raises:** as `evaluate`; `ValueError` for pictures of an environment that has none, or of a conversation.
     """
     check_seed("seed", seed)
     check_saved(folder, checkpoint)
@@ -105,6 +106,12 @@ def play(
     x = _experiment(folder, config)
     state, update = restore(folder, config, x.learner, checkpoint)
     key = jax.random.fold_in(x.key(seed), 0)
+    if x.conversation is not None:
+        if gif:
+            raise ValueError(f"gif is {gif}, but a conversation has no pictures: leave --gif out")
+        print(f"{folder}, checkpoint of update {update}, {'sampled' if sampled else 'greedy'} replies")
+        print(x.conversation(state, key, not sampled))
+        return None
     episode = record(x, state, key, greedy=not sampled)
     assert x.env is not None
     print(f"{folder}, checkpoint of update {update}, {'sampled' if sampled else 'greedy'} actions")

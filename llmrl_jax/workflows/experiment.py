@@ -83,6 +83,8 @@ class Experiment:
     """`(experiment, state) -> params, frozen, env_params` of the policy that plays."""
     film: Callable[[Any, jax.Array, Path], Path] | None = None
     """`(state, key, path) -> path`: writes an episode as a GIF; None: the pictures of its states."""
+    conversation: Callable[[Any, jax.Array, bool], str] | None = None
+    """`(state, key, greedy) -> text`: an episode of a policy that writes, for `llmrl play`."""
     title: str = ""
     shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
     """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""

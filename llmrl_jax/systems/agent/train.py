@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
+from llmrl_jax.multiturn.rollout import REPLY
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner
@@ -75,6 +77,18 @@ def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
     return make_one
 
 
+def conversation(agent: WritingAgent, played: Played) -> str:
+    """The first episode as text, a paragraph for each turn's text of the world and each reply."""
+    tokens, roles = played.tokens[0], played.roles[0]
+    starts = [0, *(np.flatnonzero(np.diff(roles)) + 1), len(roles)]
+    parts = []
+    for begin, end in itertools.pairwise(starts):
+        text = agent.tokenizer.decode(tokens[begin:end]).strip()
+        parts.append(f"    {text}" if roles[begin] == REPLY else text)
+    outcome = "success" if played.success[0] else "no success"
+    return "\n".join([*parts, f"{played.turns[0]} turns, return {played.returns[0]:g}, {outcome}"])
+
+
 def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
     """The agent of a run, with its world, learner and evaluation. **Raises:** what `build` and the learners raise."""
     agent = build(config.agent) if agent is None else agent
@@ -88,6 +102,9 @@ def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
     def evaluate(state: Any, key: jax.Array, episodes: int) -> Results:
         return {"sampled": play(state, key, episodes), "greedy": play(state, key, episodes, greedy=True)}
 
+    def talk(state: Any, key: jax.Array, greedy: bool) -> str:
+        return conversation(agent, evaluator(1, greedy)(state.params, state.frozen, key))
+
     return Experiment(
         config,
         learner,
@@ -99,6 +116,7 @@ def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
         report=table,
         during=lambda state, key: play(state, key, config.eval_episodes),
         about={"env": config.agent.env},
+        conversation=talk,
         shown={"success": "success", "valid": "valid", "reply_length": "tokens a reply"},
         unit="tokens",
     )
