@@ -33,7 +33,7 @@ def settings_of(tiny: bool, num_envs: int) -> tuple[AgentConfig, TurnPPOConfig]:
     """An agent that thinks in BabyAI-Text, with adapters, and one epoch of PPO over turns."""
     agent = AgentConfig(env=ENV, decoding="constrained", reply_tokens=16, lora=LORA, remat=True, dtype=dtype().name)
     ppo = TurnPPOConfig(num_envs=num_envs, num_steps=128, episode_tokens=512, epochs=1, minibatches=4, pool_size=64)
-    return agent, replace(ppo, num_steps=16, episode_tokens=160, minibatches=2, pool_size=4) if tiny else ppo
+    return agent, replace(ppo, num_steps=96, episode_tokens=160, minibatches=1, pool_size=4) if tiny else ppo
 
 
 @lru_cache(maxsize=1)  # play and update are measured with the same weights, and then others take their memory

@@ -65,8 +65,8 @@ def read_evaluation(folder: Path) -> Evaluation | None:
 def read_results(values: Mapping[str, Any]) -> dict[str, Result]:
     """The numbers among results as a file has them; those of parts by their dotted path with slashes, `random/success`.
 
-    `NAME_runs` are the values of `NAME` of each seed. A list of objects with a `seed`, as that of the searches of
-    `llmrl props run`, gives `TASK/NAME` with their values."""
+    `NAME_runs` are the values of `NAME` of each seed. A list of objects with a `seed`, as of several searches,
+    gives `TASK/NAME` with their values."""
     return dict(_results(values, ""))
 
 

@@ -182,11 +182,11 @@ def test_runs_without_metrics_are_listed(two_settings):
 
 def test_bad_input(two_settings, capsys):
     for args, message in (
-        ([], "nothing to report"),
-        (["runs/q"], "there is no run in runs/q"),
-        (["runs", "runs/b"], "name each run once"),
-        (["runs/b", "--metrics", "nope"], "'nope', which no run has"),
-        (["runs/b", "--out", "a.png"], ".png is no format of pages"),
+        ([], "folders of runs"),
+        (["runs/q"], "runs/q"),
+        (["runs", "runs/b"], "each run once"),
+        (["runs/b", "--metrics", "nope"], "'nope'"),
+        (["runs/b", "--out", "a.png"], ".png"),
         (["runs/b", "--out", "runs/b/config.json"], "exists already"),
     ):
         assert cli.main(["report", *args]) == 2, args

@@ -34,7 +34,7 @@ _CODES = {
     "COLOR_TO_IDX": {name: i for i, name in enumerate(COLORS)},
     "STATE_TO_IDX": {name: i for i, name in enumerate(STATES)},
 }
-"""The tables that published programs read (bkrl reference, section 4)."""
+"""The tables that published programs read."""
 _ADAPTER = f"""
 
 def {MAIN}(obs, past_obs, past_actions):

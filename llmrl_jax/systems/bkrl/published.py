@@ -1,4 +1,4 @@
-"""Options of BK-RL's published programs on our commands (bkrl reference, section 1.1)."""
+"""Options of BK-RL's published programs on our commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of ELLM's published configuration on our commands, as in `env_spec.threshold=.99` (ellm reference, 1.2 and 1.3).
+"""Keys of ELLM's published configuration on our commands, as in `env_spec.threshold=.99` (2302.06692).
 
 Values are ours where they are left out; `--preset published` has the published ones.
 """

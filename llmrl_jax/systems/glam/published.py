@@ -1,4 +1,4 @@
-"""Options of GLAM's published programs on our commands (glam reference, sections 1.1, 1.2 and 3.4): keys of the
+"""Options of GLAM's published programs on our commands (2302.02662): keys of the
 configuration, as in `rl_script_args.lr=1e-6`, and flags of Symbolic-PPO and of behavioural cloning."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of KALM's published programs on our commands (kalm reference, section 1.3)."""
+"""Options of KALM's published programs on our commands."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def of_file(name: str, text: str, error: str) -> Row:
 
 
 ROWS = [
-    Row("sweep of no file", "sweep --config s.toml", r"there is no configuration s\.toml"),
+    Row("sweep of no file", "sweep --config s.toml", r"s\.toml"),
     Row("sweep of a file near", "sweep --config rates.toml", "did you mean 'rate.toml'", files={"rate.toml": GRID}),
     of_file("no TOML", "command", r"s\.toml is not TOML"),
     of_file("nothing", "", "command is None; the full name of a command is needed"),
@@ -25,10 +25,10 @@ ROWS = [
     of_file("a point twice", GRID.replace("0.9", "5e-1"), "points 1 .* and 2 .* have the same settings: leave one out"),
     of_file("an unknown algorithm", GRID + 'points = [{algo = "pqo"}]', "point 1 .*did you mean 'ppo'"),
     Row("sweep into a file", "sweep --config s.toml --out s.toml", "is a file", files={"s.toml": GRID}),
-    Row("report on nothing", "report", "nothing to report: name the folders of runs"),
-    Row("report on no run", "report x", "there is no run in x"),
-    Row("report by no metric", "report {cartpole} --metrics nope", "'nope', which no run has; they have"),
-    Row("report as a picture", "report {cartpole} --out a.png", r"\.png is no format of pages: take one of htm, html"),
+    Row("report on nothing", "report", "folders of runs"),
+    Row("report on no run", "report x", "run in x"),
+    Row("report by no metric", "report {cartpole} --metrics nope", "--metrics.*'nope'"),
+    Row("report as a picture", "report {cartpole} --out a.png", r"\.png.*htm, html"),
     Row("report on a damaged log", "report {cartpole}", r"cartpole/metrics\.jsonl:1 is '\[1\]'",
         files={"cartpole/metrics.jsonl": "[1]\n"}),
 ]  # fmt: skip
