@@ -200,7 +200,7 @@ def test_recorders_share_a_file(tmp_path):
 
 
 def test_importing_chat_is_cheap():
-    """It loads nothing but the standard library and files of ours that need no more, and of the former no event loop."""
+    """It loads the standard library without an event loop, and files of ours that need no more than that."""
     program = "import sys; before = set(sys.modules); import llmrl_jax.chat; print(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     packages = {name.partition(".")[0] for name in loaded}
