@@ -28,7 +28,7 @@ class Credit:
     """The target of the critic, where `fits`."""
     fits: Bool[Array, "N L"]
     """Where the critic is fitted."""
-    known: Bool[Array, "N L"]
+    resolved: Bool[Array, "N L"]
     """Where a turn begins whose outcome is known: it need not be kept."""
 
 
@@ -62,18 +62,18 @@ def turn_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, gae
     zeros, no = jnp.zeros(len(reward)), jnp.zeros(len(reward), bool)
 
     def step(carry, x):
-        next_value, next_advantage, known, acted, reward = carry
+        next_value, next_advantage, resolved, acted, reward = carry
         value, given, decides, bootstraps, acts, terminated = x
         # the observation that a time-out ended with
         next_value = jnp.where(bootstraps, value, jnp.where(acts & terminated, 0.0, next_value))
         next_advantage = jnp.where(bootstraps | (acts & terminated), 0.0, next_advantage)
-        known = known | bootstraps | (acts & terminated)
+        resolved = resolved | bootstraps | (acts & terminated)
         acted, reward = acted | acts, jnp.where(acts, given, reward)
-        complete = decides & acted & known
+        complete = decides & acted & resolved
         advantage = jnp.where(complete, reward + gamma * next_value - value + gamma * gae_lambda * next_advantage, 0.0)
         next_value = jnp.where(decides, value, next_value)
         next_advantage = jnp.where(decides, advantage, next_advantage)
-        return (next_value, next_advantage, known | decides, acted & ~decides, reward), (advantage, complete)
+        return (next_value, next_advantage, resolved | decides, acted & ~decides, reward), (advantage, complete)
 
     xs = (record.value, reward, record.decides, record.bootstraps, record.acts, record.terminated)
     advantage, complete = _backward(step, (zeros, zeros, no, no, zeros), xs)
@@ -84,7 +84,7 @@ def turn_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, gae
         turn=turn,
         returns=advantage + record.value,
         fits=turn,
-        known=complete | (record.decides & record.learned),
+        resolved=complete | (record.decides & record.learned),
     )
 
 
@@ -114,7 +114,7 @@ def token_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, ga
         return (next_value, next_advantage), advantage
 
     xs = (record.value, before, reward, record.bootstraps, record.acts, record.terminated, reply, record.decides)
-    advantage = _backward(step, (zeros, zeros), (*xs, turns.known))
+    advantage = _backward(step, (zeros, zeros), (*xs, turns.resolved))
     target = jnp.pad((advantage + before)[:, 1:], ((0, 0), (0, 1)))
     fits = jnp.pad(turns.learn[:, 1:], ((0, 0), (0, 1)))
     return turns.replace(advantage=advantage, returns=target, fits=fits)

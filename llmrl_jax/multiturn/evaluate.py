@@ -12,7 +12,7 @@ import numpy as np
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, kept
+from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, carried_over
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Evaluator:
     def _next(self, params: Any, frozen: Any, rows: Any, key: jax.Array) -> Any:
         before = rows.length
         rows, record, steps = self.conversation.play(params, frozen, rows, key, self.chunk)
-        short, count = kept(record, before + self.chunk, self.conversation.held)
+        short, count = carried_over(record, before + self.chunk, self.conversation.held)
         new = record.take(before[:, None] + jnp.arange(self.chunk))
         rows = rows.replace(record=short, length=jnp.where(rows.live, count, 0))
         return rows, new, steps

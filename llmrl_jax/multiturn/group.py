@@ -93,18 +93,18 @@ class GroupLearner(TurnLearner):
         config = self.config
         returns = jnp.sum(jnp.where(record.acts, record.reward, 0.0), axis=1)
         deviation = jnp.std(returns.reshape(-1, config.group), axis=1)
-        whole = jnp.zeros_like(record.reward) + group_advantages(returns, config.group, config.advantage)[:, None]
+        advantage = jnp.zeros_like(record.reward) + group_advantages(returns, config.group, config.advantage)[:, None]
         if config.anchor_coef:
             later = episode_returns(record, record.reward, hparams["gamma"])
             kind = "grpo" if config.advantage == "grpo" else "centred"
             step = anchored(later, record.decides, steps.anchor.T, config.group, kind)
-            whole = whole + hparams["anchor_coef"] * of_turn(record, step)
-        kept = max(1, round(config.keep_groups * len(deviation)))
-        best = jnp.argsort(jnp.argsort(-deviation, stable=True), stable=True) < kept
+            advantage = advantage + hparams["anchor_coef"] * of_turn(record, step)
+        count = max(1, round(config.keep_groups * len(deviation)))
+        best = jnp.argsort(jnp.argsort(-deviation, stable=True), stable=True) < count
         chosen = jnp.repeat(best, config.group)[:, None]
         learn = (record.role == REPLY) & record.free & chosen
         no = jnp.zeros_like(record.decides)
-        credit = Credit(whole, learn, record.decides & chosen, jnp.zeros_like(record.reward), no, record.decides)
+        credit = Credit(advantage, learn, record.decides & chosen, jnp.zeros_like(record.reward), no, record.decides)
         report = {
             "group_std": jnp.mean(deviation),
             "idle_groups": jnp.mean((deviation == 0).astype(jnp.float32)),

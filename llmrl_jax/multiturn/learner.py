@@ -170,21 +170,21 @@ class TurnLearner:
 
     def init(self, key: jax.Array) -> TurnState:
         env_key, policy_key, run_key = jax.random.split(key, 3)
-        place = self.placement
-        params, frozen = place.device_put(self.policy.init(policy_key))
+        placement = self.placement
+        params, frozen = placement.device_put(self.policy.init(policy_key))
         hparams = traced_floats(self.config)
-        opt_state = place.device_put(clipped_adam(hparams).init(params))
-        hparams, run_key, update = place.replicate((hparams, run_key, jnp.int32(0)))
+        opt_state = placement.device_put(clipped_adam(hparams).init(params))
+        hparams, run_key, update = placement.replicate((hparams, run_key, jnp.int32(0)))
         return TurnState(params, frozen, opt_state, self.shard(self.first_rows(env_key)), hparams, run_key, update)
 
     def shard(self, rows: Any) -> Any:
         """Conversations split over the devices, with the pool of episodes on each."""
         if rows == ():
             return rows
-        place, state = self.placement, rows.env_state
-        state = state.replace(env=place.shard_batch(state.env), pool=place.replicate(state.pool))
-        split = place.shard_batch(rows.replace(env_params=(), env_state=()))
-        return split.replace(env_params=place.replicate(rows.env_params), env_state=state)
+        placement, state = self.placement, rows.env_state
+        state = state.replace(env=placement.shard_batch(state.env), pool=placement.replicate(state.pool))
+        split = placement.shard_batch(rows.replace(env_params=(), env_state=()))
+        return split.replace(env_params=placement.replicate(rows.env_params), env_state=state)
 
     def update(self, state: TurnState) -> tuple[TurnState, dict[str, jax.Array]]:
         """Play, credit, gradient steps."""
@@ -199,7 +199,7 @@ class TurnLearner:
         new, fresh = places >= before[:, None], places > before[:, None]
         batch = Batch(record, credit, credit.learn & fresh, new & (record.role != NOTHING))
         params, opt_state, metrics = self._learn(state, batch, shuffle_key)
-        metrics |= report | self._report(record, steps, before)
+        metrics |= report | self._report(record, steps, before, state.frozen["replies"])
         rows = self.shard(self.keep(rows, record, credit))
         state = state.replace(params=params, opt_state=opt_state, rows=rows, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
@@ -267,7 +267,7 @@ class TurnLearner:
         spare = length - self.steps if self.conversation.held else self.steps
         return sorted({length - math.floor(spare * share) for share in SPARED})
 
-    def _report(self, record: Record, steps: Steps, before: jax.Array) -> dict[str, jax.Array]:
+    def _report(self, record: Record, steps: Steps, before: jax.Array, replies: Any) -> dict[str, jax.Array]:
         """Metrics of the play: of the tokens behind `before`."""
         new = jnp.arange(record.token.shape[1]) >= before[:, None]
         acts, written = record.acts & new, (record.role == REPLY) & new
@@ -276,20 +276,16 @@ class TurnLearner:
         longest = -(-jnp.max(jnp.sum(used, axis=1)) // BLOCK) * BLOCK
         computed = jnp.minimum(longest, self.steps) if self.conversation.once else self.steps
         many = jnp.maximum(turns, 1)
+        closed = replies.closed[replies.step(record.state, record.token)]
         return {
             "turns": turns,
             "valid": jnp.sum(record.valid & new) / many,
-            "truncated": jnp.sum(acts & (record.left == 1) & ~self._closed(record)) / many,
+            "truncated": jnp.sum(acts & (record.left == 1) & ~closed) / many,
             "reply_length": jnp.sum(written) / many,
             "utilisation": jnp.sum(used) / (len(used) * computed),
             "cut_episodes": jnp.sum(steps.cut),
             **episode_metrics(steps.info, steps.done, self.task_names),
         }
-
-    def _closed(self, record: Record) -> jax.Array:
-        """Whether the format was complete with each token of a reply."""
-        replies = self.policy.replies
-        return replies.closed[replies.step(record.state, record.token)]
 
 
 def pool_of(config: Any, env: Environment) -> VectorEnv:

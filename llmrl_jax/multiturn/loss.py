@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from llmrl_jax.lm import Llama
-from llmrl_jax.multiturn.credit import Credit, of_turn
+from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record, text_of
 from llmrl_jax.rl.precision import ratio_error, sampling_metrics
@@ -94,19 +94,13 @@ def score_tokens(
     return Scores(log_prob, entropy, hidden)
 
 
-def turn_means(batch: Batch, x: Float[Array, "N L"], weight: Float[Array, "N L"]) -> Float[Array, "N L"]:
-    """The mean of `x` over the tokens of each reply, at these tokens; `weight`, 1 for tokens that count."""
+def reply_sums(record: Record, x: Float[Array, "N L"]) -> Float[Array, "N L"]:
+    """The sum of `x` over the tokens of each reply, at these tokens."""
     places = jnp.arange(x.shape[1])
-    begins = jax.lax.cummax(jnp.where(batch.record.decides, places, 0), axis=1)
+    begins = jax.lax.cummax(jnp.where(record.decides, places, 0), axis=1)
     # a reply's tokens stand behind the place where it was decided
     number = jnp.pad(begins[:, :-1], ((0, 0), (1, 0)))
-
-    def mean(values, weights, number):
-        total = jax.ops.segment_sum(values * weights, number, x.shape[1])
-        count = jax.ops.segment_sum(weights, number, x.shape[1])
-        return (total / jnp.maximum(count, 1.0))[number]
-
-    return jax.vmap(mean)(x, weight, number)
+    return jax.vmap(lambda row, i: jax.ops.segment_sum(row, i, x.shape[1])[i])(x, number)
 
 
 class Totals(NamedTuple):
@@ -126,8 +120,8 @@ def totals(batch: Batch) -> Totals:
     def count(x):
         return jnp.maximum(jnp.sum(x.astype(jnp.float32)), 1.0)
 
-    said = batch.new & (batch.record.role == WORLD) & ~batch.record.begins
-    parts = (batch.credit.learn, batch.credit.turn, batch.credit.fits, batch.credit.learn & batch.fresh, said)
+    from_world = batch.new & (batch.record.role == WORLD) & ~batch.record.begins
+    parts = (batch.credit.learn, batch.credit.turn, batch.credit.fits, batch.credit.learn & batch.fresh, from_world)
     return Totals(*map(count, parts))
 
 
@@ -152,13 +146,13 @@ def turn_loss(
     )
     learn = credit.learn
     log_ratio = jnp.where(learn, scores.log_prob - record.log_prob, 0.0)
+    lengths = jnp.maximum(reply_sums(record, learn.astype(jnp.float32)), 1.0)
     weight = jnp.where(learn, 1 / total.tokens, 0.0)
     if config.aggregate == "turn":
-        per_turn = of_turn(record, _reply_lengths(batch, learn))
-        weight = jnp.where(learn, 1 / (total.turns * jnp.maximum(per_turn, 1.0)), 0.0)
+        weight = jnp.where(learn, 1 / (total.turns * lengths), 0.0)
     ratio_of = log_ratio
     if config.ratio == "turn":
-        mean = turn_means(batch, log_ratio, learn.astype(jnp.float32))
+        mean = reply_sums(record, log_ratio) / lengths  # 0 where nothing is learned
         # GSPO's token form: the value of the reply's ratio, the gradient of the token's own
         ratio_of = jax.lax.stop_gradient(mean) + log_ratio - jax.lax.stop_gradient(log_ratio)
     ratio = jnp.exp(ratio_of)
@@ -194,16 +188,8 @@ def turn_loss(
         loss += hparams["kl_coef"] * jnp.sum(weight * kl)
         metrics["kl_to_base"] = jnp.sum(kl) / total.tokens
     if echo:
-        said = batch.new & (record.role == WORLD) & ~record.begins
-        world_loss = -jnp.sum(jnp.where(said, scores.log_prob, 0.0)) / total.world
+        from_world = batch.new & (record.role == WORLD) & ~record.begins
+        world_loss = -jnp.sum(jnp.where(from_world, scores.log_prob, 0.0)) / total.world
         loss += hparams["echo_coef"] * world_loss
         metrics["world_loss"] = world_loss
     return loss, {"loss": loss, **metrics}
-
-
-def _reply_lengths(batch: Batch, learn: Bool[Array, "N L"]) -> Float[Array, "N L"]:
-    """The number of learned tokens of each reply, where it begins (`decides`)."""
-    places = jnp.arange(learn.shape[1])
-    begins = jax.lax.cummax(jnp.where(batch.record.decides, places, 0), axis=1)
-    number = jnp.pad(begins[:, :-1], ((0, 0), (1, 0)))
-    return jax.vmap(lambda x, n: jax.ops.segment_sum(x, n, learn.shape[1]))(learn.astype(jnp.float32), number)

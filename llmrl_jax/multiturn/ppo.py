@@ -16,7 +16,7 @@ from llmrl_jax.multiturn.credit import Credit, token_advantages, turn_advantages
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState, pool_of
 from llmrl_jax.multiturn.loss import Batch
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import Conversation, Record, Rows, Steps, kept
+from llmrl_jax.multiturn.rollout import Conversation, Record, Rows, Steps, carried_over
 
 
 @dataclass(frozen=True)
@@ -101,5 +101,5 @@ class TurnPPO(TurnLearner):
     def keep(self, rows: Rows, record: Record, credit: Credit) -> Rows:
         record = record.replace(learned=record.learned | credit.turn)
         length = rows.length + self.steps
-        short, count = kept(record, length, self.conversation.size, record.decides & ~credit.known)
+        short, count = carried_over(record, length, self.conversation.size, record.decides & ~credit.resolved)
         return rows.replace(record=short, length=count)

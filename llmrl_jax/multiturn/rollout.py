@@ -127,8 +127,6 @@ class Rows:
     """Whether the queue is the last observation of an episode that timed out."""
     live: Bool[Array, " N"]
     """False for a row that has ended, where each plays one episode."""
-    turn: Int[Array, " N"]
-    """Turns of the episode so far."""
     past: Any = ()
     """With `reprompt`: `(tokens [N, w + 1, W], lengths [N, w + 1])` of the last turns with their replies, the current
     one last."""
@@ -203,7 +201,9 @@ def text_of(record: Record) -> tuple[Int[Array, "N L"], Int[Array, "N L"]]:
     return jnp.where(real, number, 0), jnp.where(real, places - start, -1)
 
 
-def kept(record: Record, length: Int[Array, " N"], size: int, open_turns: Bool[Array, "N L"] | None = None) -> Any:
+def carried_over(
+    record: Record, length: Int[Array, " N"], size: int, open_turns: Bool[Array, "N L"] | None = None
+) -> Any:
     """The part of a record from which rows go on: the current text, and from the earliest text on that has a turn which
     is still to be learned from.
 
@@ -311,8 +311,8 @@ class Conversation:
             return join([text.turns(obs)], size), ()
         turn = text.turns(obs, opening=not window)
         tokens, lengths = (jnp.concatenate([a[:, 1:], b], axis=1) for a, b in zip(past, self._as_kept(turn)))
-        kept = [(tokens[:, i], lengths[:, i]) for i in range(window)]
-        return join([text.heads(obs), *kept, turn], size), (tokens, lengths)
+        earlier = [(tokens[:, i], lengths[:, i]) for i in range(window)]
+        return join([text.heads(obs), *earlier, turn], size), (tokens, lengths)
 
     def _as_kept(self, turn: Pieces) -> tuple[Int[Array, "N 1 W"], Int[Array, "N 1"]]:
         """A turn without its reply, as `Rows.past` keeps it, `[N, 1, W]`."""
@@ -357,7 +357,6 @@ class Conversation:
             spoken=zeros,
             final=no,
             live=~no,
-            turn=zeros,
             past=past,
         )
 
@@ -426,15 +425,15 @@ class Conversation:
 
         # of rows that do not act, the world's step is not used
         action = jnp.where(named < 0, policy.default_action, named)
-        world, told = self._step_worlds(rows, acts, action, past, world_key)
-        ended, over = acts & world.terminated, acts & (world.done | world.cut)
-        restarts = ended | ends
+        world, message = self._step_worlds(rows, acts, action, past, world_key)
+        terminated, over = acts & world.terminated, acts & (world.done | world.cut)
+        restarts = terminated | ends
         live = live & ~restarts if self.once else live
         opened = tracing.cond(
-            jnp.any(restarts), self._opening, lambda obs: jax.tree.map(jnp.zeros_like, told), world.obs
+            jnp.any(restarts), self._opening, lambda obs: jax.tree.map(jnp.zeros_like, message), world.obs
         )
-        told = select(restarts, opened, select(acts, told, ((rows.queue, rows.queued), past)))
-        (queue, queued), past = told
+        message = select(restarts, opened, select(acts, message, ((rows.queue, rows.queued), past)))
+        (queue, queued), past = message
         fresh = restarts | acts
         read = jnp.where(fresh, 0, rows.read + 1)
         begins = restarts if self.appends else fresh
@@ -444,9 +443,8 @@ class Conversation:
         writes = decides | (replied & ~acts)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
         written, log_prob, free = policy.write(replies, logits, state, left, keys)
-        heard = jnp.take_along_axis(queue, jnp.minimum(read, queue.shape[1] - 1)[:, None], axis=1)[:, 0]
+        next_read = jnp.take_along_axis(queue, jnp.minimum(read, queue.shape[1] - 1)[:, None], axis=1)[:, 0]
 
-        nothing = jnp.zeros_like(rows.live)
         anchor = number_of(rows.obs) if self.anchors else ()
         record = Record(
             token=rows.token,
@@ -462,13 +460,13 @@ class Conversation:
             acts=acts,
             reward=jnp.where(acts, world.reward, 0.0),
             valid=acts & (named >= 0),
-            terminated=ended,
-            learned=nothing,
+            terminated=terminated,
+            learned=jnp.zeros_like(rows.live),
         )
         rows = rows.replace(
             env_state=world.env_state,
             obs=world.obs,
-            token=jnp.where(writes, written, heard),
+            token=jnp.where(writes, written, next_read),
             role=jnp.where(writes, REPLY, WORLD).astype(jnp.int8),
             log_prob=jnp.where(writes, log_prob, 0.0),
             free=writes & free,
@@ -479,9 +477,8 @@ class Conversation:
             state=state,
             left=left,
             spoken=jnp.where(begins, 0, rows.spoken + 1),
-            final=jnp.where(fresh, over & ~ended, rows.final),
+            final=jnp.where(fresh, over & ~terminated, rows.final),
             live=live,
-            turn=jnp.where(restarts, 0, rows.turn + acts),
             past=past,
         )
         rows = rows.replace(**{name: self.constrain(getattr(rows, name)) for name in ("obs", "token", "queue")})
@@ -498,8 +495,8 @@ class Conversation:
                 step_key, rows.env_state, action, rows.env_params
             )
             final = info["final_observation"]
-            told = self._following(final, past)
-            (_, queued), _ = told
+            message = self._following(final, past)
+            (_, queued), _ = message
             done = terminated | truncated
             # another turn, and the observation that a time-out ends with, have to fit
             room = self.policy.reply_tokens + text.sizes[1]
@@ -516,13 +513,13 @@ class Conversation:
                 cut=cut,
                 info=episode_info(info),
             )
-            return world, told
+            return world, message
 
         shapes = jax.eval_shape(lambda: step(None))
 
         def nothing(_: Any) -> Any:
-            (world, told), no = shapes, jnp.zeros_like(acts)
-            info, told = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (world.info, told))
-            return World(rows.obs, rows.env_state, jnp.zeros(acts.shape), no, no, no, info), told
+            (world, message), no = shapes, jnp.zeros_like(acts)
+            info, message = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (world.info, message))
+            return World(rows.obs, rows.env_state, jnp.zeros(acts.shape), no, no, no, info), message
 
         return tracing.cond(jnp.any(acts), step, nothing, None)

@@ -38,7 +38,7 @@ CHATML = TurnWording(
     instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.\n",
     observation="\nObservation:",
     reply="<|im_end|>\n<|im_start|>assistant\n",
-    between="<|im_end|>\n<|im_start|>user\n",
+    between="<|im_end|>\n<|im_start|>user",
 )
 """The markers of ChatML, which Qwen's and SmolLM2's chat models know."""
 

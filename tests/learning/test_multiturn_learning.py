@@ -38,7 +38,8 @@ GROUP = GroupConfig(**SHARED, minibatches=1, epochs=2, group=8)
     ],
 )
 def test_the_answer_is_read_and_written(algo, updates, least):
-    learner = make_learner(TrainConfig(agent=AGENT, algo=algo, ppo=PPO, group=GROUP), build(AGENT))
+    settings = {"ppo": PPO} if algo.endswith("ppo") else {"group": GROUP}
+    learner = make_learner(TrainConfig(agent=AGENT, algo=algo, **settings), build(AGENT))
     state, update = learner.init(jax.random.key(0)), jax.jit(learner.update, donate_argnums=0)
     success = []
     for _ in range(updates):

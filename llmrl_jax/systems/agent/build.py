@@ -15,7 +15,7 @@ from envs_jax.actions import OtherActions
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
-from llmrl_jax.core.checks import nearest
+from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
@@ -136,6 +136,8 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> Writing
 
 def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
     """The learner of a run. **Raises** `ValueError` for sizes that do not divide, or episodes that do not fit."""
+    unread = "group" if config.algo in ("turn_ppo", "token_ppo") else "ppo"
+    refuse_unread(config, [unread], f"the learner {config.algo}", remedy="or take another --algo")
     arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
     if config.algo in ("turn_ppo", "token_ppo"):
         ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")

@@ -56,7 +56,7 @@ def test_turns_are_credited_as_a_loop_over_turns_does(seed):
         advantage, known = 0.0, {}
         for decided, act, after in reversed(turns_of(record, row)):
             if after is None or act is None:
-                assert not credit.turn[row, decided] and not credit.known[row, decided]
+                assert not credit.turn[row, decided] and not credit.resolved[row, decided]
                 advantage = 0.0
                 continue
             later = 0.0 if after == "end" else float(record.value[row, after[1]])
@@ -104,7 +104,7 @@ def test_a_turn_is_learned_from_once():
     first = turn_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
     again = turn_advantages(record.replace(learned=first.turn), jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
     assert first.turn.any() and not again.turn.any() and not again.learn.any()
-    np.testing.assert_array_equal(first.known, again.known)
+    np.testing.assert_array_equal(first.resolved, again.resolved)
 
 
 def test_forced_tokens_are_not_learned_from():

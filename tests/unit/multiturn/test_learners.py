@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-import envs_jax
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
-from llmrl_jax.multiturn.loss import Batch, score_tokens, totals, turn_loss
+from llmrl_jax.multiturn.loss import Batch, reply_sums, score_tokens, totals, turn_loss
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
 from llmrl_jax.multiturn.rollout import REPLY, WORLD
+from llmrl_jax.systems.agent.build import make_learner
+from llmrl_jax.systems.agent.clone import clone
+from llmrl_jax.systems.agent.config import AgentConfig, CloneRun, TrainConfig
 from tests.unit.multiturn.conversations import GROUP, PPO, agent
 
 
@@ -263,4 +265,23 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"kl_coef.*0\.1"):
         program = agent()
         make_turn_ppo(replace(PPO, kl_coef=0.1), program.policy, program.env, program.env_params)
-    assert envs_jax.make("Notes-Recall-v0")
+    with pytest.raises(ValueError, match=r"group.*4.*turn_ppo"):
+        make_learner(TrainConfig(agent=program.config, group=GROUP), program)
+    with pytest.raises(TypeError, match="Notes-Recall-v0"):
+        clone(CloneRun(agent=replace(program.config, tune="full")))
+    with pytest.raises(ValueError, match="tune is lora"):
+        clone(CloneRun(agent=AgentConfig()))
+
+
+def test_replies_have_the_means_of_their_tokens():
+    """Sums over replies beside a loop, with which a mean over turns weighs each reply the same."""
+    _, _, batch = batch_of("free")
+    numbers = np.random.default_rng(0).normal(size=batch.record.token.shape).astype(np.float32)
+    ours = np.asarray(reply_sums(batch.record, jnp.asarray(numbers) * batch.credit.learn))
+    learn, decides = np.asarray(batch.credit.learn), np.asarray(batch.record.decides)
+    for row, place in zip(*np.nonzero(learn), strict=True):
+        begin = np.flatnonzero(decides[row, :place])[-1]
+        following = np.flatnonzero(decides[row, place:])
+        end = place + following[0] + 1 if len(following) else learn.shape[1]
+        expected = (numbers[row] * learn[row])[begin + 1 : end].sum()
+        np.testing.assert_allclose(ours[row, place], expected, rtol=1e-4, atol=1e-5)
