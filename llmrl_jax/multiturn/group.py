@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv, VectorState
+from envs_jax.resets import VectorState
 from llmrl_jax.core.checks import In, NonNegativeFloat
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps, worlds_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def make_group_learner(
         raise ValueError(
             f"memory is {policy.memory}, but a group learner credits whole episodes in one row each: take append"
         )
+    if isinstance(env.unwrapped, HostEnvironment):
+        env.unwrapped.check_starts()
     return GroupLearner(config, policy, env, env_params, mesh).learner()
 
 
@@ -73,7 +76,7 @@ class GroupLearner(TurnLearner):
     config: GroupConfig
 
     def make_conversation(self) -> Conversation:
-        vector = VectorEnv(self.env, self.config.num_envs, policy="none")
+        vector = worlds_of(self.env, self.config.num_envs)
         constrain, size = self.placement.shard_batch, self.config.episode_tokens
         anchors = self.config.anchor_coef > 0
         return Conversation(self.policy, vector, size, constrain=constrain, once=True, anchors=anchors, whole=True)
