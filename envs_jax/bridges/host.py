@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -33,7 +33,7 @@ from envs_jax.threads import spare_thread
 spare_thread()  # environments are stepped in callbacks
 
 
-class HostError(RuntimeError):
+class HostError(ValueError):
     """An environment of Python that failed: the row, the seed, and what it did."""
 
 
@@ -424,6 +424,12 @@ class HostEnvironment(Environment[HostState, HostParams]):
             raise
         finally:
             log.removeFilter(keep_record)
+
+
+def errors_named(env: Environment) -> AbstractContextManager[None]:
+    """`HostEnvironment.named` of a world, wrapped or not; no change for one of another kind."""
+    inner = env.unwrapped
+    return inner.named() if isinstance(inner, HostEnvironment) else nullcontext()
 
 
 def _shown(x: Any) -> str:

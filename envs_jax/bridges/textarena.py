@@ -21,9 +21,7 @@ class TextArenaEnv:
         """**Arguments:** `id`, of TextArena, without the ending `-raw`; `opponent`, from what another player reads to
         its reply, for games with `num_players` above 1; we are player 0."""
         if (num_players > 1) != (opponent is not None):
-            raise ValueError(
-                f"num_players is {num_players}: games of one player have no opponent, others need one"
-            )
+            raise ValueError(f"num_players is {num_players}: games of one player have no opponent, others need one")
         try:
             textarena = importlib.import_module("textarena")
         except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Either
@@ -230,7 +231,8 @@ class FreeText:
     def render(self, obs: Mapping[str, Any], opening: bool = True) -> str:
         """Head and turn, or the turn alone, of one observation, as text, on the host."""
         names = ("head", "opening") if opening else ("turn",)
-        return "".join(self.tokenizer.decode([i for i in np.asarray(obs[name]).tolist() if i >= 0]) for name in names)
+        ids = np.concatenate([np.asarray(obs[name]) for name in names])
+        return self.tokenizer.decode(ids[ids >= 0].tolist())
 
     # --- on the device ------------------------------------------------------------------------------------------------
 
@@ -258,12 +260,13 @@ class FreeText:
 
 
 def _longest(make: Callable[[str], list[int]], text: str, size: int) -> list[int]:
-    """The tokens that `make` gives the longest beginning of a text that fits, by bisection."""
-    low, high = 0, len(text)
+    """The tokens that `make` gives the most words of a text that fit, by bisection."""
+    words = re.findall(r"\s*\S+", text)
+    low, high = 0, len(words)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if len(make(text[:middle])) <= size else (low, middle)
-    return make(text[:low])
+        low, high = (middle, high) if len(make("".join(words[:middle]))) <= size else (low, middle)
+    return make("".join(words[:low]))
 
 
 Pieces = tuple[Int[Array, "N _"], Int[Array, " N"]]

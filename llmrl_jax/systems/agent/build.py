@@ -175,9 +175,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
 def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
     """**Raises** `ValueError` for settings that a world of the host does not have."""
     if config.num_actions:
-        raise ValueError(
-            f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0"
-        )
+        raise ValueError(f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0")
     if mesh is not None and mesh.size > 1:
         raise ValueError(f"mesh has {mesh.size} devices; an environment of Python is played on one")
 
