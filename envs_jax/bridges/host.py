@@ -90,8 +90,9 @@ class Encoder(Protocol):
     lengths: tuple[int, ...]
     vocab_size: int
 
-    def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int]:
-        """Ids of a text, int32, padded with -1 to `lengths`; and the tokens that were cut. **Raises:** `ValueError`."""
+    def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int, int]:
+        """Ids, int32, padded with -1 to `lengths`; and the tokens that were cut of the mission, and of the text.
+        **Raises:** `ValueError`."""
         ...
 
 
@@ -126,6 +127,8 @@ class Episode:
     mark: int
     total: float = 0.0
     cut: int = 0
+    begun: bool = False
+    """Whether its mission has been encoded."""
 
 
 def _checksum(mission: str, text: str) -> int:
@@ -242,7 +245,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
                         f"rows {other} and {row} of {self.id} begin with the seed {number}, one with {said[:80]!r} and "
                         f"one with {text[:80]!r}: what is random in the environment must follow from the seed"
                     )
-                self._write(obs, row, episode, text, f"row {row}, seed {number}, reset")
+                self._write(obs, row, self._encoded(episode, text, f"row {row}, seed {number}, reset"))
                 mark.flat[row] = episode.mark
                 self._keep(number, b"", episode)
         return obs, mark
@@ -264,13 +267,13 @@ class HostEnvironment(Environment[HostState, HostParams]):
                 where = f"row {row}, seed {seed}, step {turn + 1}"
                 try:
                     text, given, ended, stopped, info = self._step(episode, chosen, where)
-                    self._write(obs, row, episode, text, where)
+                    self._write(obs, row, self._encoded(episode, text, where))
                 except HostError:
                     if self.world.failure == "raise":
                         raise
                     text, given, ended, stopped, info = "", 0.0, False, True, {"success": False}
                     failed.flat[row] = True
-                    self._write(obs, row, episode, text, where)
+                    self._write(obs, row, self._encoded(episode, text, where))
                 episode.total += given
                 episode.mark = _checksum(episode.mission, text)
                 reward.flat[row], terminated.flat[row], truncated.flat[row] = given, ended, stopped
@@ -286,13 +289,19 @@ class HostEnvironment(Environment[HostState, HostParams]):
     def _blank(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         return {name: np.full((*shape, n), -1, np.int32) for name, n in zip(self.encode.names, self.encode.lengths)}
 
-    def _write(self, obs: Mapping[str, np.ndarray], row: int, episode: Episode, text: str, where: str) -> None:
-        """Put a text's tokens into a row of the observations."""
+    def _encoded(self, episode: Episode, text: str, where: str) -> list[np.ndarray]:
+        """A text's tokens; those that are cut are counted."""
         try:
-            arrays, cut = self.encode(episode.mission, text)
+            arrays, *cut = self.encode(episode.mission, text)
         except Exception as error:
             raise HostError(f"{self.id}, {where}: {error}") from error
-        episode.cut += cut
+        # the mission is read once
+        episode.cut += cut[1] if episode.begun else sum(cut)
+        episode.begun = True
+        return arrays
+
+    def _write(self, obs: Mapping[str, np.ndarray], row: int, arrays: Sequence[np.ndarray]) -> None:
+        """Put tokens into a row of the observations."""
         for name, ids in zip(self.encode.names, arrays):
             obs[name].reshape(-1, len(ids))[row] = ids
 
@@ -316,13 +325,13 @@ class HostEnvironment(Environment[HostState, HostParams]):
             if episode.mark == mark:
                 return episode
         episode, text = self._begin(row, seed)
-        self._count_cut(episode, text)
+        self._encoded(episode, text, f"row {row}, seed {seed}, reset")
         for turn, action in enumerate(actions.tolist()):
             where = f"row {row}, seed {seed}, step {turn + 1}, which is played again"
             text, reward, *_ = self._step(episode, action, where)
             episode.total += reward
             episode.mark = _checksum(episode.mission, text)
-            self._count_cut(episode, text)
+            self._encoded(episode, text, where)
         if episode.mark != mark:
             raise HostError(
                 f"{self.id}, row {row}: the episode of the seed {seed} says {text[:80]!r} after its {len(actions)} "
@@ -330,10 +339,6 @@ class HostEnvironment(Environment[HostState, HostParams]):
                 "follow from the seed"
             )
         return episode
-
-    def _count_cut(self, episode: Episode, text: str) -> None:
-        if self.world.long == "cut":
-            episode.cut += self.encode(episode.mission, text)[1]
 
     def _begin(self, row: int, seed: int, fresh: bool = False) -> tuple[Episode, str]:
         """An episode's beginning, and its first text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,10 @@ class TurnText:
         return "".join(part.prompt.render(obs) for part in parts if part is not None)
 
 
+KEPT_TEXTS = 4096
+"""Texts whose tokens are kept, since missions stay and observations return."""
+
+
 class FreeText:
     """The tokens of an episode's head and of each turn where a world says what it likes: made on the host, and padded.
     It is the encoder of a `HostEnvironment`, and the text of a policy that plays there.
@@ -181,6 +186,7 @@ class FreeText:
         self.pad_id: int = tokenizer.pad_id
         self.vocab_size: int = tokenizer.vocab_size
         self.lengths = (head_tokens, turn_tokens, turn_tokens)
+        self._part = functools.lru_cache(KEPT_TEXTS)(self._encode)
         for name, size, make in zip(self.names, self.lengths, self._makers()):
             if len(make("")) > size:
                 raise PromptError(
@@ -208,25 +214,27 @@ class FreeText:
             lambda text: list(encode(self._turn(text, opening=False).rstrip())),
         )
 
-    def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int]:
-        """The parts of an observation, int32, and the tokens that were cut. **Raises:** `ValueError` for a text that is
-        too long, or that the tokenizer cannot encode."""
-        arrays, cut = [], 0
-        for name, size, make, said in zip(self.names, self.lengths, self._makers(), (mission, text, text)):
-            tokens = make(said)
-            if len(tokens) > size:
-                if self._long == "raise":
-                    raise ValueError(
-                        f"the {name} has {len(tokens)} tokens, and there is room for {size}: give more "
-                        f"{'head' if name == 'head' else 'turn'}_tokens, or take long='cut' ({said[:80]!r})"
-                    )
-                length, tokens = len(tokens), _longest(make, said, size)
-                # an observation is one text, whichever way it is read
-                cut += length - len(tokens) if name != "opening" else 0
-            ids = np.full(size, -1, np.int32)
-            ids[: len(tokens)] = tokens
-            arrays.append(ids)
-        return arrays, cut
+    def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int, int]:
+        """The parts of an observation, int32, and the tokens that were cut of the mission, and of the text. **Raises:**
+        `ValueError` for a text that is too long, or that the tokenizer cannot encode."""
+        parts = [self._part(i, said) for i, said in enumerate((mission, text, text))]
+        return [ids for ids, _ in parts], parts[0][1], parts[2][1]
+
+    def _encode(self, index: int, said: str) -> tuple[np.ndarray, int]:
+        """A part, and the tokens that were cut."""
+        name, size, make = self.names[index], self.lengths[index], self._makers()[index]
+        tokens = make(said)
+        length = len(tokens)
+        if length > size:
+            if self._long == "raise":
+                raise ValueError(
+                    f"the {name} has {length} tokens, and there is room for {size}: give more "
+                    f"{'head' if name == 'head' else 'turn'}_tokens, or take long='cut' ({said[:80]!r})"
+                )
+            tokens = _longest(make, said, size)
+        ids = np.full(size, -1, np.int32)
+        ids[: len(tokens)] = tokens
+        return ids, length - len(tokens)
 
     def render(self, obs: Mapping[str, Any], opening: bool = True) -> str:
         """Head and turn, or the turn alone, of one observation, as text, on the host."""

@@ -121,6 +121,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
     cannot join the parts of its text, `ValueError` for a format that its actions or tokens cannot have, and for sizes.
     """
     mesh = make_mesh(config.mesh) if mesh is None and config.mesh else mesh
+    name = config.env if world is None else ""
     world = load_world(config.env) if world is None else world
     if world is None:
         env, env_params = make_world(config)
@@ -148,7 +149,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
         text = TurnText(env, tokenizer, WORDINGS[config.wording])
     else:
         text = text_of(world, tokenizer, config)
-        env = EpisodeStatistics(HostEnvironment(world, text, config.env))
+        env = EpisodeStatistics(HostEnvironment(world, text, name))
         env_params = env.default_params
     replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
     blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)

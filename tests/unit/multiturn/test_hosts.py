@@ -137,11 +137,11 @@ WORDS = WordTokenizer.from_texts(
 @pytest.mark.parametrize("wording", [TurnWording(), CHATML], ids=["plain", "chatml"])
 def test_free_text_is_the_tokens_of_its_text(wording):
     text = FreeText(WORDS, ("up", "down"), wording, turn_tokens=12, head_tokens=24)
-    arrays, cut = text("win", "one two")
+    arrays, *cut = text("win", "one two")
     obs = {name: jnp.asarray(ids)[None] for name, ids in zip(text.names, arrays)}
     head = wording.instruction.format(actions="up, down") + f"{wording.goal} win"
     turn = f"{wording.observation} one two{wording.reply}"
-    assert cut == 0 and text.sizes == (24, 12)
+    assert cut == [0, 0] and text.sizes == (24, 12)
     for pieces, want in (
         (text.heads(obs), head),
         (text.turns(obs, opening=True), turn),
@@ -160,8 +160,8 @@ def test_long_texts_are_refused_or_cut_and_counted():
         FreeText(WORDS, ("up",), **options)("win", "one two three four five")
     with pytest.raises(ValueError, match="head.*3 tokens"):
         FreeText(WORDS, ("up",), **options)("win win", "one")
-    arrays, cut = FreeText(WORDS, ("up",), **options, long="cut")("win win win", "one two three four five")
-    assert cut == 2 + 2
+    arrays, *cut = FreeText(WORDS, ("up",), **options, long="cut")("win win win", "one two three four five")
+    assert cut == [2, 2]
     shown = [WORDS.decode([i for i in ids if i >= 0]) for ids in arrays]
     assert shown == ["Goal: win", *["Observation: one two three Reply:"] * 2]
     with pytest.raises(PromptError, match="head.*head_tokens"):

@@ -24,7 +24,7 @@ class Letters:
         ids = [ord(c) for c in f"{mission}|{text}"]
         if len(ids) > 40:
             raise ValueError(f"{len(ids)} characters")
-        return [np.int32(ids + [-1] * (40 - len(ids)))], 0
+        return [np.int32(ids + [-1] * (40 - len(ids)))], 0, 0
 
 
 class Sums:
