@@ -116,6 +116,8 @@ class HostState:
     """int32 `[]`, their number."""
     mark: jax.Array
     """uint32 `[]`, the checksum of the last text, by which an episode that is built again is recognised."""
+    over: jax.Array
+    """bool `[]`, whether the episode has ended: then the host is not asked, and `truncated` stays true."""
 
 
 @dataclass
@@ -205,7 +207,8 @@ class HostEnvironment(Environment[HostState, HostParams]):
         shapes = self._observation_shapes(), jax.ShapeDtypeStruct((), np.uint32)
         asked = jnp.asarray(params.asked, bool)
         obs, mark = jax.pure_callback(self._on_reset, shapes, seed, asked, vmap_method="broadcast_all")
-        return obs, HostState(seed, jnp.zeros(self.world.max_turns, jnp.int16), jnp.int32(0), mark)
+        blank = jnp.zeros(self.world.max_turns, jnp.int16)
+        return obs, HostState(seed, blank, jnp.int32(0), mark, jnp.bool_(False))
 
     def step(self, key, state, action, params):
         flag = jax.ShapeDtypeStruct((), np.bool_)
@@ -214,18 +217,21 @@ class HostEnvironment(Environment[HostState, HostParams]):
             *(self._observation_shapes(), jax.ShapeDtypeStruct((), np.uint32)),
             *(jax.ShapeDtypeStruct((), np.float32), flag, flag, info),
         )
-        action, asked = jnp.asarray(action, jnp.int32), jnp.asarray(params.asked, bool)
+        action, asked = jnp.asarray(action, jnp.int32), jnp.asarray(params.asked, bool) & ~state.over
         obs, mark, reward, terminated, truncated, info = jax.pure_callback(
             self._on_step, shapes, state, action, asked, vmap_method="broadcast_all"
         )
         place = jnp.where(asked, state.turn, self.world.max_turns)
+        turn = state.turn + asked
+        truncated = truncated | state.over | (asked & (turn >= self.world.max_turns))
+        place = jnp.where(asked, state.turn, self.world.max_turns)
         after = HostState(
             seed=state.seed,
             actions=state.actions.at[place].set(action.astype(jnp.int16), mode="drop"),
-            turn=state.turn + asked,
+            turn=turn,
             mark=jnp.where(asked, mark, state.mark),
+            over=terminated | truncated,
         )
-        truncated = truncated | (asked & (after.turn >= self.world.max_turns))
         return obs, after, reward, terminated, truncated, info
 
     # --- on the host --------------------------------------------------------------------------------------------------

@@ -131,6 +131,16 @@ def test_few_objects_suffice():
     np.testing.assert_array_equal(*played)
 
 
+def test_an_episode_that_ended_is_not_stepped():
+    env = made(max_turns=1)
+    _, state = env.reset(jax.random.key(0), env.default_params)
+    for _ in range(2):
+        del Sums.log[:]
+        _, state, _, terminated, truncated, _ = env.step(jax.random.key(1), state, jnp.int32(1), env.default_params)
+        assert truncated and not terminated
+    assert Sums.log == []
+
+
 class Faulty(Sums):
     """A fault in the second step of one row: the one that takes action 2."""
 
