@@ -33,6 +33,8 @@ CONFIG = replace(PPO, num_envs=4, num_steps=48, minibatches=1, epochs=1, episode
 class HostLake:
     """The lake, stepped in NumPy."""
 
+    table = LAKE.table
+
     def text(self):
         return ", ".join(LAKE.letters(ToyTextState(self.index, self.time)).split("\n")) + ","
 
