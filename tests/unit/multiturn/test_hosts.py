@@ -27,7 +27,7 @@ from tests.unit.multiturn.conversations import GROUP, PPO, SIZES
 
 LAKE = FrozenLake(desc=["SFH", "FFF", "HFG"], is_slippery=False, text="grid", max_steps=4)
 LAKE.id = "Lake"
-CONFIG = replace(PPO, num_envs=4, num_steps=48, minibatches=1, epochs=1, episode_tokens=80)
+CONFIG = replace(PPO, num_envs=4, num_steps=60, minibatches=1, epochs=1, episode_tokens=80)
 
 
 class HostLake:
