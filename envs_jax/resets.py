@@ -181,6 +181,11 @@ class VectorEnv(Wrapper):
         obs, env = select(done, self._fresh(key, state, done, params), (obs, env))
         return obs, state.replace(env=env), reward, terminated, truncated, info
 
+    def step_rows(self, key: jax.Array, state: VectorState, action: Any, params: Any, rows: jax.Array) -> Any:
+        """`step`, of which the results of other rows than `rows`, bool `[N]`, are not used: a batch whose rows are
+        costly computes no others."""
+        return self.step(key, state, action, params)
+
     def restart(self, key: jax.Array, state: VectorState, rows: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Fresh episodes in some rows, as `step` begins them, for a caller that ends episodes itself.
 

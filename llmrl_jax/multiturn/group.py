@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv, VectorState
+from envs_jax.resets import VectorState
 from llmrl_jax.core.checks import In, NonNegativeFloat
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps, worlds_of
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def make_group_learner(
     """REINFORCE, GRPO or GiGPO on written replies as a `Learner`; see `TurnLearner` for arguments, metrics and errors.
     It adds `group_std` (the mean standard deviation of returns within groups) and `idle_groups` (the share whose
     returns are all equal)."""
+    if isinstance(env.unwrapped, HostEnvironment):
+        env.unwrapped.check_starts()
     return GroupLearner(config, policy, env, env_params, mesh).learner()
 
 
@@ -70,7 +73,7 @@ class GroupLearner(TurnLearner):
     config: GroupConfig
 
     def make_conversation(self) -> Conversation:
-        vector = VectorEnv(self.env, self.config.num_envs, policy="none")
+        vector = worlds_of(self.env, self.config.num_envs)
         constrain, size = self.placement.shard_batch, self.config.episode_tokens
         longest = self.policy.longest_text or 0
         if size < longest:

@@ -20,7 +20,7 @@ from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, totals, turn_loss
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps, worlds_of
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import (
     AdamConfig,
@@ -313,4 +313,4 @@ class TurnLearner:
 
 def pool_of(config: Any, env: Environment) -> VectorEnv:
     """The batch of worlds of a learner whose episodes continue."""
-    return VectorEnv(env, config.num_envs, policy="pool", pool_size=config.pool_size)
+    return worlds_of(env, config.num_envs, config.pool_size)

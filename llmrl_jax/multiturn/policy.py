@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llmrl_jax.lm import Llama, ValueHead
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.text import TurnText
+from llmrl_jax.multiturn.text import FreeText, TurnText
 from llmrl_jax.parallel import shardings
 
 
@@ -34,7 +34,7 @@ class TurnPolicy:
     base: Callable[[jax.Array], Any]
     """From a PRNG key to the base parameters."""
     value_head: ValueHead
-    text: TurnText
+    text: TurnText | FreeText
     replies: ReplyAutomaton
     reply_tokens: int
     """The most tokens of a reply; one that is cut there acts by what it says so far."""

@@ -18,6 +18,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
+from envs_jax.bridges.host import HostEnvironment, HostVector
+from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.cache import Cache, DecodeState
@@ -159,6 +161,16 @@ class Steps:
     """Whether an episode ended here because its text is as long as it may be."""
     anchor: Any = ()
     """int32, `number_of` the observation that is being read; `()` unless asked for."""
+
+
+def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
+    """A batch of worlds. **Arguments:** `pool_size`, of the episodes prepared for those that end; 0: nothing is reset.
+    Environments of the host begin their next episode when it is needed, whatever the size."""
+    if isinstance(env.unwrapped, HostEnvironment):
+        return HostVector(env, count, policy="always" if pool_size else "none")
+    return (
+        VectorEnv(env, count, policy="pool", pool_size=pool_size) if pool_size else VectorEnv(env, count, policy="none")
+    )
 
 
 def capacity(policy: TurnPolicy, episode_tokens: int = 0) -> int:
@@ -494,8 +506,8 @@ class Conversation:
         text, step_key, cut_key = self.policy.text, *jax.random.split(key)
 
         def step(_: Any) -> Any:
-            obs, env_state, reward, terminated, truncated, info = self.env.step(
-                step_key, rows.env_state, action, rows.env_params
+            obs, env_state, reward, terminated, truncated, info = self.env.step_rows(
+                step_key, rows.env_state, action, rows.env_params, acts
             )
             final = info["final_observation"]
             message = self._following(final, past)
