@@ -60,8 +60,8 @@ def make_group_learner(
     config: GroupConfig, policy: TurnPolicy, env: Environment, env_params: Any, mesh: Mesh | None = None
 ) -> Learner:
     """REINFORCE, GRPO or GiGPO on written replies as a `Learner`; see `TurnLearner` for arguments, metrics and errors.
-    It adds `group_std` (the mean standard deviation of returns within groups) and `idle_groups` (the share whose
-    returns are all equal)."""
+    It adds `reward_std` (the mean standard deviation of returns within groups, which falls first in RAGEN's echo trap,
+    2504.20073) and `idle_groups` (the share whose returns are all equal)."""
     if isinstance(env.unwrapped, HostEnvironment):
         env.unwrapped.check_starts()
     return GroupLearner(config, policy, env, env_params, mesh).learner()
@@ -112,7 +112,7 @@ class GroupLearner(TurnLearner):
         no = jnp.zeros_like(record.decides)
         credit = Credit(advantage, learn, record.decides & chosen, jnp.zeros_like(record.reward), no, record.decides)
         report = {
-            "group_std": jnp.mean(deviation),
+            "reward_std": jnp.mean(deviation),
             "idle_groups": jnp.mean((deviation == 0).astype(jnp.float32)),
             "finished": jnp.mean(jnp.any(record.bootstraps | record.terminated, axis=1).astype(jnp.float32)),
         }
