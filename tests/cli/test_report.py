@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,9 +20,9 @@ from llmrl_jax.report.video import write_gif
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import Status, write_status
 from llmrl_jax.workflows.rl_training import settings_class
+from tests import browser
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>$x^{$&amp;\x00\u202e"
 
@@ -159,14 +157,17 @@ def test_what_files_hold_is_text(tmp_path, monkeypatch):
     assert not re.search(r"https?://|//[a-z]", re.sub(r"base64,[^\"]+", "", text))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
+@pytest.mark.skipif(browser.PROGRAM is None, reason="no browser is installed: Chromium or Chrome, on the path")
 def test_a_browser_shows_it(tmp_path, two_settings):
+    write_gif("runs/b/episode.gif", [np.zeros((4, 4, 3), np.uint8)] * 2)
     written("runs", str(hostile_run(tmp_path)))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
-    command = [BROWSER, *options, (tmp_path / "report.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0
-    page = Strict(done.stdout)  # as the browser read it
+    address = (tmp_path / "report.html").as_uri()
+    with browser.opened(tmp_path / "browser") as tab:
+        assert tab.open(address) == [] and tab.broken_pictures() == []
+        assert {x for x in tab.requests() if not x.startswith("data:")} == {address}
+        assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        page = Strict(tab.run("document.documentElement.outerHTML"))  # as the browser read it
+        assert tab.run("Array.from(document.images).every(image => image.getBoundingClientRect().width > 1)")
     assert "script" not in page.tags and "Final numbers" in page.cells and "alert(1)" in page.cells
     assert sum(source.startswith("data:image/svg+xml") for source in page.sources) >= 4
 

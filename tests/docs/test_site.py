@@ -1,4 +1,5 @@
-"""The documentation as a site: every page is in its navigation, code is code, and pictures and links are there."""
+"""The documentation as a site: every page is in its navigation, code is code, pictures and links are there, and a
+browser opens every page."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import browser
 from tests.paths import ROOT
 
 
@@ -38,12 +40,18 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> dict[Path, Page]:
-    """The pages of the built site, by path."""
+def folder(tmp_path_factory) -> Path:
+    """The built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder) -> dict[Path, Page]:
+    """The pages of the built site, by path."""
     return {path: Page(path.read_text()) for path in sorted(folder.rglob("*.html")) if path.name != "404.html"}
 
 
@@ -73,3 +81,50 @@ def test_links_and_pictures_lead_somewhere(site):
             if not there.exists() or anchor and there in site and anchor not in site[there].ids:
                 missing.append(f"{path.parent.name}: {target}")
     assert not missing
+
+
+SEEN = """({
+    text: Array.from(document.querySelectorAll("article"), x => x.innerText).join("\\n"),
+    fences: document.body.innerText.split("\\n").filter(line => line.includes("```")),
+    height: document.querySelector("h1")?.getBoundingClientRect().height,
+    links: document.querySelectorAll("nav.md-nav--primary a.md-nav__link").length,
+    overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+})"""
+"""Facts of a page as a browser lays it out: sizes are in pixels."""
+
+
+@pytest.mark.skipif(browser.PROGRAM is None, reason="no browser is installed: Chromium or Chrome, on the path")
+def test_a_browser_opens_every_page(folder, site, tmp_path):
+    pages = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    wrong = {}
+    with browser.served(folder) as address, browser.opened(tmp_path) as tab:
+        for path in site:
+            name = str(path.relative_to(folder))
+            errors = tab.open(f"{address}/{name}")
+            errors += [f"no picture: {source}" for source in tab.broken_pictures()]
+            errors += [f"asks {x}" for x in tab.requests() if not x.startswith((f"{address}/", "data:"))]
+            seen = tab.run(SEEN)
+            errors += [f"raw fence: {line}" for line in seen["fences"]]
+            if not seen["text"].strip() or not seen["height"]:
+                errors.append("no text or no heading")
+            if seen["links"] < len(pages):
+                errors.append(f"{seen['links']} links in the navigation")
+            if seen["overflow"] > 0:
+                errors.append(f"{seen['overflow']} pixels wider than the window")
+            wrong |= {name: errors} if errors else {}
+    assert not wrong
+
+
+@pytest.mark.skipif(browser.PROGRAM is None, reason="no browser is installed: Chromium or Chrome, on the path")
+def test_what_the_browser_finds(tmp_path):
+    (tmp_path / "page.html").write_text("<img src=a.png><p>x</p><script>console.error(1); nothing()</script>")
+    (tmp_path / "good.html").write_text("<p>x</p>")
+    with browser.served(tmp_path) as address, browser.opened(tmp_path / "browser") as tab:
+        errors = tab.open(f"{address}/page.html")
+        assert {error.partition(":")[0] for error in errors} == {"console", "exception", "log"}
+        assert tab.broken_pictures() == [f"{address}/a.png"] and f"{address}/a.png" in tab.requests()
+        assert not any("page.html" in error for error in tab.open(f"{address}/good.html"))
+        assert tab.run("document.body.innerText.trim()") == "x"
+        assert tab.open(f"{address}/absent.html")
+        with pytest.raises(RuntimeError, match="nothing"):
+            tab.run("nothing()")
