@@ -145,9 +145,9 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=600, noise=0.75, epochs=1.0, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
+    episodes=2000, noise=0.95, epochs=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
 )
-"""The demo's imitation: enough for thoughts that are right mostly, of an expert whose actions leave room for RL."""
+"""The demo's imitation: enough for thoughts that are mostly right, of an expert whose actions are nearly random."""
 
 DEMO_PPO = TurnPPOConfig(
     num_envs=64,
@@ -159,10 +159,10 @@ DEMO_PPO = TurnPPOConfig(
     schedule_updates=1,
     gamma=0.9,
     entropy_coef=0.0,
-    invalid_reward=-0.1,
+    invalid_reward=-0.3,
 )
-"""The demo's PPO, as that of `llmrl glam demo`: a short horizon makes detours cost more, and a learning rate that falls
-to zero, without an entropy bonus, lets the policy decide."""
+"""The demo's PPO: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
+bonus, lets the policy decide."""
 
 DEMO_STEPS = 80 * DEMO_PPO.num_envs * DEMO_PPO.num_steps
 """Tokens of the demo's RL."""
@@ -171,4 +171,4 @@ DEMO_STEPS = 80 * DEMO_PPO.num_envs * DEMO_PPO.num_steps
 def demo_config(steps: int = DEMO_STEPS) -> TrainConfig:
     """The demo's RL over so many tokens, at whose end the learning rate is zero."""
     updates = max(1, -(-steps // (DEMO_PPO.num_envs * DEMO_PPO.num_steps)))
-    return TrainConfig(agent=DEMO, steps=steps, ppo=replace(DEMO_PPO, schedule_updates=updates))
+    return TrainConfig(agent=DEMO, algo="token_ppo", steps=steps, ppo=replace(DEMO_PPO, schedule_updates=updates))
