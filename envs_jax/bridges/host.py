@@ -256,7 +256,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
                 self._keep(number, b"", episode)
         return obs, mark
 
-    def _on_step(self, state: HostState, action: Any, asked: Any) -> Any:
+    def _on_step(self, state: Any, action: Any, asked: Any) -> Any:
         state = jax.tree.map(np.asarray, state)
         action, asked = np.asarray(action), np.asarray(asked)
         shape = action.shape
