@@ -437,9 +437,9 @@ class HostEnvironment(Environment[HostState, HostParams]):
             log.removeFilter(keep_record)
 
 
-def errors_named(env: Environment) -> AbstractContextManager[None]:
+def errors_named(env: Environment | None) -> AbstractContextManager[None]:
     """`HostEnvironment.named` of a world, wrapped or not; no change for one of another kind."""
-    inner = env.unwrapped
+    inner = None if env is None else env.unwrapped
     return inner.named() if isinstance(inner, HostEnvironment) else nullcontext()
 
 
