@@ -256,7 +256,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
                 self._keep(number, b"", episode)
         return obs, mark
 
-    def _on_step(self, state: HostState, action: Any, asked: Any) -> Any:
+    def _on_step(self, state: Any, action: Any, asked: Any) -> Any:
         state = jax.tree.map(np.asarray, state)
         action, asked = np.asarray(action), np.asarray(asked)
         shape = action.shape
@@ -437,9 +437,9 @@ class HostEnvironment(Environment[HostState, HostParams]):
             log.removeFilter(keep_record)
 
 
-def errors_named(env: Environment) -> AbstractContextManager[None]:
+def errors_named(env: Environment | None) -> AbstractContextManager[None]:
     """`HostEnvironment.named` of a world, wrapped or not; no change for one of another kind."""
-    inner = env.unwrapped
+    inner = None if env is None else env.unwrapped
     return inner.named() if isinstance(inner, HostEnvironment) else nullcontext()
 
 

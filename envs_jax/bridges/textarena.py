@@ -30,6 +30,7 @@ class TextArenaEnv:
         self._env = textarena.make(f"{id}-raw")
         self._players, self._opponent = num_players, opponent
         self._random: Any = None
+        self._mission = ""
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:

@@ -164,7 +164,7 @@ class FreeText:
     `TurnText`.
     """
 
-    names = ("head", "opening", "turn")
+    names: tuple[str, ...] = ("head", "opening", "turn")
     """The parts of the observation: ids, padded with -1."""
 
     def __init__(
@@ -185,7 +185,7 @@ class FreeText:
         self._long = long
         self.pad_id: int = tokenizer.pad_id
         self.vocab_size: int = tokenizer.vocab_size
-        self.lengths = (head_tokens, turn_tokens, turn_tokens)
+        self.lengths: tuple[int, ...] = (head_tokens, turn_tokens, turn_tokens)
         self._part = functools.lru_cache(KEPT_TEXTS)(self._encode)
         for name, size, make in zip(self.names, self.lengths, self._makers()):
             if len(make("")) > size:
@@ -247,7 +247,7 @@ class FreeText:
     @property
     def sizes(self) -> tuple[int, int]:
         """The most tokens of a head, and of a turn."""
-        return self.lengths[:2]
+        return self.lengths[0], self.lengths[1]
 
     @property
     def top_token(self) -> int:
