@@ -60,6 +60,8 @@ class KeyValues(NamedTuple):
     """Queries and keys are the same tokens, and no query sees a later one: a promise, which `mask` keeps too."""
     segments: Int[Array, "b t"] | None = None
     """If causal: the mask is that of equal numbers, for kernels that take numbers and no mask."""
+    longest: int | None = None
+    """With segments: the most tokens of one, a promise; None: not known. Short segments in long rows cost less."""
 
     @property
     def order(self) -> str:
@@ -83,7 +85,7 @@ class KeyValues(NamedTuple):
         """The same for some of the queries, which `select` takes along axis 1 of the mask."""
         mask = self.visible
         mask = mask if mask is None or mask.ndim == 3 else mask[None]
-        return self._replace(mask=None if mask is None else select(mask), causal=False, segments=None)
+        return self._replace(mask=None if mask is None else select(mask), causal=False, segments=None, longest=None)
 
 
 class Mask(NamedTuple):
@@ -189,12 +191,38 @@ def attend(
     chosen = form_of(form, query, source)
     if chosen in FUSED:
         return FUSED[chosen](query, source).astype(query.dtype)
+    if source.longest is not None and 3 * source.longest <= q:
+        return _in_blocks(query, source, chosen)
     key, value, mask = source.key, source.value, source.visible
     mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
     rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
     key, value = jnp.moveaxis(key, 2, 1), jnp.moveaxis(value, 2, 1)
     output: Any = _attended(chosen == "recomputed", rows, key, value, mask if mask.ndim == 3 else mask[None])
     return jnp.moveaxis(output.reshape(b, kv, q, n // kv, h), 1, 2).reshape(b, q, n, h).astype(query.dtype)
+
+
+def _in_blocks(query: Float[Array, "b q n h"], source: KeyValues, form: Any) -> Float[Array, "b q n h"]:
+    """`attend` where segments are short: a block of as many queries as a segment has tokens at most sees the keys of
+    its own block and of the one before, in place of all."""
+    (b, q, n, h), size = query.shape, source.longest
+    assert source.causal and source.segments is not None and size is not None
+    count = -(-q // size)
+
+    def blocks(x: jax.Array, fill: int = 0) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, count * size - q), *((0, 0),) * (x.ndim - 2)), constant_values=fill)
+        return x.reshape(b, count, size, *x.shape[2:])
+
+    def with_earlier(x: jax.Array, fill: int = 0) -> jax.Array:
+        earlier = jnp.pad(x[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (x.ndim - 2)), constant_values=fill)
+        return jnp.concatenate([earlier, x], axis=2).reshape(b * count, 2 * size, *x.shape[3:])
+
+    number = blocks(source.segments, -2)
+    keys, values = with_earlier(blocks(source.key)), with_earlier(blocks(source.value))
+    own = number.reshape(b * count, size)
+    places = jnp.arange(2 * size)
+    mask = (own[:, :, None] == with_earlier(number, -3)[:, None]) & (places[:size, None] + size >= places)
+    output = attend(blocks(query).reshape(b * count, size, n, h), [KeyValues(keys, values, mask)], form)
+    return output.reshape(b, count * size, n, h)[:, :q]
 
 
 def _over_sources(query: Any, grouped: Any, sources: Sequence[KeyValues]) -> Any:

@@ -236,6 +236,25 @@ class DecodeState:
         ]
         return sources if self.prefix is None else [*sources, KeyValues(prompt[2], prompt[3], masks[2], "kth")]
 
+    def shifted(self) -> DecodeState:
+        """The state whose prompts end with what the continuations were, which are empty: earlier tokens of the prompts
+        have made room.
+
+        All `T` tokens of the continuations are there, every prompt fills its slots (`lengths` is `S`), and no row's
+        current text has more than `S` tokens."""
+        size, count = self.capacities
+        assert self.first is not None
+
+        def moved(prompt: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            both = jnp.concatenate([prompt, new], axis=axis)
+            return jax.lax.slice_in_dim(both, count, count + size, axis=axis)
+
+        of_keys, of_values = (-2 if self.merged else -1), -2
+        keys = jax.tree.map(lambda a, b: moved(a, b, a.ndim + of_keys), self.prompt_keys, self.keys)
+        values = jax.tree.map(lambda a, b: moved(a, b, a.ndim + of_values), self.prompt_values, self.values)
+        index = jnp.zeros_like(self.index)
+        return dataclasses.replace(self, prompt_keys=keys, prompt_values=values, index=index, first=self.first - count)
+
     def rows(self, rows: Int[Array | np.ndarray, "R"]) -> DecodeState:
         """The continuations of some of the prompts."""
         batch, axis = self.lengths.shape[0], 0 if self.per_layer else 1

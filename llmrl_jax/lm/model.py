@@ -121,6 +121,7 @@ class Llama(nn.Module):
         lengths: Int[AnyArray, "B"] | None = None,
         positions: Int[AnyArray, "B S"] | None = None,
         segments: Int[AnyArray, "B S"] | None = None,
+        longest: int | None = None,
         cache: Cache | None = None,
         prefix: Prefix | None = None,
         at: Int[AnyArray, "B N"] | None = None,
@@ -132,10 +133,11 @@ class Llama(nn.Module):
         **Arguments:** `tokens`; `lengths`, of right-padded rows; or `positions`, for any padding, with -1 at pads;
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
         tokens attend only to those of their own segment, so that a row may hold several texts, whose positions rise;
-        `cache`, to read and extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`,
-        indices in `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute
-        them; `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold
-        something else than a token.
+        `longest`, the most tokens of a segment, a promise by which short texts in long rows cost less; `cache`, to
+        read and extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`, indices in
+        `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute them;
+        `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold something else
+        than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
         """
         if lengths is not None and positions is not None:
@@ -167,7 +169,7 @@ class Llama(nn.Module):
         if segments is not None and mask.in_window is None:
             segments = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
         else:
-            segments = None  # fused kernels know no window
+            segments = longest = None  # fused kernels and blocks know no window
         prefix_size = 0 if prefix is None else prefix.size
         angles = rotations(self.config, prefix_size + query_positions)
         prefix_mask = self._mask(None, prefix_size + query_positions, jnp.arange(prefix_size)[None])
@@ -180,7 +182,7 @@ class Llama(nn.Module):
             kv = None if cache is None else (key, value)
             key, value = key.astype(self.dtype), value.astype(self.dtype)
             layer_mask = mask.of_layer(layer.has_window)
-            sources = [KeyValues(key, value, layer_mask, causal=causal, segments=segments)]
+            sources = [KeyValues(key, value, layer_mask, causal=causal, segments=segments, longest=longest)]
             if prefix is not None:
                 sources.append(KeyValues(layer.kv[2], layer.kv[3], prefix_mask.of_layer(layer.has_window), "kth"))
             return block(x, layer, angles, sources, select), None, kv

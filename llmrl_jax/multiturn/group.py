@@ -23,7 +23,8 @@ from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps
 @dataclass(frozen=True)
 class GroupConfig(TurnLearnerConfig):
     """Settings of learners on groups. Every update plays one whole episode in each world; rows that have ended wait for
-    the longest one, up to `episode_tokens`."""
+    the longest one, up to `episode_tokens`, which with memory reprompt count the prompts of all turns; what an episode
+    has not got by then is left out."""
 
     PREFIX: ClassVar[str] = "group."
 
@@ -59,11 +60,7 @@ def make_group_learner(
 ) -> Learner:
     """REINFORCE, GRPO or GiGPO on written replies as a `Learner`; see `TurnLearner` for arguments, metrics and errors.
     It adds `group_std` (the mean standard deviation of returns within groups) and `idle_groups` (the share whose
-    returns are all equal). **Raises:** also `ValueError` for the memory `reprompt`."""
-    if policy.memory != "append":
-        raise ValueError(
-            f"memory is {policy.memory}, but a group learner credits whole episodes in one row each: take append"
-        )
+    returns are all equal)."""
     return GroupLearner(config, policy, env, env_params, mesh).learner()
 
 
@@ -75,6 +72,12 @@ class GroupLearner(TurnLearner):
     def make_conversation(self) -> Conversation:
         vector = VectorEnv(self.env, self.config.num_envs, policy="none")
         constrain, size = self.placement.shard_batch, self.config.episode_tokens
+        longest = self.policy.longest_text or 0
+        if size < longest:
+            raise ValueError(
+                f"group.episode_tokens is {size}, but a prompt and its reply have up to {longest} tokens: with memory "
+                "reprompt it counts those of all turns"
+            )
         anchors = self.config.anchor_coef > 0
         return Conversation(self.policy, vector, size, constrain=constrain, once=True, anchors=anchors, whole=True)
 

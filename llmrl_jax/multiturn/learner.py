@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from envs_jax import tracing
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv
-from llmrl_jax.core.checks import In, NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl_jax.core.checks import In, Needs, NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.multiturn.credit import Credit
@@ -22,7 +22,15 @@ from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, totals, turn_loss
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps
 from llmrl_jax.parallel import Placement
-from llmrl_jax.rl.gradient import AdamConfig, accumulate, apply_gradients, clipped_adam, in_parts, traced_floats
+from llmrl_jax.rl.gradient import (
+    AdamConfig,
+    accumulate,
+    apply_gradients,
+    clipped_adam,
+    in_parts,
+    linear_decay,
+    traced_floats,
+)
 from llmrl_jax.rl.precision import RATIO_BOUNDS, SAMPLING_METRICS, exact_rounding, matmul_precision, platform_of
 from llmrl_jax.rl.rollout import check_divisible, check_statistics, episode_metrics, task_names
 
@@ -42,6 +50,10 @@ class TurnLearnerConfig(AdamConfig):
     """Gradient steps per epoch; divides num_envs."""
     microbatches: PositiveInt = 1
     """Sequential parts in which a minibatch's gradient is computed, to save memory; divides the minibatch."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays constant or falls linearly to zero over `schedule_updates`."""
+    schedule_updates: Annotated[NonNegativeInt, Needs("schedule", "linear")] = 0
+    """Updates after which a linear schedule reaches zero."""
     gamma: Annotated[float, In("[0, 1]")] = 0.99
     """Discount per turn."""
     clip_low: NonNegativeFloat = 0.2
@@ -73,6 +85,11 @@ class TurnLearnerConfig(AdamConfig):
                 f"{self.PREFIX}num_envs {self.num_envs} is not divided by {self.PREFIX}minibatches "
                 f"{self.minibatches} x {self.PREFIX}microbatches {self.microbatches}"
             )
+        if self.schedule == "linear" and self.schedule_updates < 1:
+            raise ValueError(
+                f"{self.PREFIX}schedule is linear; it needs {self.PREFIX}schedule_updates, the update at which it "
+                "reaches zero"
+            )
 
 
 @struct.dataclass
@@ -95,6 +112,8 @@ class TurnState:
 SPARED = (0.6, 0.0)
 """The shares of the room for earlier tokens that gradients leave out where no row of a part needs it. Each is compiled
 by itself."""
+WORTH = 0.8
+"""The share of a row's length up to which a shorter one is worth the time that its gradient takes to compile."""
 
 
 class TurnLearner:
@@ -210,6 +229,9 @@ class TurnLearner:
         batch = self.placement.replicate(batch)
         optimizer, count = clipped_adam(hparams), config.epochs * config.minibatches
         order = permutations(key, config.epochs, config.num_envs).reshape(count, -1)
+        rate = hparams["learning_rate"]
+        if config.schedule == "linear":
+            rate = rate * linear_decay(state.update, config.schedule_updates)
         of_first = {"ratio_error": "first_ratio_error"} | {name: name for name in SAMPLING_METRICS}
 
         def gradient_step(carry, i):
@@ -217,7 +239,7 @@ class TurnLearner:
             minibatch = jax.tree.map(lambda x: x[order[i]], batch)
             minibatch = self.normalised(minibatch)
             grads, metrics = self._gradient(params, state.frozen, minibatch, hparams)
-            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, hparams["learning_rate"])
+            params, opt_state, norm = apply_gradients(optimizer, params, grads, opt_state, rate)
             return (params, opt_state), metrics | {"grad_norm": norm}
 
         (params, opt_state), metrics = tracing.scan(gradient_step, (state.params, state.opt_state), jnp.arange(count))
@@ -265,7 +287,8 @@ class TurnLearner:
     def _widths(self, length: int) -> list[int]:
         """The lengths to which rows are cut for a gradient, the shortest that holds them being chosen."""
         spare = length - self.steps if self.conversation.held else self.steps
-        return sorted({length - math.floor(spare * share) for share in SPARED})
+        widths = {length - math.floor(spare * share) for share in SPARED}
+        return sorted(width for width in widths if width == length or width <= WORTH * length)
 
     def _report(self, record: Record, steps: Steps, before: jax.Array, replies: Any) -> dict[str, jax.Array]:
         """Metrics of the play: of the tokens behind `before`."""

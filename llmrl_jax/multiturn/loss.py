@@ -59,7 +59,9 @@ def score_tokens(
     memory at once, which divides `L`; 0: all; `world`, whether the world's tokens are scored too, without temperature.
     """
     number, position = text_of(record)
-    output: Any = policy.model.apply(variables, record.token, positions=position, segments=number, logits=False)
+    output: Any = policy.model.apply(
+        variables, record.token, positions=position, segments=number, longest=policy.longest_text, logits=False
+    )
     hidden = output.hidden
     # a token is predicted from the one before it
     before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))

@@ -87,6 +87,11 @@ class TurnPolicy:
         return sum(self.text.sizes) + (self.window * self.turn_tokens if self.memory == "reprompt" else 0)
 
     @property
+    def longest_text(self) -> int | None:
+        """The most tokens of a text, by which rows of many are cheaper; None with `append`: that of an episode."""
+        return self.prompt_tokens + self.reply_tokens if self.memory == "reprompt" else None
+
+    @property
     def dtype(self) -> Any:
         """The dtype to which the model rounds the factors of its products."""
         return self.model.precision

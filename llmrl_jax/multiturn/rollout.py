@@ -222,25 +222,14 @@ def carried_over(
 
 
 BLOCK = 32
-"""Steps that are taken before it is asked again whether a row is still live, where rows end."""
+"""The most steps after which earlier tokens that are no longer seen make room, and, where rows end, it is asked again
+whether one is still live."""
 
 
-def _while_live(body: Any, carry: Any, steps: int) -> Any:
-    """`scan` of `body` over `steps` steps, in blocks; those in which no row is live are not computed, and are zero."""
-
-    def block(carry, start):
-        def run(carry):
-            return tracing.scan(body, carry, start + jnp.arange(BLOCK))
-
-        _, shapes = jax.eval_shape(run, carry)
-
-        def skip(carry):
-            return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-        return tracing.cond(jnp.any(carry[0].live), run, skip, carry)
-
-    carry, out = tracing.scan(block, carry, jnp.arange(0, steps, BLOCK))
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
+def block_of(steps: int) -> int:
+    """The steps of a block: the largest divisor up to `BLOCK`; all, if it has none that is worth a block."""
+    size = next(n for n in range(min(BLOCK, steps), 0, -1) if steps % n == 0)
+    return size if size >= BLOCK // 4 else steps
 
 
 def number_of(obs: Any) -> Int[Array, " N"]:
@@ -370,43 +359,57 @@ class Conversation:
         """
         policy = self.policy
         variables = policy.variables(params, frozen)
-        room = -(-steps // BLOCK) * BLOCK if self.once else steps
-        cache, first = self._read_again(variables, rows, room)
+        # rows that end may leave the last block before its end
+        size = BLOCK if self.once else block_of(steps)
+        room = -(-steps // size) * size
+        # without room for a whole text before the block, the block has all steps
+        slots = policy.longest_text or self.held
+        cache = self._read_again(variables, rows, max(slots, 1), size if slots else room)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
-        lengths = cache.lengths
 
         def body(carry, t):
-            rows, cache, first = carry
-            first = jnp.where(rows.begins, lengths + t, first)
+            rows, cache = carry
+            cache = cache.replace(first=jnp.where(rows.begins, cache.lengths + cache.index, cache.first))
             token = jnp.where(rows.live, rows.token, policy.text.pad_id)
-            output: Any = policy.model.apply(
-                variables, token[:, None], cache.replace(first=first), layers=layers, method=Llama.decode
-            )
+            output: Any = policy.model.apply(variables, token[:, None], cache, layers=layers, method=Llama.decode)
             hidden, cache = output
             logits: Any = policy.model.apply(variables, hidden[:, 0], method=Llama.head)
             value = policy.value(params, hidden[:, 0])
             rows, record, report = self._advance(frozen["replies"], rows, logits, value, jax.random.fold_in(key, t))
-            return (rows, cache.replace(first=None), first), (record, report)
+            return (rows, cache), (record, report)
 
-        carry = (rows, cache, first)
-        if self.once:
-            (after, _, _), (record, report) = _while_live(body, carry, steps)
-        else:
-            (after, _, _), (record, report) = tracing.scan(body, carry, jnp.arange(steps))
+        def block(carry, start):
+            def run(carry):
+                (rows, cache), out = tracing.scan(body, carry, start + jnp.arange(size))
+                return (rows, cache.shifted() if slots else cache), out
+
+            if not self.once:
+                return run(carry)
+            _, shapes = jax.eval_shape(run, carry)
+
+            def skip(carry):
+                return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+            return tracing.cond(jnp.any(carry[0].live), run, skip, carry)
+
+        (after, _), out = tracing.scan(block, (rows, cache), jnp.arange(0, room, size))
+        record, report = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
         record = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), record)
         return after, record.after(rows.record, rows.length), report
 
-    def _read_again(self, variables: Any, rows: Rows, steps: int) -> tuple[DecodeState, Int[Array, " N"]]:
-        """Keys and values of each row's current text, by the present parameters, and room for `steps` tokens more."""
-        policy, size = self.policy, max(self.held, 1)
-        starts = last_begin(rows.record)
-        index = starts[:, None] + jnp.arange(size)
-        tokens = rows.record.take(jnp.where(index < rows.length[:, None], index, -1)).token
-        held = rows.length - starts
-        lengths = jnp.maximum(held, 1)  # a row without tokens has one that is not seen
+    def _read_again(self, variables: Any, rows: Rows, size: int, steps: int) -> DecodeState:
+        """Keys and values of each row's current text, by the present parameters, at the end of `size` slots; and room
+        for `steps` tokens more."""
+        policy = self.policy
+        index = rows.length[:, None] + jnp.arange(-size, 0)
+        starts = last_begin(rows.record)[:, None]
+        seen = index >= starts
+        tokens = rows.record.take(jnp.where(seen, index, -1)).token
         cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
-        output: Any = policy.model.apply(variables, tokens, lengths=lengths, cache=cache, logits=False)
-        return DecodeState.create(output.cache, lengths, 1, steps), jnp.where(held > 0, 0, 1)
+        positions = jnp.where(seen, index - starts, -1)
+        output: Any = policy.model.apply(variables, tokens, positions=positions, cache=cache, logits=False)
+        state = DecodeState.create(output.cache, jnp.full(self.count, size, jnp.int32), 1, steps)
+        return state.replace(first=size - jnp.sum(seen, axis=1))
 
     def _advance(
         self, replies: Any, rows: Rows, logits: jax.Array, value: jax.Array, key: jax.Array

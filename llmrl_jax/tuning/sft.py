@@ -157,7 +157,7 @@ def targets(batch: Packed) -> tuple[jax.Array, jax.Array]:
 
 
 def sft_loss(
-    model: Llama, variables: Any, batch: Packed, count: Any, head_chunk: int = 0
+    model: Llama, variables: Any, batch: Packed, count: Any, head_chunk: int = 0, longest: int | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The negative log-probability of a batch's targets, in nats, divided by `count`.
 
@@ -165,7 +165,14 @@ def sft_loss(
     their lengths (a mean of means would give more weight to the tokens of short rows).
     """
     following, counts = targets(batch)
-    output: Any = model.apply(variables, batch.tokens, positions=batch.positions, segments=batch.segments, logits=False)
+    output: Any = model.apply(
+        variables,
+        batch.tokens,
+        positions=batch.positions,
+        segments=batch.segments,
+        longest=longest,
+        logits=False,
+    )
     log_prob, entropy = token_log_probs(model, variables, output.hidden, following, head_chunk)
     loss = -jnp.sum(jnp.where(counts, log_prob, 0.0)) / count
     return loss, {"entropy": jnp.sum(jnp.where(counts, entropy, 0.0)) / count}
@@ -179,6 +186,7 @@ def make_sft(
     updates: int,
     mesh: Mesh | None = None,
     take: bool = False,
+    longest: int | None = None,
 ) -> Learner:
     """Build supervised fine-tuning as a `Learner`.
 
@@ -186,7 +194,7 @@ def make_sft(
     with the base in `params` (already on the mesh, if there is one) and optionally adapters in `lora` to continue from;
     `data`, at least `batch_size` rows; `updates`, for the schedule; `mesh`; `take`, if every weight is trained: `init`
     takes them out of `variables` instead of copying them, so that they are not kept twice. It can then be called only
-    once.
+    once; `longest`, the most tokens of an example, a promise by which short ones in long rows cost less.
     **Returns:** the learner. Each epoch takes the rows in a new order; rows that do not fill a batch are left out of
     it. Its metrics are `loss` (nats per target), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens` (the number
     of targets), `epoch`.
@@ -211,7 +219,7 @@ def make_sft(
     check_tokens(data.tokens, None, model.config.vocab_size)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
-    sft = SFT(config, model, variables, data, updates, Placement(mesh), take)
+    sft = SFT(config, model, variables, data, updates, Placement(mesh), take, longest)
     return Learner(sft.init, sft.update, config.batch_size * data.tokens.shape[1], unit="tokens")
 
 
@@ -227,7 +235,9 @@ class SFT:
         updates: int,
         placement: Placement,
         take: bool,
+        longest: int | None = None,
     ):
+        self.longest = longest
         self.config, self.model, self.variables, self.data = config, model, variables, data
         self.placement, self.take = placement, take
         self.rows = data.tokens.shape[0]
@@ -277,7 +287,8 @@ class SFT:
 
         def loss(params, rows):
             variables = {**base, self.trained: params}
-            return sft_loss(self.model, variables, self.placement.shard_batch(rows), count, self.config.head_chunk)
+            chunk = self.config.head_chunk
+            return sft_loss(self.model, variables, self.placement.shard_batch(rows), count, chunk, self.longest)
 
         def part(rows):
             (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from envs_jax.babyai.env import BabyAI
 from llmrl_jax import lm
 from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.files import replacing
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
@@ -47,9 +49,44 @@ def reply_of(form: str, action: str, thought: str) -> str:
     return f"{before}{rule.opening} {action} {rule.closing}".strip()
 
 
+class Demonstration:
+    """An episode of the expert, as the texts in which its replies are learned."""
+
+    def __init__(self, appends: bool, window: int, length: int):
+        """**Arguments:** `appends`, whether the episode is one text, or each turn has one of its own with the last
+        `window` turns; `length`, the most tokens of a text."""
+        self.appends, self.window, self.length = appends, window, length
+        self.turns: list[tuple[list[int], list[int]]] = []
+        self.full, self.used = False, 0
+
+    def turn(self, head: list[int], opening: list[int], following: list[int], reply: list[int]) -> list[Example]:
+        """One turn: the tokens of the head, of the observation where it follows no reply and where it does, and the
+        reply. **Returns:** the texts that are whole with it."""
+        if self.appends:
+            world = following if self.turns else [*head, *opening]
+            self.full = self.full or self.used + len(world) + len(reply) > self.length
+            if not self.full:
+                self.turns.append((world, reply))
+                self.used += len(world) + len(reply)
+            return []
+        world = following if self.turns and self.window else opening
+        before = [token for turn in self.turns for part in turn for token in part]
+        text = [*head, *before, *world]
+        self.turns = [*self.turns, (world, reply)][-self.window :] if self.window else []
+        return [Example([*text, *reply], [False] * len(text) + [True] * len(reply))]
+
+    def end(self) -> list[Example]:
+        """The end of the episode; the next one begins. **Returns:** its text, if it is one."""
+        turns, self.turns, self.full, self.used = self.turns, [], False, 0
+        if not self.appends or not turns:
+            return []
+        parts = [(part, learned) for turn in turns for part, learned in zip(turn, (False, True))]
+        return [Example([t for part, _ in parts for t in part], [learned for part, learned in parts for _ in part])]
+
+
 def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: int) -> list[Example]:
-    """Conversations of an expert in BabyAI that acts at random with a probability of `noise`, as tokens; only replies
-    are learned.
+    """Texts that the policy sees, with the replies of an expert in BabyAI that acts at random with a probability of
+    `noise`; only replies are learned. With the memory `append` a text is a conversation, with `reprompt` one turn.
 
     **Arguments:** `length`, the most tokens of a conversation, which is cut to whole turns."""
     policy, tokenizer = agent.policy, agent.tokenizer
@@ -71,37 +108,37 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
         pieces = (text.heads(obs), text.turns(obs, opening=True), text.turns(obs))
         return after, state, action, terminated | truncated, pieces
 
+    thoughts: dict[tuple[bytes, ...], str] = {}
+    replies: dict[tuple[int, str], list[int]] = {}
+
+    def reply_to(captions: dict[str, Any], action: int) -> list[int]:
+        seen = tuple(x.tobytes() for x in captions.values())
+        if seen not in thoughts:
+            thinks = config.thoughts and agent.config.think
+            thoughts[seen] = thought_of(agent.env.describe(captions)) if thinks else ""
+        thought = thoughts[seen]
+        if (action, thought) not in replies:
+            replies[action, thought] = tokenizer.encode(reply_of(agent.config.format, names[action], thought)) + end
+        return replies[action, thought]
+
     key = jax.random.key(seed)
     obs, state = expert.reset(key)
-    rows: list[list[tuple[list[int], bool]]] = [[] for _ in range(copies)]
-    closed = [False] * copies  # a conversation that is full is left out until its episode ends
+    episodes = [Demonstration(policy.memory == "append", policy.window, length) for _ in range(copies)]
     examples: list[Example] = []
+    ended = 0
     for t in range(100_000):
         captions = jax.device_get({name: obs[name] for name in agent.env.captions})
         obs, state, action, done, pieces = step(jax.random.fold_in(key, t), obs, state)
         action, done, pieces = jax.device_get((action, done, pieces))
-        (heads, head_sizes), (opening, opening_sizes), (turns, turn_sizes) = pieces
-        for i in range(copies):
-            row = rows[i]
-            thought = ""
-            if config.thoughts and agent.config.think:
-                thought = thought_of(agent.env.describe({name: x[i] for name, x in captions.items()}))
-            reply = tokenizer.encode(reply_of(agent.config.format, names[action[i]], thought)) + end
-            if row:
-                world_tokens = turns[i, : turn_sizes[i]].tolist()
-            else:
-                world_tokens = [*heads[i, : head_sizes[i]].tolist(), *opening[i, : opening_sizes[i]].tolist()]
-            used = sum(len(part) for part, _ in row)
-            closed[i] = closed[i] or used + len(world_tokens) + len(reply) > length
-            if not closed[i]:
-                row += [(world_tokens, False), (reply, True)]
+        head, opening, following = ([x[:n].tolist() for x, n in zip(*piece)] for piece in pieces)
+        for i, episode in enumerate(episodes):
+            reply = reply_to({name: x[i] for name, x in captions.items()}, int(action[i]))
+            examples += episode.turn(head[i], opening[i], following[i], reply)
             if done[i]:
-                if row:
-                    learn = [learned for part, learned in row for _ in part]
-                    examples.append(Example([token for part, _ in row for token in part], learn))
-                rows[i], closed[i] = [], False
-        if len(examples) >= config.episodes:
-            return examples[: config.episodes]
+                examples += episode.end()
+                ended += 1
+        if ended >= config.episodes:
+            return examples[: config.episodes] if policy.memory == "append" else examples
     raise RuntimeError("the expert's episodes do not end")
 
 
@@ -118,19 +155,31 @@ def check(config: CloneRun) -> None:
         )
 
 
+def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner, int]:
+    """The learner that imitates the expert, and its number of updates."""
+    length = config.episode_tokens
+    data = pack(demonstrations(agent, config, seed, length), length)
+    updates = max(1, round(config.epochs * len(data.tokens) / config.sft.batch_size))
+    model = agent.policy.model.clone(lora=None)
+    variables = {"params": agent.policy.base(jax.random.key(seed))}
+    longest = agent.policy.longest_text
+    return make_sft(config.sft, model, variables, data, updates, take=True, longest=longest), updates
+
+
+def write_model(agent: WritingAgent, params: Any, folder: Path) -> None:
+    """Write weights and tokenizer as a model folder, as a whole."""
+    with replacing(folder) as draft:
+        agent.tokenizer.save(lm.save_hf(draft, agent.policy.model.config, params))
+
+
 def clone(config: CloneRun) -> RunResult:
     """Fine-tune all weights of a model on demonstrations, evaluate it, and write it to `model/` in the run's folder.
 
     **Raises:** what `check` and `build` raise."""
     check(config)
-    agent, length, seed = build(config.agent), config.clone.episode_tokens, config.run.seed
+    agent, seed = build(config.agent), config.run.seed
     with opened(config.run, "agent-clone") as folder:
-        data = pack(demonstrations(agent, config.clone, seed, length), length)
-        options = config.clone.sft
-        updates = max(1, round(config.clone.epochs * len(data.tokens) / options.batch_size))
-        model = agent.policy.model.clone(lora=None)
-        variables = {"params": agent.policy.base(jax.random.key(seed))}
-        learner = make_sft(options, model, variables, data, updates, take=True)
+        learner, updates = lesson(agent, config.clone, seed)
         result = run_training(
             learner,
             config.run,
@@ -142,11 +191,10 @@ def clone(config: CloneRun) -> RunResult:
         )
         if result.stopped:
             return result
-        with replacing(folder / "model") as draft:
-            agent.tokenizer.save(lm.save_hf(draft, model.config, result.state.params))
+        write_model(agent, result.state.params, folder / "model")
         trained = build(replace(config.agent, model=str(folder / "model")))
         params, frozen = trained.policy.init(jax.random.key(seed))
-        play = evaluators(trained, length)(config.eval_episodes, False)
+        play = evaluators(trained, config.clone.episode_tokens)(config.eval_episodes, False)
         results = {"sampled": summarise(play(params, frozen, jax.random.key(seed)))}
         write_summary(folder, results)
         print(table(results, config.eval_episodes))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmrl_jax.options.command import command
-from llmrl_jax.systems.agent.config import CloneRun, TrainConfig
+from llmrl_jax.run.config import RunConfig
+from llmrl_jax.systems.agent.config import DEMO_STEPS, CloneRun, TrainConfig, demo_config
 
 
 @command(
@@ -42,4 +45,29 @@ def clone(config: CloneRun) -> int:
     return 0
 
 
-COMMANDS = {"train": train, "clone": clone}
+def demo(
+    steps: int = DEMO_STEPS,
+    episodes: int = 300,
+    run: RunConfig = RunConfig(),  # noqa: B008 - frozen
+) -> int:
+    """Create a small Llama, teach it to write a thought and an action, improve it by PPO in BabyAI-Text, and report the
+    gain from RL. Downloads nothing.
+
+    The model imitates an expert that thinks right and often acts at random; it is saved as an ordinary model folder,
+    from which RL starts.
+
+    Args:
+        steps: Tokens of RL, read and written.
+        episodes: Held-out episodes for each evaluation, before and after.
+        run: Settings of the run's folder, checkpoints and logs.
+    """
+    from llmrl_jax.core.checks import COUNT, STEPS, in_interval
+    from llmrl_jax.systems.agent import demo
+
+    in_interval("steps", steps, STEPS)
+    in_interval("episodes", episodes, COUNT)
+    demo.demo(replace(demo_config(steps), eval_episodes=episodes, run=run))
+    return 0
+
+
+COMMANDS = {"demo": demo, "train": train, "clone": clone}

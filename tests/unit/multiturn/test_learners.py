@@ -227,8 +227,9 @@ def test_conversations_are_those_of_a_loop_in_python():
             assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
 
 
-def test_groups_begin_in_one_state_and_rows_end():
-    program = agent(decoding="constrained")
+@pytest.mark.parametrize("memory", [{}, {"memory": "reprompt", "window": 1}], ids=["append", "reprompt"])
+def test_groups_begin_in_one_state_and_rows_end(memory):
+    program = agent(decoding="constrained", **memory)
     learner = make_group_learner(replace(GROUP, anchor_coef=1.0), program.policy, program.env, program.env_params)
     state = learner.init(jax.random.key(0))
     update = jax.jit(learner.update)
@@ -260,8 +261,8 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"default_action.*jump"):
         agent(default_action="jump")
     program = agent(**CASES["reprompt"])
-    with pytest.raises(ValueError, match="reprompt"):
-        make_group_learner(GROUP, program.policy, program.env, program.env_params)
+    with pytest.raises(ValueError, match=r"group\.episode_tokens.*12"):
+        make_group_learner(replace(GROUP, episode_tokens=12), program.policy, program.env, program.env_params)
     with pytest.raises(ValueError, match=r"kl_coef.*0\.1"):
         program = agent()
         make_turn_ppo(replace(PPO, kl_coef=0.1), program.policy, program.env, program.env_params)
