@@ -17,6 +17,7 @@ from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.draw import draw
 from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
@@ -201,7 +202,7 @@ def group_config(config: TrainConfig) -> Any:
 def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    return jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)(key)
+    return draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out)
 
 
 def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:
