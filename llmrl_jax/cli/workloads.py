@@ -256,7 +256,8 @@ def _agent(s: Setting) -> Parts:
     from llmrl_jax.systems.agent.config import AgentConfig, Algorithm, TrainConfig
 
     c, defaults = s.config, TrainConfig()
-    algo, grouped = c.algo or defaults.algo, c.algo in ("grpo", "gigpo")
+    algo: Any = c.algo or defaults.algo
+    grouped = algo in ("grpo", "gigpo")
     if algo not in get_args(Algorithm):
         raise ValueError(f"algo is {algo}; the workload agent has {', '.join(get_args(Algorithm))}")
     if c.quantize != "none":
@@ -284,7 +285,8 @@ def _agent(s: Setting) -> Parts:
         words_of(make_world(agent)[0], agent).save(Path(folder))
         (Path(folder) / "config.json").write_text(json.dumps(read_shape(c.model).to_hf()), encoding="utf-8")
         agent = replace(agent, model=folder)
-        config = TrainConfig(agent=agent, algo=algo, **{"group" if grouped else "ppo": settings})
+        chosen: dict[str, Any] = {"group" if grouped else "ppo": settings}
+        config = TrainConfig(agent=agent, algo=algo, **chosen)
 
         def learner(mesh: Mesh | None) -> Any:
             built = build(agent, mesh)

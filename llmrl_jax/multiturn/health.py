@@ -221,8 +221,8 @@ class Watch:
     def init(self) -> WatchState:
         """The state before the first update."""
         # arrays of their own, since a run donates its state
-        empty = [{name: jnp.float32(jnp.nan) for name in WATCHED} for _ in range(3)]
-        return WatchState(jnp.int32(0), *empty, jnp.zeros(len(ALARMS), jnp.int32), jnp.int32(-1))
+        first, second, third = ({name: jnp.float32(jnp.nan) for name in WATCHED} for _ in range(3))
+        return WatchState(jnp.int32(0), first, second, third, jnp.zeros(len(ALARMS), jnp.int32), jnp.int32(-1))
 
     def update(self, state: WatchState, metrics: Mapping[str, Float[Array, ""]]) -> WatchState:
         """The state after an update with these metrics. One of `WATCHED` that is missing or nan is passed over: without

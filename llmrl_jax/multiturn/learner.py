@@ -316,8 +316,8 @@ class TurnLearner:
         info, done = steps.info, steps.done
         agreement = {}
         if "success" in info:
-            pair = (info[name].astype(jnp.float32) for name in ("episode_return", "success"))
-            agreement = {"agreement": correlation(*pair, done)}
+            returns, success = (info[name].astype(jnp.float32) for name in ("episode_return", "success"))
+            agreement = {"agreement": correlation(returns, success, done)}
         return {
             "turns": turns,
             "valid": jnp.sum(record.valid & new) / many,

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import envs_jax
 from envs_jax import spaces
@@ -70,6 +71,10 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
     for a world without text or discrete actions."""
     env, params = envs_jax.make(config.env)
     check_text(env)
+    if config.max_turns:
+        if not hasattr(params, "max_steps"):
+            raise TypeError(f"max_turns is {config.max_turns}, but {config.env} has no parameter max_steps: leave it 0")
+        params = params.replace(max_steps=np.int32(config.max_turns))
     return EpisodeStatistics(FirstActions(env, config.num_actions) if config.num_actions else env), params
 
 
@@ -160,7 +165,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
     policy = TurnPolicy(
         model=blank.clone(lora=None if config.tune == "full" else config.lora),
         base=base,
-        value_head=lm.ValueHead(config.value_width, "relu"),
+        value_head=lm.ValueHead(config.value_width, "relu", starts_at_zero=True),
         text=text,
         replies=replies,
         reply_tokens=config.reply_tokens,
