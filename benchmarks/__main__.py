@@ -21,6 +21,7 @@ ORDER = (
     "crafter",
     "babyai_bot",
     "glam_loop",
+    "agent_loop",
     "mujoco",
     "scoring",
     "language_model",

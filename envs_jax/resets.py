@@ -129,13 +129,22 @@ class VectorEnv(Wrapper):
 
     def reset(self, key, params):
         first, fill = jax.random.split(key)
+        if self.policy == "pool":  # in one program with the rows: a world's reset is traced and compiled once
+            return self._reset_with_pool(first, fill, params)
         obs, state = self._resets(first, params, self.num_envs)
         vector = VectorState(env=state)
-        if self.policy == "pool":
-            vector = self.refresh(fill, vector, params)
         if self.policy == "next_step":
             vector = vector.replace(done=jnp.zeros(self.num_envs, bool))
         return obs, vector
+
+    @tracing.standard_promotion
+    def _reset_with_pool(self, first: jax.Array, fill: jax.Array, params: Any):
+        """As `_resets` with `first` and `refresh` with `fill`."""
+        n = self.num_envs
+        keys = jnp.concatenate([self._keys(first, n), self._keys(fill, self.pool_size)])
+        episodes = jax.vmap(self.env.reset, in_axes=(0, None))(keys, params)
+        obs, state = jax.tree.map(lambda x: x[:n], episodes)
+        return obs, VectorState(env=state, pool=jax.tree.map(lambda x: x[n:], episodes))
 
     @tracing.standard_promotion
     def refresh(self, key: jax.Array, state: VectorState, params: Any) -> VectorState:
@@ -180,6 +189,11 @@ class VectorEnv(Wrapper):
             return obs, state.replace(env=env), reward, terminated, truncated, info
         obs, env = select(done, self._fresh(key, state, done, params), (obs, env))
         return obs, state.replace(env=env), reward, terminated, truncated, info
+
+    def step_rows(self, key: jax.Array, state: VectorState, action: Any, params: Any, rows: jax.Array) -> Any:
+        """`step`, of which the results of other rows than `rows`, bool `[N]`, are not used: a batch whose rows are
+        costly computes no others."""
+        return self.step(key, state, action, params)
 
     def restart(self, key: jax.Array, state: VectorState, rows: jax.Array, params: Any) -> tuple[Any, VectorState]:
         """Fresh episodes in some rows, as `step` begins them, for a caller that ends episodes itself.

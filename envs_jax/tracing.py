@@ -104,9 +104,10 @@ def largest_of_runs(x: Any) -> Any:
     smaller ones too, such as a padded length, is made once for all of them by this.
     """
     try:
-        return jax.lax.pmax(x, RUNS)
+        jax.lax.axis_size(RUNS)
     except NameError:  # there is no such axis
         return x
+    return jax.lax.pmax(x, RUNS)
 
 
 def _varying(x: Any) -> frozenset[str]:

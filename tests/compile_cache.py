@@ -1,4 +1,4 @@
-"""A compilation cache for the tests of one file, whose commands start the same run again and again."""
+"""A compilation cache for tests that start the same run again and again."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def program_of(sizes: lm.LlamaConfig, config: AgentConfig, ppo: TurnPPOConfig) -
         agent = build(replace(config, model=folder))
     policy = replace(agent.policy, base=partial(random_base, agent.policy.model.clone(lora=None), None))
     learner = TurnPPO(ppo, policy, agent.env, agent.env_params, None)
-    return learner, learner.init(jax.random.key(0))
+    return learner, jax.jit(learner.init)(jax.random.key(0))
 
 
 def measure(sizes: lm.LlamaConfig, config: AgentConfig, ppo: TurnPPOConfig, whole: bool) -> Measured:

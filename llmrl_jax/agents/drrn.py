@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from envs_jax.actions import mask_of
 from envs_jax.text import TokenTable
 from llmrl_jax.core.checks import Checked, Width
+from llmrl_jax.core.draw import draw
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.networks import GRU, linear
 from llmrl_jax.rl.policy import Policy
@@ -106,7 +107,7 @@ class DRRNPolicy(Policy):
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, tuple[()]]:
         """Draw parameters for a batched observation; nothing is frozen."""
-        return jax.jit(self.network.init)(key, *self._inputs(obs))["params"], ()
+        return draw(self.network, key, *self._inputs(obs)), ()
 
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
         """The value of every action; minus infinity for masked actions."""

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.actions import mask_of
+from llmrl_jax.core.draw import draw
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
 from llmrl_jax.parallel import Placement, shardings
 from llmrl_jax.rl.distributions import Categorical
@@ -109,7 +110,7 @@ class LanguagePolicy(Policy):
         if self.mesh is not None:
             out_shardings = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
         token = jnp.zeros((1, 1), jnp.int32)
-        adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out_shardings)(lora_key)
+        adapters = draw(self.model, lora_key, token, collection="lora", out_shardings=out_shardings)
         return {"lora": adapters, **heads}, {"params": base}
 
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class LanguagePolicy(Policy):
         """A head's parameters, replicated on all devices."""
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
         replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
-        return jax.jit(lambda k: head.init(k, hidden)["params"], out_shardings=replicated)(key)
+        return draw(head, key, hidden, out_shardings=replicated)
 
     def score_prompts(
         self, params: Any, frozen: Any, obs: Any, candidates: Candidates, mask: Bool[Array, "B A"] | None = None

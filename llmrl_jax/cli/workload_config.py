@@ -11,9 +11,9 @@ from llmrl_jax.workflows.memory.config import LANGUAGE, FitConfig
 
 Workload = Literal[
     "sft", "grpo", "score", "generate",
-    "glam", "ellm", "bkrl", "kalm-ground", "kalm-imagine", "offline", "ppo", "dqn", "world",
+    "glam", "agent", "ellm", "bkrl", "kalm-ground", "kalm-imagine", "offline", "ppo", "dqn", "world",
 ]  # fmt: skip
-OF_A_MODEL = (*LANGUAGE, "glam", "kalm-ground", "kalm-imagine")
+OF_A_MODEL = (*LANGUAGE, "glam", "agent", "kalm-ground", "kalm-imagine")
 """Workloads that need a model's architecture."""
 WITHOUT_UPDATES = ("score", "generate", "kalm-imagine", "world")
 """Workloads that are no update in a run's loop."""
@@ -36,12 +36,13 @@ class WorkloadConfig(FitConfig):
     """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
     gradient step (offline)."""
     steps: NonNegativeInt = 0
-    """Systems, ppo, dqn, world: steps of an update in every environment; offline: gradient steps of an update;
-    kalm-imagine: steps of an episode. 0: the default."""
+    """Systems, ppo, dqn, world: steps of an update in every environment (agent: tokens); offline: gradient steps of an
+    update; kalm-imagine: steps of an episode. 0: the default."""
     env: str = ""
-    """glam, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
-    algo: str = "iql"
-    """offline: the algorithm, one of `llmrl rl train --algo`."""
+    """glam, agent, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
+    algo: str = ""
+    """offline: the algorithm, one of `llmrl rl train --algo`; agent: one of `llmrl agent train --algo`. Empty: iql,
+    turn_ppo."""
 
     def described(self) -> str:
         """The sizes of the workload in words."""

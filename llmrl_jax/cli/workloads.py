@@ -6,13 +6,14 @@ one: a function from a `Setting` to `Parts`, and a line in `WORKLOADS`.
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -156,7 +157,7 @@ def _offline(s: Setting) -> Parts:
 
     if s.mesh is not None:
         raise ValueError("the workload offline is compiled for one device: leave --mesh out")
-    name = spelled(s.config.algo)
+    name = spelled(s.config.algo or "iql")
     if name not in OFFLINE:
         raise ValueError(f"algo is {s.config.algo}; the workload offline has {', '.join(sorted(OFFLINE))}")
     discrete, count = name.startswith("discrete"), s.config.rows or RECORDED
@@ -242,6 +243,65 @@ def _glam(s: Setting) -> Parts:
         params=params, frozen=frozen, opt_state=moments, runner=shard_runner(state.runner, s)
     )
     return built.learner(), state, places
+
+
+AT_ONCE = 16
+"""An agent that writes: rows of a gradient step, as with the default settings."""
+
+
+def _agent(s: Setting) -> Parts:
+    """`llmrl agent train`: play of `steps` tokens in every world, episodes of up to `length` tokens and gradient steps,
+    with a language model of the given shape and a token for each word."""
+    from llmrl_jax.systems.agent.build import build, make_learner, make_world, random_base, words_of
+    from llmrl_jax.systems.agent.config import AgentConfig, Algorithm, TrainConfig
+
+    c, defaults = s.config, TrainConfig()
+    algo: Any = c.algo or defaults.algo
+    grouped = algo in ("grpo", "gigpo")
+    if algo not in get_args(Algorithm):
+        raise ValueError(f"algo is {algo}; the workload agent has {', '.join(get_args(Algorithm))}")
+    if c.quantize != "none":
+        raise ValueError(
+            f"quantize is {c.quantize}; an agent that writes has a base that is not quantised: leave it out"
+        )
+    parts = max(n for n in range(1, max(1, c.batch_size // AT_ONCE) + 1) if c.batch_size % n == 0)
+    settings = replace(
+        defaults.group if grouped else s.options(defaults.ppo),
+        num_envs=c.batch_size,
+        minibatches=parts,
+        microbatches=c.microbatches,
+        head_chunk=c.head_chunk,
+        episode_tokens=c.length,
+    )
+    agent = AgentConfig(
+        env=c.env or defaults.agent.env,
+        tune=c.tune,
+        lora=c.lora,
+        dtype=c.dtype,
+        remat=c.remat,
+        attention=c.attention,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        words_of(make_world(agent)[0], agent).save(Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(read_shape(c.model).to_hf()), encoding="utf-8")
+        agent = replace(agent, model=folder)
+        chosen: dict[str, Any] = {"group" if grouped else "ppo": settings}
+        config = TrainConfig(agent=agent, algo=algo, **chosen)
+
+        def learner(mesh: Mesh | None) -> Any:
+            built = build(agent, mesh)
+            base = partial(random_base, built.policy.model.clone(lora=None), mesh)
+            return make_learner(config, replace(built, policy=replace(built.policy, base=base)))
+
+        state = jax.eval_shape(learner(None).init, _key())
+        made = learner(s.mesh)
+    turns = copy.copy(made.update.args[0].__self__)
+    turns.placement = s
+    llama = turns.policy.model
+    params, frozen = s.collections(llama, state.params), s.collections(llama, state.frozen)
+    moments = place_like(state.opt_state, state.params, params, jax.tree.leaves(s.replicate(0))[0])
+    places = s.replicate(state).replace(params=params, frozen=frozen, opt_state=moments, rows=turns.shard(state.rows))
+    return made, state, places
 
 
 def _ellm(s: Setting) -> Parts:
@@ -338,6 +398,7 @@ def _llama(s: Setting, lora: lm.LoRAConfig | None) -> lm.Llama:
 
 WORKLOADS: dict[str, Callable[[Setting], Parts]] = {
     "glam": _glam,
+    "agent": _agent,
     "ellm": _ellm,
     "bkrl": _bkrl,
     "kalm-ground": _grounding,

@@ -485,6 +485,8 @@ class ValueHead(nn.Module):
     """Units of each of the two layers."""
     activation: Literal["sigmoid", "relu", "tanh"] = "sigmoid"
     """Activation of the hidden layers."""
+    starts_at_zero: bool = False
+    """Whether the first values are 0. Differences of random ones are advantages that mean nothing, of every token."""
     param_dtype: Any = jnp.float32
 
     @nn.compact
@@ -494,4 +496,5 @@ class ValueHead(nn.Module):
         x = hidden.astype(jnp.float32)
         for name in ("hidden_1", "hidden_2"):
             x = activate(nn.Dense(self.width, name=name, param_dtype=self.param_dtype)(x))
-        return nn.Dense(1, name="value", param_dtype=self.param_dtype)(x)[..., 0]
+        init = nn.initializers.zeros if self.starts_at_zero else nn.linear.default_kernel_init
+        return nn.Dense(1, name="value", kernel_init=init, param_dtype=self.param_dtype)(x)[..., 0]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv, VectorState
+from envs_jax.resets import VectorState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, carried_over
+from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, carried_over, worlds_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class Evaluator:
         if episodes < 1:
             raise ValueError(f"episodes is {episodes}; at least 1 is needed")
         self.env, self.env_params, self.episodes, self.chunk = env, env_params, episodes, chunk
-        vector = VectorEnv(env, episodes, policy="none")
-        self.conversation = Conversation(policy, vector, episode_tokens, once=True)
+        self.conversation = Conversation(policy, worlds_of(env, episodes), episode_tokens, once=True)
         self._begin, self._play = jax.jit(self._first), jax.jit(self._next)
 
     def _first(self, key: jax.Array, env_params: Any) -> Any:

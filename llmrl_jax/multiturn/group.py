@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
-from envs_jax.resets import VectorEnv, VectorState
+from envs_jax.resets import VectorState
 from llmrl_jax.core.checks import In, NonNegativeFloat
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps, worlds_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ def make_group_learner(
     config: GroupConfig, policy: TurnPolicy, env: Environment, env_params: Any, mesh: Mesh | None = None
 ) -> Learner:
     """REINFORCE, GRPO or GiGPO on written replies as a `Learner`; see `TurnLearner` for arguments, metrics and errors.
-    It adds `group_std` (the mean standard deviation of returns within groups) and `idle_groups` (the share whose
-    returns are all equal)."""
+    It adds `reward_std` (the mean standard deviation of returns within groups, which falls first in RAGEN's echo trap,
+    2504.20073) and `idle_groups` (the share whose returns are all equal)."""
+    if isinstance(env.unwrapped, HostEnvironment):
+        env.unwrapped.check_starts()
     return GroupLearner(config, policy, env, env_params, mesh).learner()
 
 
@@ -70,7 +73,7 @@ class GroupLearner(TurnLearner):
     config: GroupConfig
 
     def make_conversation(self) -> Conversation:
-        vector = VectorEnv(self.env, self.config.num_envs, policy="none")
+        vector = worlds_of(self.env, self.config.num_envs)
         constrain, size = self.placement.shard_batch, self.config.episode_tokens
         longest = self.policy.longest_text or 0
         if size < longest:
@@ -109,7 +112,7 @@ class GroupLearner(TurnLearner):
         no = jnp.zeros_like(record.decides)
         credit = Credit(advantage, learn, record.decides & chosen, jnp.zeros_like(record.reward), no, record.decides)
         report = {
-            "group_std": jnp.mean(deviation),
+            "reward_std": jnp.mean(deviation),
             "idle_groups": jnp.mean((deviation == 0).astype(jnp.float32)),
             "finished": jnp.mean(jnp.any(record.bootstraps | record.terminated, axis=1).astype(jnp.float32)),
         }

@@ -1,4 +1,4 @@
-"""Health of an agent's training: metrics of a rollout, and a watch that stops a run before it collapses."""
+"""Health of an agent's training: metrics of what replies say, and a watch that stops a run before it collapses."""
 
 from __future__ import annotations
 
@@ -13,65 +13,60 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.lm.layers import AnyArray
+from llmrl_jax.multiturn.replies import ReplyAutomaton
+from llmrl_jax.multiturn.rollout import REPLY, Record, mixed
 
 
 BUCKETS = 4096
 """Columns of counts of tokens. Tokens that are equal modulo this number share one."""
+SAMPLED = 256
+"""Replies of a rollout whose words are looked at."""
 
 
-def rollout_metrics(
-    tokens: Int[AnyArray, "N T"],
-    written: Bool[AnyArray, "N T"],
-    thought: Bool[AnyArray, "N T"],
-    entropy: Float[AnyArray, "N T"],
-    prompt: Int[AnyArray, "N"],
-    valid: Bool[AnyArray, "N"],
-    truncated: Bool[AnyArray, "N"],
-    reward: Float[AnyArray, "N"],
-    success: Float[AnyArray, "N"],
-    group: Int[AnyArray, "N"],
+def text_metrics(
+    record: Record, new: Bool[AnyArray, "N L"], replies: ReplyAutomaton, size: int
 ) -> dict[str, Float[Array, ""]]:
-    """Metrics of replies, one per row. Each is float32, nan where it is not defined.
+    """Metrics of what replies say, nan where one is not defined.
 
-    **Arguments:** `tokens`; `written`, tokens that the policy drew; `thought`, those of them before the action;
-    `entropy` of the policy at each token, in nats; `prompt`, a number below N that is equal for equal prompts; `valid`,
-    whether the reply has an action; `truncated`, whether its budget ended it; `reward`, the return of the reply's
-    episode that is maximized; `success`, the true one; `group`, a number below N that is equal for episodes from one
-    start.
+    **Arguments:** `new`, the tokens that are looked at, where replies end; `replies`, the format's tables; `size`, the
+    most tokens of a reply.
     **Returns:**
 
-    * `reward_std`: `group_deviation` of `reward`;
-    * `entropy`: its mean over written tokens, in nats;
-    * `length`, `thought_length`: mean numbers of written tokens and of those in thoughts;
-    * `truncated`, `valid`: shares of the replies;
-    * `repetition`: `repeated` 3-grams;
-    * `information`: `prompt_information`, in nats per token;
-    * `reward`, `success`: their means. `agreement`: their correlation, which falls when a reward is exploited.
+    * `thought_length`: the mean number of tokens before the action;
+    * `repetition`: `repeated` 3-grams, of the first `SAMPLED` replies in the order of rows;
+    * `information`: `prompt_information` of these replies' thoughts, in nats per token. The prompt is what the world
+      said since the reply before, with the head of the episode if there was none.
     """
-    length = jnp.sum(written, axis=1)
+    places = jnp.arange(record.token.shape[1])
+    thought = (record.role == REPLY) & ~replies.acting[record.state]
+    decided = jax.lax.cummax(jnp.where(record.decides, places, -1), axis=1)
+    ends = record.acts & new & (decided >= 0)
+    # the ends of some replies; beyond the last one, a row that is not there
+    row, end = jnp.divmod(jnp.flatnonzero(ends, size=SAMPLED, fill_value=ends.size), len(places))
+    begin = decided.at[row, end].get(mode="fill", fill_value=0)
+    at = begin[:, None] + 1 + jnp.arange(size)
+    inside = (at <= end[:, None]) & (row < len(ends))[:, None]
+    tokens = record.token.at[row[:, None], at].get(mode="fill", fill_value=0)
+    thoughts = inside & thought.at[row[:, None], at].get(mode="fill", fill_value=False)
+    said = _said(record).at[row, begin].get(mode="fill", fill_value=0)
+    prompt = jnp.argmax(said[:, None] == said, axis=1)
+    columns = min(BUCKETS, len(replies.classes))
     return {
-        "reward_std": group_deviation(reward, group),
-        "entropy": jnp.sum(jnp.where(written, entropy, 0.0)) / jnp.maximum(jnp.sum(length), 1),
-        "length": jnp.mean(length.astype(jnp.float32)),
-        "thought_length": jnp.mean(jnp.sum(thought & written, axis=1).astype(jnp.float32)),
-        "truncated": jnp.mean(truncated.astype(jnp.float32)),
-        "valid": jnp.mean(valid.astype(jnp.float32)),
-        "repetition": repeated(tokens, written, 3),
-        "information": prompt_information(tokens, thought & written, prompt),
-        "reward": jnp.mean(reward),
-        "success": jnp.mean(success),
-        "agreement": correlation(reward, success),
+        "thought_length": jnp.sum(thought & new) / jnp.maximum(jnp.sum(record.acts & new), 1),
+        "repetition": repeated(tokens, inside, 3),
+        "information": prompt_information(tokens, thoughts, prompt, columns),
     }
 
 
-def group_deviation(values: Float[AnyArray, "N"], group: Int[AnyArray, "N"]) -> Float[Array, ""]:
-    """The mean standard deviation within groups of at least 2. Where it falls, groups have no gradient; it falls first
-    in RAGEN's echo trap (arXiv:2504.20073)."""
-    segments = len(values)
-    size = jax.ops.segment_sum(jnp.ones(segments), group, segments)
-    mean = jax.ops.segment_sum(values, group, segments) / jnp.maximum(size, 1)
-    variance = jax.ops.segment_sum((values - mean[group]) ** 2, group, segments) / jnp.maximum(size, 1)
-    return _mean(jnp.sqrt(variance), size >= 2)
+def _said(record: Record) -> Int[Array, "N L"]:
+    """A number of what was said since the end of the reply before, up to each token, equal for equal texts."""
+    places = jnp.arange(record.token.shape[1])
+    first = record.begins | jnp.pad(record.acts[:, :-1], ((0, 0), (1, 0)))
+    start = jax.lax.cummax(jnp.where(first, places, 0), axis=1)
+    offset = (places - start + 1).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
+    total = jnp.cumsum(mixed(record.token.astype(jnp.uint32) ^ mixed(offset)), axis=1, dtype=jnp.uint32)
+    before = jnp.pad(total, ((0, 0), (1, 0)))
+    return jax.lax.bitcast_convert_type(total - jnp.take_along_axis(before, start, axis=1), jnp.int32)
 
 
 def repeated(tokens: Int[AnyArray, "N T"], written: Bool[AnyArray, "N T"], n: int) -> Float[Array, ""]:
@@ -88,18 +83,21 @@ def repeated(tokens: Int[AnyArray, "N T"], written: Bool[AnyArray, "N T"], n: in
 
 
 def prompt_information(
-    tokens: Int[AnyArray, "N T"], thought: Bool[AnyArray, "N T"], prompt: Int[AnyArray, "N"]
+    tokens: Int[AnyArray, "N T"], thought: Bool[AnyArray, "N T"], prompt: Int[AnyArray, "N"], columns: int = BUCKETS
 ) -> Float[Array, ""]:
     """A proxy of the mutual information of thought and prompt, in nats per token, without the model.
+
+    **Arguments:** `thought`, tokens that count; `prompt`, a number below N that is equal for equal prompts; `columns`,
+    tokens that are equal modulo this number count as the same.
 
     The gain in log-likelihood of a thought's tokens under the token frequencies of the other thoughts on the same
     prompt, over those of thoughts on other prompts. It is at most the information that token frequencies carry, and not
     positive if thoughts do not depend on prompts: RAGEN-2's template collapse (arXiv:2604.06268), in which entropy
     stays. nan unless some prompt has two thoughts, and there are two prompts.
     """
-    replies, word = len(tokens), tokens % BUCKETS
+    replies, word = len(tokens), tokens % columns
     row = jnp.arange(replies)[:, None]
-    empty = jnp.zeros((replies, BUCKETS))
+    empty = jnp.zeros((replies, columns))
     counts, same = empty.at[row, word].add(thought), empty.at[prompt[:, None], word].add(thought)
     length, size, everything = counts.sum(1), same.sum(1)[prompt], counts.sum()
     # Counts of each token in the reply, in replies to its prompt, and in all.
@@ -129,11 +127,12 @@ def cross_information(
     return jnp.mean(chosen - mixture), jnp.mean((log_probs.argmax(1) == prompt).astype(jnp.float32))
 
 
-def correlation(a: Float[AnyArray, "N"], b: Float[AnyArray, "N"]) -> Float[Array, ""]:
-    """Pearson's correlation; nan if one is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    scale = jnp.sqrt(jnp.mean(a**2) * jnp.mean(b**2))
-    return jnp.where(scale > 0, jnp.mean(a * b) / jnp.where(scale > 0, scale, 1.0), jnp.nan)
+def correlation(a: Float[AnyArray, "*S"], b: Float[AnyArray, "*S"], where: Bool[AnyArray, "*S"]) -> Float[Array, ""]:
+    """Pearson's correlation of the chosen values; nan if one is constant."""
+    count = jnp.maximum(jnp.sum(where), 1)
+    a, b = (jnp.where(where, x - jnp.sum(x, where=where) / count, 0.0) for x in (a, b))
+    scale = jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))
+    return jnp.where(scale > 0, jnp.sum(a * b) / jnp.where(scale > 0, scale, 1.0), jnp.nan)
 
 
 def _mean(values: Float[AnyArray, "N"], where: Bool[AnyArray, "N"]) -> Float[Array, ""]:
@@ -143,7 +142,8 @@ def _mean(values: Float[AnyArray, "N"], where: Bool[AnyArray, "N"]) -> Float[Arr
 # ----------------------------------------------------------------------------------------------- the watch
 
 WATCHED = (
-    "length", "truncated", "valid", "reward_std", "repetition", "entropy", "thought_length", "information", "success"
+    "reply_length", "truncated", "valid", "reward_std", "repetition", "entropy", "thought_length", "information",
+    "success",
 )  # fmt: skip
 """Metrics that the watch reads."""
 ALARMS = {
@@ -220,18 +220,14 @@ class Watch:
 
     def init(self) -> WatchState:
         """The state before the first update."""
-        empty = {name: jnp.float32(jnp.nan) for name in WATCHED}
-        zero = jnp.zeros((), jnp.int32)
-        return WatchState(zero, empty, empty, empty, jnp.zeros(len(ALARMS), jnp.int32), zero - 1)
+        # arrays of their own, since a run donates its state
+        first, second, third = ({name: jnp.float32(jnp.nan) for name in WATCHED} for _ in range(3))
+        return WatchState(jnp.int32(0), first, second, third, jnp.zeros(len(ALARMS), jnp.int32), jnp.int32(-1))
 
     def update(self, state: WatchState, metrics: Mapping[str, Float[Array, ""]]) -> WatchState:
-        """The state after an update with these metrics, those of `rollout_metrics`. A nan is passed over.
-
-        **Raises:** `ValueError` if a metric of `WATCHED` is missing."""
-        missing = [name for name in WATCHED if name not in metrics]
-        if missing:
-            raise ValueError(f"the watch needs the metrics {', '.join(WATCHED)}; {', '.join(missing)} are not given")
-        values = {name: jnp.float32(metrics[name]) for name in WATCHED}
+        """The state after an update with these metrics. One of `WATCHED` that is missing or nan is passed over: without
+        groups there is no `reward_std`, and so no `echo`."""
+        values = {name: jnp.float32(metrics.get(name, jnp.nan)) for name in WATCHED}
         distance = {name: jnp.abs(values[name] - state.usual[name]) for name in WATCHED}
         recent = {name: _follow(state.recent[name], values[name], state.updates, self.recent) for name in WATCHED}
         state = state.replace(recent=recent)
@@ -274,7 +270,9 @@ class Watch:
             recent["thought_length"] > self.steady * usual["thought_length"]
         )
         unfinished = rises("truncated", self.unfinished) | falls("valid", self.unfinished)
-        length_jump = rises("length") & (recent["length"] > self.longer * usual["length"]) & unfinished
+        length_jump = (
+            rises("reply_length") & (recent["reply_length"] > self.longer * usual["reply_length"]) & unfinished
+        )
         echo = falls_to("reward_std", self.equal) & rises("repetition", self.echoed) & ~rising
         template = falls_to("information", self.uninformed) & remains & ~rising & ~rises("repetition")
         return jnp.stack([length_jump, echo, template])

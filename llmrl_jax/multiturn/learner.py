@@ -18,9 +18,10 @@ from llmrl_jax.core.checks import In, Needs, NonNegativeFloat, NonNegativeInt, P
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.multiturn.credit import Credit
+from llmrl_jax.multiturn.health import Watch, correlation, text_metrics
 from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, totals, turn_loss
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps
+from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps, worlds_of
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import (
     AdamConfig,
@@ -74,6 +75,8 @@ class TurnLearnerConfig(AdamConfig):
     """Added to the reward of a reply that names no action, in learning only."""
     head_chunk: NonNegativeInt = 0
     """Tokens of a row whose logits are in memory at once; 0: all."""
+    watch: bool = False
+    """Whether the run stops where replies show a collapse (`llmrl_jax.multiturn.health.Watch`)."""
 
     critic: ClassVar[bool] = True
     """Whether a critic is fitted."""
@@ -107,6 +110,8 @@ class TurnState:
     """The key of the whole run; update `i` uses `fold_in(key, i)`."""
     update: jax.Array
     """int32 `[]`, updates done."""
+    watch: Any = ()
+    """Memory of the watch; `()` without one."""
 
 
 SPARED = (0.6, 0.0)
@@ -139,6 +144,7 @@ class TurnLearner:
         self.placement = Placement(mesh)
         self.task_names = task_names(env)
         self.conversation = self.make_conversation()
+        self.watch = Watch() if config.watch else None
 
     # --- what a learner decides ---------------------------------------------------------------------------------------
 
@@ -172,7 +178,8 @@ class TurnLearner:
     def learner(self) -> Learner:
         """The `Learner`. Its metrics are those of the loss (means over gradient steps), `grad_norm`, of the first
         minibatch `first_ratio_error`, `sampling_kl` and `sampling_near_one`, of the play `turns`, `valid`, `truncated`,
-        `reply_length`, `utilisation` and `cut_episodes`, those of `episode_metrics`, and the learner's own."""
+        `reply_length`, `utilisation` and `cut_episodes`, those of `episode_metrics` and `text_metrics`, `agreement`
+        (the correlation of return and success), the learner's own, and those of the watch."""
         precision = matmul_precision(self.policy.dtype, platform_of(self.placement.mesh))
         # in float32 the sums of one token and of whole rows have another order
         bound = max(RATIO_BOUNDS[precision], 1e-4)
@@ -183,6 +190,7 @@ class TurnLearner:
             self.config.num_envs * self.steps,
             bounds,
             unit="tokens",
+            alarms={} if self.watch is None else self.watch.alarms,
             compiler_options=exact_rounding(self.policy.dtype),
             shared=("hparams",),
         )
@@ -193,8 +201,10 @@ class TurnLearner:
         params, frozen = placement.device_put(self.policy.init(policy_key))
         hparams = traced_floats(self.config)
         opt_state = placement.device_put(clipped_adam(hparams).init(params))
-        hparams, run_key, update = placement.replicate((hparams, run_key, jnp.int32(0)))
-        return TurnState(params, frozen, opt_state, self.shard(self.first_rows(env_key)), hparams, run_key, update)
+        watch = () if self.watch is None else self.watch.init()
+        hparams, run_key, update, watch = placement.replicate((hparams, run_key, jnp.int32(0), watch))
+        rows = self.shard(self.first_rows(env_key))
+        return TurnState(params, frozen, opt_state, rows, hparams, run_key, update, watch)
 
     def shard(self, rows: Any) -> Any:
         """Conversations split over the devices, with the pool of episodes on each."""
@@ -220,6 +230,9 @@ class TurnLearner:
         params, opt_state, metrics = self._learn(state, batch, shuffle_key)
         metrics |= report | self._report(record, steps, before, state.frozen["replies"])
         rows = self.shard(self.keep(rows, record, credit))
+        if self.watch is not None:
+            state = state.replace(watch=self.watch.update(state.watch, metrics))
+            metrics |= self.watch.metrics(state.watch)
         state = state.replace(params=params, opt_state=opt_state, rows=rows, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
@@ -300,6 +313,11 @@ class TurnLearner:
         computed = jnp.minimum(longest, self.steps) if self.conversation.once else self.steps
         many = jnp.maximum(turns, 1)
         closed = replies.closed[replies.step(record.state, record.token)]
+        info, done = steps.info, steps.done
+        agreement = {}
+        if "success" in info:
+            returns, success = (info[name].astype(jnp.float32) for name in ("episode_return", "success"))
+            agreement = {"agreement": correlation(returns, success, done)}
         return {
             "turns": turns,
             "valid": jnp.sum(record.valid & new) / many,
@@ -307,10 +325,12 @@ class TurnLearner:
             "reply_length": jnp.sum(written) / many,
             "utilisation": jnp.sum(used) / (len(used) * computed),
             "cut_episodes": jnp.sum(steps.cut),
-            **episode_metrics(steps.info, steps.done, self.task_names),
+            **episode_metrics(info, done, self.task_names),
+            **text_metrics(record, new, replies, self.policy.reply_tokens),
+            **agreement,
         }
 
 
 def pool_of(config: Any, env: Environment) -> VectorEnv:
     """The batch of worlds of a learner whose episodes continue."""
-    return VectorEnv(env, config.num_envs, policy="pool", pool_size=config.pool_size)
+    return worlds_of(env, config.num_envs, config.pool_size)

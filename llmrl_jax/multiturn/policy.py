@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from llmrl_jax.core.draw import draw
 from llmrl_jax.lm import Llama, ValueHead
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.text import TurnText
+from llmrl_jax.multiturn.text import FreeText, TurnText
 from llmrl_jax.parallel import shardings
 
 
@@ -34,7 +35,7 @@ class TurnPolicy:
     base: Callable[[jax.Array], Any]
     """From a PRNG key to the base parameters."""
     value_head: ValueHead
-    text: TurnText
+    text: TurnText | FreeText
     replies: ReplyAutomaton
     reply_tokens: int
     """The most tokens of a reply; one that is cut there acts by what it says so far."""
@@ -102,7 +103,7 @@ class TurnPolicy:
         base = self.base(base_key)
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
         replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
-        value = jax.jit(lambda k: self.value_head.init(k, hidden)["params"], out_shardings=replicated)(head_key)
+        value = draw(self.value_head, head_key, hidden, out_shardings=replicated)
         replies = self.replies if replicated is None else jax.device_put(self.replies, replicated)
         if self.model.lora is None:
             return {"params": base, "value": value}, {"replies": replies}
@@ -110,7 +111,7 @@ class TurnPolicy:
         if self.mesh is not None:
             out_shardings = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
         token = jnp.zeros((1, 1), jnp.int32)
-        adapters = jax.jit(lambda k: self.model.init(k, token)["lora"], out_shardings=out_shardings)(lora_key)
+        adapters = draw(self.model, lora_key, token, collection="lora", out_shardings=out_shardings)
         return {"lora": adapters, "value": value}, {"params": base, "replies": replies}
 
     def variables(self, params: Any, frozen: Any, adapted: bool = True) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
+from envs_jax.bridges.host import HostEnvironment, HostVector
+from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.cache import Cache, DecodeState
@@ -161,6 +163,16 @@ class Steps:
     """int32, `number_of` the observation that is being read; `()` unless asked for."""
 
 
+def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
+    """A batch of worlds. **Arguments:** `pool_size`, of the episodes prepared for those that end; 0: nothing is reset.
+    Environments of the host begin their next episode when it is needed, whatever the size."""
+    if isinstance(env.unwrapped, HostEnvironment):
+        return HostVector(env, count, policy="always" if pool_size else "none")
+    return (
+        VectorEnv(env, count, policy="pool", pool_size=pool_size) if pool_size else VectorEnv(env, count, policy="none")
+    )
+
+
 def capacity(policy: TurnPolicy, episode_tokens: int = 0) -> int:
     """The places of a row's record of earlier tokens, `S`.
 
@@ -242,12 +254,12 @@ def number_of(obs: Any) -> Int[Array, " N"]:
             flat = jax.lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.int32)
         flat = flat.astype(jnp.uint32)
         places = np.arange(flat.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(0x7F4A7C15)
-        mixed = _mixed(flat ^ places)
-        value = _mixed(value ^ jnp.sum(mixed, axis=1, dtype=jnp.uint32))
+        value = mixed(value ^ jnp.sum(mixed(flat ^ places), axis=1, dtype=jnp.uint32))
     return jax.lax.bitcast_convert_type(value, jnp.int32)
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def mixed(x: jax.Array) -> jax.Array:
+    """uint32 numbers, each as another one (the end of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
@@ -494,8 +506,8 @@ class Conversation:
         text, step_key, cut_key = self.policy.text, *jax.random.split(key)
 
         def step(_: Any) -> Any:
-            obs, env_state, reward, terminated, truncated, info = self.env.step(
-                step_key, rows.env_state, action, rows.env_params
+            obs, env_state, reward, terminated, truncated, info = self.env.step_rows(
+                step_key, rows.env_state, action, rows.env_params, acts
             )
             final = info["final_observation"]
             message = self._following(final, past)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal as Either
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +149,132 @@ class TurnText:
         """Head and turn, or the turn alone, of one observation, as text, on the host."""
         parts = [self.head, self.opening] if opening else [self.turn]
         return "".join(part.prompt.render(obs) for part in parts if part is not None)
+
+
+KEPT_TEXTS = 4096
+"""Texts whose tokens are kept, since missions stay and observations return."""
+
+
+class FreeText:
+    """The tokens of an episode's head and of each turn where a world says what it likes: made on the host, and padded.
+    It is the encoder of a `HostEnvironment`, and the text of a policy that plays there.
+
+    A turn is the wording's words and the world's text between them, with the white space before a phrase and no mark
+    after it; a head is the instruction and, if there is one, the mission. Tokens are joined, never text, as in
+    `TurnText`.
+    """
+
+    names: tuple[str, ...] = ("head", "opening", "turn")
+    """The parts of the observation: ids, padded with -1."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        actions: Sequence[str],
+        wording: TurnWording | None = None,
+        *,
+        turn_tokens: int = 256,
+        head_tokens: int = 128,
+        long: Either["raise", "cut"] = "raise",
+    ):
+        """**Arguments:** `actions`, their names, for the instruction; `turn_tokens` and `head_tokens`, the most of a
+        turn and of a head; `long`, whether a text that has more is an error, or loses its end.
+        **Raises:** `PromptError` if the words around a text have more."""
+        self.tokenizer, self.words = tokenizer, TurnWording() if wording is None else wording
+        self._instruction = self.words.instruction.format(actions=", ".join(actions))
+        self._long = long
+        self.pad_id: int = tokenizer.pad_id
+        self.vocab_size: int = tokenizer.vocab_size
+        self.lengths: tuple[int, ...] = (head_tokens, turn_tokens, turn_tokens)
+        self._part = functools.lru_cache(KEPT_TEXTS)(self._encode)
+        for name, size, make in zip(self.names, self.lengths, self._makers()):
+            if len(make("")) > size:
+                raise PromptError(
+                    f"the {name} has {len(make(''))} tokens without any text of the world, but there is room for "
+                    f"{size}: give more {'head' if name == 'head' else 'turn'}_tokens"
+                )
+
+    # --- on the host --------------------------------------------------------------------------------------------------
+
+    def _head(self, mission: str) -> str:
+        goal = f"{self.words.goal}{self.words.sentence[0]}{mission}" if mission else ""
+        return self._instruction + goal
+
+    def _turn(self, text: str, opening: bool) -> str:
+        said = f"{self.words.sentence[0]}{text}" if text else ""
+        return f"{'' if opening else self.words.between}{self.words.observation}{said}{self.words.reply}"
+
+    def _makers(self) -> tuple[Callable[[str], list[int]], ...]:
+        """For each part, the function from the mission or the text to its tokens."""
+        # white space at the end is the reply's, as in `TurnText`
+        encode, start = self.tokenizer.encode, list(self.tokenizer.prefix_ids)
+        return (
+            lambda mission: start + list(encode(self._head(mission).rstrip())),
+            lambda text: list(encode(self._turn(text, opening=True).rstrip())),
+            lambda text: list(encode(self._turn(text, opening=False).rstrip())),
+        )
+
+    def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int, int]:
+        """The parts of an observation, int32, and the tokens that were cut of the mission, and of the text. **Raises:**
+        `ValueError` for a text that is too long, or that the tokenizer cannot encode."""
+        parts = [self._part(i, said) for i, said in enumerate((mission, text, text))]
+        return [ids for ids, _ in parts], parts[0][1], parts[2][1]
+
+    def _encode(self, index: int, said: str) -> tuple[np.ndarray, int]:
+        """A part, and the tokens that were cut."""
+        name, size, make = self.names[index], self.lengths[index], self._makers()[index]
+        tokens = make(said)
+        length = len(tokens)
+        if length > size:
+            if self._long == "raise":
+                raise ValueError(
+                    f"the {name} has {length} tokens, and there is room for {size}: give more "
+                    f"{'head' if name == 'head' else 'turn'}_tokens, or take long='cut' ({said[:80]!r})"
+                )
+            tokens = _longest(make, said, size)
+        ids = np.full(size, -1, np.int32)
+        ids[: len(tokens)] = tokens
+        return ids, length - len(tokens)
+
+    def render(self, obs: Mapping[str, Any], opening: bool = True) -> str:
+        """Head and turn, or the turn alone, of one observation, as text, on the host."""
+        names = ("head", "opening") if opening else ("turn",)
+        ids = np.concatenate([np.asarray(obs[name]) for name in names])
+        return self.tokenizer.decode(ids[ids >= 0].tolist())
+
+    # --- on the device ------------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The most tokens of a head, and of a turn."""
+        return self.lengths[0], self.lengths[1]
+
+    @property
+    def top_token(self) -> int:
+        """The highest id that may occur; a model's vocabulary must be larger."""
+        return self.vocab_size - 1
+
+    @staticmethod
+    def _pieces(ids: Int[Array, "N _"]) -> Pieces:
+        return jnp.maximum(ids, 0), jnp.sum(ids >= 0, axis=1, dtype=jnp.int32)
+
+    def heads(self, obs: Any) -> Pieces:
+        """The head of each episode of a batch of observations."""
+        return self._pieces(obs["head"])
+
+    def turns(self, obs: Any, opening: bool = False) -> Pieces:
+        """The observation of each row as the text of a turn; `opening`, of one that follows no reply."""
+        return self._pieces(obs["opening" if opening else "turn"])
+
+
+def _longest(make: Callable[[str], list[int]], text: str, size: int) -> list[int]:
+    """The tokens that `make` gives the most words of a text that fit, by bisection."""
+    words = re.findall(r"\s*\S+", text)
+    low, high = 0, len(words)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(make("".join(words[:middle]))) <= size else (low, middle)
+    return make("".join(words[:low]))
 
 
 Pieces = tuple[Int[Array, "N _"], Int[Array, " N"]]

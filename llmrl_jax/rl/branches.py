@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from envs_jax.actions import mask_of
 from llmrl_jax.core.checks import Checked, Width
+from llmrl_jax.core.draw import draw
 from llmrl_jax.rl.networks import Head, Symbols, dense
 from llmrl_jax.rl.policy import Policy, masked_categorical
 
@@ -190,7 +191,7 @@ class _Branched(Policy):
 
     def init(self, key, obs):
         frozen = {"goals": self.table}
-        return jax.jit(self.network.init)(key, self.inputs(obs), self.table)["params"], frozen
+        return draw(self.network, key, self.inputs(obs), self.table), frozen
 
     def _apply(self, params, frozen, obs) -> Any:
         return self._of_inputs(params, frozen, self.inputs(obs))

@@ -19,6 +19,7 @@ from envs_jax import spaces, tracing
 from envs_jax.actions import mask_of
 from envs_jax.env import Environment
 from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
+from llmrl_jax.core.draw import draw
 from llmrl_jax.kernels.products import convolve, thin_matmul
 from llmrl_jax.rl.distributions import Normal, TanhNormal
 from llmrl_jax.rl.policy import Policy, masked_categorical
@@ -239,8 +240,8 @@ class NetworkPolicy(Policy):
     def init(self, key, obs):
         x = self.features(obs, 1)[None]
         batch = x.shape[1]
-        variables = jax.jit(self.network.init)(key, x, self.initial_carry(batch), jnp.zeros((1, batch), bool))
-        return variables["params"], ()
+        first = jnp.zeros((1, batch), bool)
+        return draw(self.network, key, x, self.initial_carry(batch), first), ()
 
     def initial_carry(self, batch_size):
         return jnp.zeros((batch_size, self.memory), jnp.float32) if self.memory else ()
@@ -348,7 +349,7 @@ class NetworkQPolicy(Policy):
         self.network = QNetwork(num_actions, tuple(hidden), tuple(channels), activation, dueling)
 
     def init(self, key, obs):
-        return jax.jit(self.network.init)(key, self.features(obs, 1))["params"], ()
+        return draw(self.network, key, self.features(obs, 1)), ()
 
     @tracing.default_types
     def q(self, params, frozen, obs):

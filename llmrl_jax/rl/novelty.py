@@ -30,6 +30,7 @@ from llmrl_jax.core.checks import (
     Width,
     refuse_unread,
 )
+from llmrl_jax.core.draw import draw
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import bonus
 from llmrl_jax.rl.bonus import BonusState, Moments, Stream
@@ -120,7 +121,7 @@ class RND:
     def init(self, key: jax.Array, obs: Any) -> BonusState:
         x = self.features(obs, 1)
         random, predictor, critic = (
-            jax.jit(network.init)(k, x[:1])["params"]
+            draw(network, k, x[:1])
             for network, k in zip((self.random, self.predictor, self.critic), jax.random.split(key, 3))
         )
         hparams = traced_floats(self.config)
@@ -335,9 +336,9 @@ class APT:
     def init(self, key: jax.Array, obs: Any) -> BonusState:
         x = self.features(obs, 1)
         keys = jax.random.split(key)
-        encoder = jax.jit(self.encoder.init)(keys[0], x[:1])["params"]
+        encoder = draw(self.encoder, keys[0], x[:1])
         z, action = jnp.zeros((1, self.config.outputs)), jnp.zeros(1, jnp.int32)
-        effects = jax.jit(self.effects.init)(keys[1], z, z, action)["params"]
+        effects = draw(self.effects, keys[1], z, z, action)
         hparams, params = traced_floats(self.config), {"encoder": encoder, "effects": effects}
         replicated = {
             "params": params,

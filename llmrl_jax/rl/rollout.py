@@ -111,16 +111,19 @@ def start(env: VectorEnv, env_params: Any, policy: Policy, key: jax.Array) -> Ru
     return Runner(env_params, env_state, obs, policy.initial_carry(env.num_envs), jnp.ones(env.num_envs, bool))
 
 
-_RESETS: WeakKeyDictionary[VectorEnv, Any] = WeakKeyDictionary()
+_RESETS: WeakKeyDictionary[Environment, dict[tuple, Any]] = WeakKeyDictionary()
 
 
-def _compiled_reset(env: VectorEnv) -> Any:
-    """`jax.jit(env.reset)`, compiled once for several seeds: JAX forgets the program of a bound method with the
-    method, which is another object each time."""
-    if env not in _RESETS:
-        alive = weakref.ref(env)  # so that the program goes with the environment
-        _RESETS[env] = jax.jit(lambda key, params: alive().reset(key, params))  # type: ignore[union-attr]
-    return _RESETS[env]
+def _compiled_reset(batch: VectorEnv) -> Any:
+    """`jax.jit(batch.reset)`, compiled once for several seeds, and for all batches of an environment that are alike:
+    JAX forgets the program of a bound method with the method, which is another object each time."""
+    sizes = {name: getattr(batch, name) for name in ("policy", "pool_size", "reset_ratio", "batched_params")}
+    programs = _RESETS.setdefault(batch.env, {})
+    kind = (type(batch), batch.num_envs, *sizes.values())
+    if kind not in programs:
+        alive, make, n = weakref.ref(batch.env), type(batch), batch.num_envs  # the program goes with the environment
+        programs[kind] = jax.jit(lambda key, params: make(alive(), n, **sizes).reset(key, params))  # type: ignore[arg-type]
+    return programs[kind]
 
 
 def step_info(env: Environment, env_params: Any) -> dict[str, Any]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import re
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax.threads import spare_thread
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.core.files import expanded
+from llmrl_jax.core.functions import load_function
 from llmrl_jax.lm import Generation, StopStrings
 
 
@@ -112,56 +108,14 @@ def load_reward(name: str) -> TextReward:
     **Raises:** `ValueError` for an unknown name, a missing function, or an error in the user's file or module, also of
     its imports; `FileNotFoundError`; `ModuleNotFoundError` without such a module.
     """
-    location, colon, function = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         if name not in REWARDS:
             raise ValueError(
                 f"no reward {name!r}{nearest(name, list(REWARDS))}; there are {', '.join(REWARDS)}, or give "
                 "FILE.py:FUNCTION"
             )
         return REWARDS[name]
-    if not location or not function:
-        raise ValueError(f"the reward is {name!r}; FILE.py:FUNCTION is needed, or one of {', '.join(REWARDS)}")
-    if location.endswith(".py"):
-        path = expanded(location)
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path} to take the reward {function!r} from")
-        module_name = f"_llmrl_reward_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(module_name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module  # where dataclasses and pickle look for it
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            del sys.modules[module_name]
-            if isinstance(error, Exception | SystemExit):
-                raise _failed(path, function, error) from error
-            raise
-    else:
-        try:
-            module = importlib.import_module(location)
-        except (Exception, SystemExit) as error:
-            missing = isinstance(error, ModuleNotFoundError) and f"{location}.".startswith(f"{error.name}.")
-            if not (missing or location.startswith(".")):  # an import in the module, or any other error of its own
-                raise _failed(location, function, error) from error
-            raise ModuleNotFoundError(
-                f"there is no module {location!r} to take the reward {function!r} from; give FILE.py:FUNCTION, or a "
-                "module that Python finds"
-            ) from error
-    reward = getattr(module, function, None)
-    if not callable(reward):
-        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ValueError(f"{location} has no function {function!r}{nearest(function, names)}")
-    return reward
-
-
-def _failed(location: str | Path, function: str, error: BaseException) -> ValueError:
-    """The error of a file or module that failed when it was imported."""
-    line = str(error).split("\n")[0]
-    return ValueError(
-        f"{location} raised {type(error).__name__} when it was executed to take the reward {function!r} from it: "
-        f"{line}; correct the file"
-    )
+    return load_function(name, "reward", f", or one of {', '.join(REWARDS)}")
 
 
 class RewardError(ValueError):

@@ -25,6 +25,7 @@ from llmrl_jax.core.checks import (
     PositiveOrInf,
     at_least,
 )
+from llmrl_jax.core.draw import draw
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Llama
@@ -128,7 +129,7 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
             None if mesh is None else shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
         )
         token = jnp.zeros((1, 1), jnp.int32)
-        return jax.jit(lambda k: model.init(k, token)["lora"], out_shardings=out_shardings)(key)
+        return draw(model, key, token, collection="lora", out_shardings=out_shardings)
     return jax.tree.map(jnp.copy, params)
 
 

@@ -8,6 +8,20 @@ import pytest
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.folder import holder
+from tests.compile_cache import cached_in
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """A folder for what commands compile."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(programs):
+    """Commands start the same run again and again: what one compiles serves the next."""
+    with cached_in(programs):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -5,21 +5,12 @@ from __future__ import annotations
 import csv
 import json
 
-import pytest
-
 from llmrl_jax.cli.main import main
 from tests.chat_server import completion, send
-from tests.compile_cache import cached_in
 
 
 pytest_plugins = ("tests.chat_server",)
 TASK = "BabyAI-MixedTrainLocal-v0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with cached_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 def player(replies):

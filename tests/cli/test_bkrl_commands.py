@@ -21,7 +21,6 @@ from llmrl_jax.systems.bkrl.scripted import ScriptedCoder, ScriptedGoals, Script
 from llmrl_jax.systems.bkrl.train import load_potential
 from tests.bkrl_world import CRAFTER, crafter_played, world
 from tests.chat_server import completion, send
-from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 
 
@@ -33,13 +32,6 @@ SMALL = (
     "--network.hidden 8 --ppo.num-envs 4 --ppo.num-steps 8 --ppo.minibatches 1 --ppo.epochs 1 --ppo.pool-size 4"
     " --run.progress off --run.log-every 1 --run.checkpoint-every 2"
 ).split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Commands of this file start the same run again: what one compiles serves the next."""
-    with cached_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from llmrl_jax.run import metrics
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.build import load_run
-from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 
 
@@ -25,13 +24,6 @@ SMALL = (
     " --run.progress off --run.log-every 1 --run.checkpoint-every 2 --eval-episodes 4"
 ).split()
 CHAT = ("--suggester", "chat", "--goals.max-states", "32", "--goals.max-goals", "16", "--goals.exchange-every", "1")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Commands of this file start the same run again: what one compiles serves the next."""
-    with cached_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
 import yaml
-from jax.experimental.compilation_cache import compilation_cache
 
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.cli.main import main
@@ -33,30 +31,6 @@ FLAGS = (
     " --embedded.intermediate-size 16 --value-width 8 --ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2"
     " --ppo.microbatches 1 --ppo.epochs 1 --ppo.pool-size 8 --run.name small --run.progress off"
 ).split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The commands of this file start the same run again and again: what one compiles serves the next."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        yield
-        return
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    new = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": 0.3,
-    }
-    before = {name: getattr(jax.config, name) for name in new}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("JAX_COMPILATION_CACHE_DIR", folder)  # so that no command changes these settings
-        for settings in (new, before):
-            compilation_cache.reset_cache()
-            for name, value in settings.items():
-                jax.config.update(name, value)
-            if settings is new:
-                yield
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -27,18 +27,11 @@ from llmrl_jax.systems.kalm.eval import key_of, play_random, rates
 from llmrl_jax.systems.kalm.train import get_dataset, sentence_table
 from llmrl_jax.systems.kalm.worlds import LEVELS, level_of, metaworld_goals, world_of
 from llmrl_jax.workflows.loading import load
-from tests.compile_cache import cached_in
 from tests.evaluated import check_eval_and_play
 
 
 SMALL = "--embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2 --embedded.intermediate-size 16".split()
 QUIET = "--run.progress off --run.log-every 1".split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with cached_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,9 @@ from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.systems.kalm.ground import FRAMES, load_model
 from llmrl_jax.systems.kalm.worlds import world_of
-from tests.compile_cache import cached_in
 
 
 QUIET = "--run.progress off --run.log-every 1".split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    with cached_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.offline import make_offline
 from llmrl_jax.rl.offline_data import actions_of
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm
+from llmrl_jax.systems.agent.config import Algorithm
 from llmrl_jax.tuning import Example, GRPOConfig, Prompts, SFTConfig, make_grpo, make_sft, pack
 from tests.lm_random import random_variables
 
@@ -121,6 +122,23 @@ def ellm() -> Learner:
     return build(config, Yard()).learner()
 
 
+def writes(algo: str) -> Learner:
+    """A learner of `llmrl agent train`, in a world of notes."""
+    from llmrl_jax.lm.small import SmallConfig
+    from llmrl_jax.multiturn.group import GroupConfig
+    from llmrl_jax.multiturn.ppo import TurnPPOConfig
+    from llmrl_jax.systems.agent.build import build, make_learner
+    from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig
+
+    sizes = SmallConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16)
+    agent = AgentConfig(env="Notes-Recall-v0?turns=1", embedded=sizes, reply_tokens=4, value_width=8)
+    if algo.endswith("ppo"):
+        settings: Any = {"ppo": small(TurnPPOConfig, episode_tokens=64)}
+    else:
+        settings = {"group": small(GroupConfig, episode_tokens=64, group=2)}
+    return make_learner(TrainConfig(agent=agent, algo=algo, **settings), build(agent))
+
+
 LEARNERS: dict[str, Callable[[], Learner]] = {
     **{name: partial(online, name) for name in ALGORITHMS},
     **{name: partial(offline, name) for name in OFFLINE},
@@ -131,6 +149,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "grpo": grpo,
     "glam": glam,
     "ellm": ellm,
+    **{f"agent, {name}": partial(writes, name) for name in get_args(Algorithm)},
 }
 
 

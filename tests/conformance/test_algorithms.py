@@ -1,4 +1,4 @@
-"""What every registered algorithm must do, in the smallest of runs."""
+"""What every registered algorithm, and every learner of an agent that writes, must do, in the smallest of runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from llmrl_jax.rl.registry import ALGORITHMS, algorithm
 from llmrl_jax.run.chunk import must_be_finite
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.loop import train
-from tests.conformance.subjects import online
+from tests.conformance.subjects import LEARNERS
 
 
-@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+AGENTS = [name for name in LEARNERS if name.startswith("agent, ")]
+QUICK = ("agent, gigpo",)  # it has all parts of grpo's; one of PPO's is killed and goes on in tests/resume
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*sorted(ALGORITHMS), *(x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in AGENTS)],
+)
 def learner(request):
-    made = online(request.param)
+    made = LEARNERS[request.param]()
     return dataclasses.replace(made, init=jax.jit(made.init))  # compiled once for all runs
 
 

@@ -33,6 +33,7 @@ from llmrl_jax.systems.kalm import (
     imagine as kalm_imagine,
     train as kalm_train,
 )
+from llmrl_jax.systems.props import train as props_train
 from tests.gguf_files import metadata, tokens_of, write
 from tests.lm_random import random_variables
 from tools import notebooks
@@ -86,8 +87,9 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-LONG = {"bkrl", "ellm", "glam", "kalm"}
-"""Notebooks that compile for a minute or two: they run in the long tests, and their commands are checked in all."""
+LONG = {"bkrl", "ellm", "glam", "kalm", "props"}
+"""Notebooks that compile or play for a minute or two: they run in the long tests, and their commands are checked in
+all."""
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,19 @@ def test_kalm_gives_commands_that_are_accepted(monkeypatch):
     assert imagined.grounded.endswith(model.run.name) and both.imagined.endswith(imagined.run.name)
     assert (plain.imagined, plain.agent, plain.steps) == ("", "bc", 1024)
     assert tested[0] == Path(f"runs/{both.run.name}") and tested[1]["levels"] == ("easy", "hard")
+
+
+def test_props_gives_commands_that_are_accepted(monkeypatch):
+    task = "mountain_car_continuous"
+    commands = commands_of("props", TASK=task, ITERATIONS="5", BUDGET="25", MODEL="smollm2-135m")
+    searches: list[Any] = []
+    monkeypatch.setattr(props_train, "run_searches", lambda config: searches.append(config) or 0)  # a status
+    assert all(main(args) == 0 for args in commands)
+    assert all(x.tasks == (task,) and x.search.final_episodes == 100 for x in searches)
+    assert [x.search.method for x in searches] == ["props", "random_search", "cma_es", "props"]
+    assert [x.search.iterations for x in searches] == [5, 25, 25, 2] and [x.seeds for x in searches] == [3, 3, 3, 1]
+    assert [x.video for x in searches] == [True, False, False, False]
+    assert searches[-1].chat.model == "local:smollm2-135m" and searches[-1].run.name == "smollm2"
 
 
 # --- the command that writes and runs them ----------------------------------------------------------------------------

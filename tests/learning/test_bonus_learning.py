@@ -32,7 +32,8 @@ def explore(seeds, coefs, updates):
         return state.replace(bonus=state.bonus.replace(whole=whole))
 
     runs = [(seed, coef) for seed in seeds for coef in coefs]
-    first = {seed: ppo.init(jax.random.key(seed)) for seed in seeds}
+    init = jax.jit(ppo.init)
+    first = {seed: init(jax.random.key(seed)) for seed in seeds}
     states = [weighted(first[seed], jnp.float32(coef)) for seed, coef in runs]
     states = jax.tree.map(lambda *x: jnp.stack(x), *states)
     train = jax.jit(lambda s: jax.lax.scan(lambda s, _: jax.vmap(ppo.update)(s), s, None, length=updates))
@@ -77,13 +78,13 @@ def test_agents_stay_as_curious_as_random_play_when_nothing_is_new(kind):
     bonus = RND(RNDConfig(**sizes)) if kind == "rnd" else NovelD(NovelDConfig(**sizes))
     ppo = make_ppo(PPO, EpisodeStatistics(env), params, policy, bonus=bonus)
     train = jax.jit(lambda s: jax.lax.scan(lambda s, _: jax.vmap(ppo.update)(s), s, None, length=120)[0])
-    states = train(jax.vmap(ppo.init)(jax.random.split(jax.random.key(0), 4)))
+    states = train(jax.jit(jax.vmap(ppo.init))(jax.random.split(jax.random.key(0), 4)))
 
     def zeroth(state):
         first = jnp.zeros(cells, bool)
         return jnp.exp(policy.step(state.params, state.frozen, jnp.eye(cells), (), first)[0].log_prob(first + 0))
 
-    zero = np.asarray(jax.vmap(zeroth)(states))  # the probability of action 0
+    zero = np.asarray(jax.jit(jax.vmap(zeroth))(states))  # the probability of action 0
     random = farthest(np.full(cells, 0.5), length)
     assert random == pytest.approx(6.7, abs=0.1)
     reached = [farthest(np.where(env.onward == 0, p, 1 - p), length) for p in zero]

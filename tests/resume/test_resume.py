@@ -9,13 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tyro
 
-from llmrl_jax.run import metrics
+from llmrl_jax.core.config import load_config
+from llmrl_jax.multiturn.rollout import REPLY
+from llmrl_jax.run import loop, metrics, pytrees as trees
+from llmrl_jax.systems.agent.config import TrainConfig
 from tests.resume import tiny
 
 
@@ -142,6 +147,45 @@ def test_killed_while_the_host_is_asked(learner, tmp_path, capfd):
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
     whole, first, second = [[x for x in out.splitlines() if x.startswith("asked")] for out in printed]
     assert len(whole) == 4 and first == whole[:3] and second == whole[-len(second) :]
+
+
+def test_an_agent_that_writes_is_killed_in_the_middle_of_its_turns(tmp_path):
+    """`llmrl agent train`, SIGKILL, and the rest in this process: every leaf is that of a run without a stop."""
+    flags = ["--env", "Notes-Recall-v0", "--tune", "full", "--reply-tokens", "5", "--decoding", "constrained"]
+    flags += ["--embedded.hidden-size", "16", "--embedded.layers", "1", "--embedded.intermediate-size", "16"]
+    flags += ["--value-width", "8", "--ppo.num-envs", "4", "--ppo.num-steps", "21", "--ppo.minibatches", "1"]
+    flags += ["--ppo.episode-tokens", "96", "--ppo.pool-size", "4", "--ppo.watch", "--steps", "84000"]
+    flags += ["--run.out", str(tmp_path), "--run.name", "killed", "--run.checkpoint-every", "2", "--run.keep", "1"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "llmrl_jax", "agent", "train", *flags, "--run.log-every", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    folder, limit = tmp_path / "killed", time.monotonic() + 120
+
+    def saved():
+        return [int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()]
+
+    while not saved() and child.poll() is None and time.monotonic() < limit:
+        time.sleep(0.02)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    last = max(saved())
+    config = load_config(TrainConfig, folder / "config.json")
+    learner = config.experiment().learner
+    states = []
+    for run_ in (replace(config.run, resume=True), replace(config.run, name="whole")):
+        run_ = replace(run_, progress="off")
+        states.append(loop.train(learner, run_, num_updates=last + 3, full_config=replace(config, run=run_)).state)
+    assert int(states[0].update) == last + 3
+    assert ((np.asarray(states[0].rows.role) == REPLY) | (np.asarray(states[0].rows.read) > 0)).any()
+    resumed, whole = (
+        {n: np.asarray(jax.random.key_data(x) if trees.is_key(x) else x) for n, x in trees.named_leaves(state).items()}
+        for state in states
+    )
+    assert resumed.keys() == whole.keys() and any(name.startswith("watch") for name in whole)
+    for name, x in whole.items():
+        np.testing.assert_array_equal(resumed[name], x, err_msg=name)
 
 
 def test_terminated_and_continued(whole, tmp_path):

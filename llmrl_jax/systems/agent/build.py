@@ -8,14 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import envs_jax
 from envs_jax import spaces
 from envs_jax.actions import OtherActions
+from envs_jax.bridges.host import HostEnvironment, HostWorld
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.draw import draw
+from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
@@ -23,7 +27,7 @@ from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.ppo import make_turn_ppo
 from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
-from llmrl_jax.multiturn.text import WORDINGS, TurnText, check_text
+from llmrl_jax.multiturn.text import WORDINGS, FreeText, TurnText, check_text
 from llmrl_jax.parallel import make_mesh, shardings
 from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig
 
@@ -67,35 +71,70 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
     for a world without text or discrete actions."""
     env, params = envs_jax.make(config.env)
     check_text(env)
+    if config.max_turns:
+        if not hasattr(params, "max_steps"):
+            raise TypeError(f"max_turns is {config.max_turns}, but {config.env} has no parameter max_steps: leave it 0")
+        params = params.replace(max_steps=np.int32(config.max_turns))
     return EpisodeStatistics(FirstActions(env, config.num_actions) if config.num_actions else env), params
+
+
+def load_world(name: str) -> HostWorld | None:
+    """The world that `FILE.py:FUNCTION` or `module:FUNCTION` returns; None for the id of a registered one. **Raises:**
+    what `load_function` raises, `TypeError` for a function that returns something else."""
+    if ":" not in name:
+        return None
+    world = load_function(name, "world", ", or an id (llmrl envs list text)")()
+    if not isinstance(world, HostWorld):
+        raise TypeError(f"{name} returned {world!r}; an envs_jax.bridges.host.HostWorld is needed")
+    return world
+
+
+def text_of(world: HostWorld, tokenizer: FastTokenizer, config: AgentConfig) -> FreeText:
+    """The text of a world of the host."""
+    sizes = {name: getattr(world, name) for name in ("turn_tokens", "head_tokens", "long")}
+    return FreeText(tokenizer, tuple(world.actions), WORDINGS[config.wording], **sizes)
 
 
 NOWHERE = "nowhere"
 """What the expert's thought says of a goal that is not in view."""
 
 
-def words_of(env: Environment, config: AgentConfig) -> WordTokenizer:
+SPARE_WORDS = 64
+"""Tokens for words that a world of the host does not announce."""
+
+
+def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer:
     """The tokenizer of all words that a world and replies have."""
     wording = WORDINGS[config.wording]
     form = FORMATS[config.format]
-    texts = [wording.instruction.format(actions=", ".join(env.action_names)), wording.goal, wording.observation]
+    names = tuple(env.actions) if isinstance(env, HostWorld) else env.action_names
+    texts = [wording.instruction.format(actions=", ".join(names)), wording.goal, wording.observation]
     texts += [wording.reply, wording.between, "THINK", NOWHERE, form.opening, form.closing, *(form.thought or ())]
+    if isinstance(env, HostWorld):
+        return WordTokenizer.from_texts([*texts, *env.vocabulary, *names], spare=SPARE_WORDS)
     before, after = wording.sentence
     for name, book in env.captions.items():
         ends = ("",) if name in env.episode_captions else ("", after)
         texts += [f"{before}{phrase}{end}" for phrase in book.phrases for end in ends]
-    return WordTokenizer.from_texts([*texts, *env.action_names])
+    return WordTokenizer.from_texts([*texts, *names])
 
 
-def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> WritingAgent:
+def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: HostWorld | None = None) -> WritingAgent:
     """Build the program of a configuration. All checks precede allocation and compilation.
 
+    **Arguments:** `world`, of Python, instead of the one that `config.env` names.
     **Raises:** `KeyError` for unknown names, `TypeError` for a world without text, `PromptError` for a tokenizer that
     cannot join the parts of its text, `ValueError` for a format that its actions or tokens cannot have, and for sizes.
     """
     mesh = make_mesh(config.mesh) if mesh is None and config.mesh else mesh
-    env, env_params = make_world(config)
-    names = env.action_names
+    name = config.env if world is None else ""
+    world = load_world(config.env) if world is None else world
+    if world is None:
+        env, env_params = make_world(config)
+        names = env.action_names
+    else:
+        names = tuple(world.actions)
+        _check_host(config, mesh)
     if config.default_action and config.default_action not in names:
         raise ValueError(
             f"default_action is {config.default_action!r}{nearest(config.default_action, list(names))}; the world has "
@@ -104,14 +143,20 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> Writing
     options = dtype_options(config.dtype)
     tokenizer: FastTokenizer
     if config.model == EMBEDDED:
-        tokenizer = words_of(env, config)
+        tokenizer = words_of(env if world is None else world, config)
         sizes = config.embedded.llama(tokenizer, 4096)
         ends: tuple[int, ...] = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     else:
         sizes, tokenizer = lm.read_config(config.model), load_tokenizer(lm.locate(config.model))
         ends = lm.end_tokens(config.model, tokenizer)
         options["param_dtype"] = jnp.dtype(jnp.float32) if config.tune == "full" else options["dtype"]
-    text = TurnText(env, tokenizer, WORDINGS[config.wording])
+    text: TurnText | FreeText
+    if world is None:
+        text = TurnText(env, tokenizer, WORDINGS[config.wording])
+    else:
+        text = text_of(world, tokenizer, config)
+        env = EpisodeStatistics(HostEnvironment(world, text, name))
+        env_params = env.default_params
     replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
     blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
     base = partial(random_base, blank, mesh)
@@ -120,7 +165,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> Writing
     policy = TurnPolicy(
         model=blank.clone(lora=None if config.tune == "full" else config.lora),
         base=base,
-        value_head=lm.ValueHead(config.value_width, "relu"),
+        value_head=lm.ValueHead(config.value_width, "relu", starts_at_zero=True),
         text=text,
         replies=replies,
         reply_tokens=config.reply_tokens,
@@ -132,6 +177,14 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None) -> Writing
         mesh=mesh,
     )
     return WritingAgent(config, env, env_params, tokenizer, policy, mesh)
+
+
+def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
+    """**Raises** `ValueError` for settings that a world of the host does not have."""
+    if config.num_actions:
+        raise ValueError(f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0")
+    if mesh is not None and mesh.size > 1:
+        raise ValueError(f"mesh has {mesh.size} devices; an environment of Python is played on one")
 
 
 def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
@@ -154,7 +207,7 @@ def group_config(config: TrainConfig) -> Any:
 def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
     out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    return jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out)(key)
+    return draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out)
 
 
 def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,23 @@ NOUN = re.compile(r"(?:a|the) (\w+ (?:ball|box|key|door))")
 """The objects of a mission."""
 
 
-def thought_of(text: Mapping[str, str]) -> str:
-    """The expert's thought: the phrase of the observation that has the goal's object, or `nowhere`.
+SIDES = ("left", "right", "forward")
+"""Where a phrase says that something is: the first of these words in it."""
+
+
+def thought_of(text: Mapping[str, str], kind: Literal["phrase", "side"] = "phrase") -> str:
+    """The expert's thought on the goal's object: the phrase of the observation that has it, or its name and the side;
+    `nowhere` for one out of view.
 
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`)."""
     goals = NOUN.findall(text["mission"])
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
-    return next((phrase for goal in goals for phrase in phrases if goal in phrase), NOWHERE)
+    for goal in goals:
+        for phrase in phrases:
+            if goal in phrase:
+                sides = [word for word in phrase.split() if word in SIDES]
+                return phrase if kind == "phrase" or not sides else f"{goal} {sides[0]}"
+    return NOWHERE
 
 
 def reply_of(form: str, action: str, thought: str) -> str:
@@ -115,7 +125,8 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
         seen = tuple(x.tobytes() for x in captions.values())
         if seen not in thoughts:
             thinks = config.thoughts and agent.config.think
-            thoughts[seen] = thought_of(agent.env.describe(captions)) if thinks else ""
+            text = agent.env.describe(captions)
+            thoughts[seen] = thought_of(text, config.thought) if thinks else ""
         thought = thoughts[seen]
         if (action, thought) not in replies:
             replies[action, thought] = tokenizer.encode(reply_of(agent.config.format, names[action], thought)) + end

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llmrl_jax.options.command import command
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.agent.config import DEMO_STEPS, CloneRun, TrainConfig, demo_config
+from llmrl_jax.systems.agent.config import DEMO_STEPS, Algorithm, CloneRun, TrainConfig, demo_config
 
 
 @command(
@@ -47,10 +47,11 @@ def clone(config: CloneRun) -> int:
 
 def demo(
     steps: int = DEMO_STEPS,
+    algo: Algorithm = "token_ppo",
     episodes: int = 300,
     run: RunConfig = RunConfig(),  # noqa: B008 - frozen
 ) -> int:
-    """Create a small Llama, teach it to write a thought and an action, improve it by PPO in BabyAI-Text, and report the
+    """Create a small Llama, teach it to write a thought and an action, improve it by RL in BabyAI-Text, and report the
     gain from RL. Downloads nothing.
 
     The model imitates an expert that thinks right and often acts at random; it is saved as an ordinary model folder,
@@ -58,6 +59,7 @@ def demo(
 
     Args:
         steps: Tokens of RL, read and written.
+        algo: The learner.
         episodes: Held-out episodes for each evaluation, before and after.
         run: Settings of the run's folder, checkpoints and logs.
     """
@@ -66,7 +68,7 @@ def demo(
 
     in_interval("steps", steps, STEPS)
     in_interval("episodes", episodes, COUNT)
-    demo.demo(replace(demo_config(steps), eval_episodes=episodes, run=run))
+    demo.demo(replace(demo_config(steps, algo), eval_episodes=episodes, run=run))
     return 0
 
 

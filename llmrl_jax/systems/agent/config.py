@@ -36,6 +36,8 @@ class AgentConfig(Checked):
     """A world with text (`llmrl envs list text`)."""
     num_actions: NonNegativeInt = 0
     """Only the first so many actions of the world; 0: all."""
+    max_turns: NonNegativeInt = 0
+    """Turns after which an episode ends by a time-out, in worlds with the parameter max_steps; 0: the world's own."""
     model: str = EMBEDDED
     """`embedded`, a small Llama with random weights; or a model folder, a GGUF file, a packaged model or a hub id."""
     embedded: SmallConfig = field(default_factory=lambda: SmallConfig(hidden_size=96, layers=2, intermediate_size=256))
@@ -108,6 +110,8 @@ class CloneConfig(Checked):
     """Probability that the expert acts at random, which is imitated too."""
     thoughts: bool = True
     """Whether the expert's replies have thoughts."""
+    thought: Literal["phrase", "side"] = "phrase"
+    """What a thought says of the goal: all that the observation says, or its name and the side where it is."""
     episode_tokens: PositiveInt = 512
     """The most tokens of a demonstration, which is cut to whole turns."""
     epochs: Annotated[float, In("(0, 1000]")] = 1.0
@@ -134,6 +138,7 @@ class CloneRun(Checked):
 
 DEMO = AgentConfig(
     num_actions=3,
+    max_turns=16,
     embedded=SmallConfig(hidden_size=64, layers=2, intermediate_size=128),
     lora=LoRAConfig(
         rank=8, alpha=16.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -145,30 +150,31 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=600, noise=0.75, epochs=1.0, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
+    episodes=1500, noise=0.75, thought="side", sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
 )
-"""The demo's imitation: enough for thoughts that are right mostly, of an expert whose actions leave room for RL."""
+"""The demo's imitation: enough for thoughts that are mostly right, of an expert whose actions are nearly random."""
 
 DEMO_PPO = TurnPPOConfig(
     num_envs=64,
     num_steps=512,
     epochs=2,
     minibatches=8,
-    learning_rate=3e-3,
+    learning_rate=1e-3,
     schedule="linear",
     schedule_updates=1,
     gamma=0.9,
     entropy_coef=0.0,
-    invalid_reward=-0.1,
+    kl_coef=0.03,
+    invalid_reward=-0.3,
 )
-"""The demo's PPO, as that of `llmrl glam demo`: a short horizon makes detours cost more, and a learning rate that falls
-to zero, without an entropy bonus, lets the policy decide."""
+"""The demo's PPO: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
+bonus, lets the policy decide."""
 
 DEMO_STEPS = 80 * DEMO_PPO.num_envs * DEMO_PPO.num_steps
 """Tokens of the demo's RL."""
 
 
-def demo_config(steps: int = DEMO_STEPS) -> TrainConfig:
+def demo_config(steps: int = DEMO_STEPS, algo: Algorithm = "token_ppo") -> TrainConfig:
     """The demo's RL over so many tokens, at whose end the learning rate is zero."""
     updates = max(1, -(-steps // (DEMO_PPO.num_envs * DEMO_PPO.num_steps)))
-    return TrainConfig(agent=DEMO, steps=steps, ppo=replace(DEMO_PPO, schedule_updates=updates))
+    return TrainConfig(agent=DEMO, algo=algo, steps=steps, ppo=replace(DEMO_PPO, schedule_updates=updates))

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs_jax.bridges.host import errors_named
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
@@ -129,5 +130,5 @@ def train(config: TrainConfig) -> RunResult:
     if config.agent.model == EMBEDDED:
         print("note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it")
     x = make(config)
-    with opened(config.run, "agent") as folder:
+    with opened(config.run, "agent") as folder, errors_named(x.env):
         return experiments.train(x, folder)

@@ -27,6 +27,7 @@ from llmrl_jax.agents.drrn import DRRNPolicy
 from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import option, refuse_unread
+from llmrl_jax.core.draw import draw
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.score import costs
@@ -330,8 +331,7 @@ def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | No
     out_shardings = (
         None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
     )
-    draw = jax.jit(lambda k: model.init(k, jnp.zeros((1, 1), jnp.int32))["params"], out_shardings=out_shardings)
-    params = draw(key)
+    params = draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out_shardings)
     return params if kind is None else lm.quantize(params, kind)
 
 

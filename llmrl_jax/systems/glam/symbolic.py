@@ -29,6 +29,7 @@ from envs_jax.babyai.text.english import MISSIONS, mission_limits
 from envs_jax.env import Environment, Wrapper
 from envs_jax.text import Prompt, Slot
 from llmrl_jax.core.checks import Checked, PositiveInt, Width
+from llmrl_jax.core.draw import draw
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.networks import GRU, LSTM, Conv, unit_columns
 from llmrl_jax.rl.policy import Policy, masked_categorical
@@ -218,8 +219,7 @@ class SymbolicPolicy(Policy):
         batch = obs["mission"].shape[0]
         first = jnp.zeros((1, batch), bool)
         inputs = self._read(obs, (1, batch))
-        variables = jax.jit(self.network.init)(key, *inputs, self.initial_carry(batch), first)
-        return variables["params"], ()
+        return draw(self.network, key, *inputs, self.initial_carry(batch), first), ()
 
     def initial_carry(self, batch_size):
         """The LSTM's hidden state and cell, float32 `[B, memory_dim]` each."""

@@ -178,3 +178,31 @@ def test_what_a_kernel_cannot_compute_is_refused_by_name(monkeypatch):
     assert not attention.cannot_cudnn(narrow[0], sources(*narrow[1:3])["segments"])
     with pytest.raises(ValueError, match="'save'.*'saved'"):
         lm.Llama(CONFIG, attention="save").init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["saved", "recomputed"])
+def test_short_segments_are_computed_in_blocks(form):
+    """Rows of segments of up to 9 tokens, in blocks that do not divide the row; padding at its end."""
+    query, key, value, change = arrays(tokens=50)
+    sizes = np.array([[9, 1, 7, 9, 9, 5, 10], [3, 9, 2, 9, 4, 9, 14]])  # the last one of each row is padding
+    numbers = jnp.stack([jnp.repeat(jnp.array([1, 2, 3, 4, 5, 6, -1]), n, total_repeat_length=50) for n in sizes])
+    steps = jnp.arange(50)
+    mask = (steps[:, None] >= steps) & (numbers[:, None] == numbers[:, :, None])
+    whole = KeyValues(key, value, mask, causal=True, segments=numbers)
+    blocks = whole._replace(longest=9)
+    real = numbers[..., None, None] > 0
+
+    def gradients(source, attend):
+        def loss(query, key, value):
+            out = attend(query, source._replace(key=key, value=value))
+            return jnp.sum(jnp.where(real, out * change, 0.0)), out
+
+        grads, out = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
+        return [jnp.where(real, x, 0.0) for x in (out, *grads)]
+
+    program = str(jax.make_jaxpr(lambda q: attend(q, [blocks], form))(query))
+    assert "50,50" not in program
+    for got, want in zip(
+        gradients(blocks, lambda q, s: attend(q, [s], form)), gradients(whole, attention_reference), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

@@ -16,7 +16,7 @@ from llmrl_jax.systems.agent.config import AgentConfig
 
 
 SIZES = SmallConfig(hidden_size=32, layers=2, heads=4, intermediate_size=64)
-SHARED = {"num_envs": 8, "minibatches": 2, "epochs": 2, "episode_tokens": 96, "learning_rate": 3e-3}
+SHARED = {"num_envs": 8, "minibatches": 2, "epochs": 2, "episode_tokens": 96, "learning_rate": 3e-3, "watch": True}
 PPO = TurnPPOConfig(**SHARED, num_steps=40, pool_size=16)
 GROUP = GroupConfig(**SHARED, group=4)
 

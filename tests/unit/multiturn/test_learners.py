@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
+from llmrl_jax.multiturn.health import Watch
 from llmrl_jax.multiturn.loss import Batch, reply_sums, score_tokens, totals, turn_loss
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
 from llmrl_jax.multiturn.rollout import REPLY, WORLD
@@ -99,6 +100,30 @@ def _keys(state, like):
         return jax.random.wrap_key_data(x) if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else x
 
     return jax.tree.map(wrap, state, like)
+
+
+def test_a_collapse_is_reported_and_remembered():
+    """Replies that are longer than usual and do not end: a run that is read again reports it at the same update."""
+    _, learner, update, states, metrics = played("free")
+    names = {"thought_length", "repetition", "information", "agreement", "truncated", "reply_length", "entropy"}
+    assert names | set(learner.alarms) <= set(metrics[0]) and "reward_std" not in metrics[0]
+    assert learner.alarms.keys() == Watch().alarms.keys() and not any(metrics[-1][name] for name in learner.alarms)
+    watch = states[0].watch
+    usual = watch.usual | {"reply_length": jnp.float32(1), "truncated": jnp.float32(0)}
+    calm = watch.replace(
+        updates=jnp.int32(100), recent=usual, usual=usual, noise={name: 0 * x for name, x in usual.items()}
+    )
+    state, found = states[0].replace(watch=calm), []
+    for i in range(5):
+        state, values = update(state)
+        found.append(float(values["alarm/length_jump"]))
+        if i == 2:
+            middle = state
+    assert found == [0, 0, 0, 0, 1] and Watch().reason(state.watch) == "length_jump"
+    again = _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(middle))), middle)
+    for expected in found[3:]:
+        again, values = update(again)
+        assert values["alarm/length_jump"] == expected
 
 
 @cache
@@ -237,6 +262,7 @@ def test_groups_begin_in_one_state_and_rows_end(memory):
         state, metrics = update(state)
         assert float(metrics["first_ratio_error"]) <= 1e-5 and float(metrics["finished"]) == 1
         assert 0 < float(metrics["utilisation"]) < 1 and float(metrics["episodes"]) == GROUP.num_envs
+        assert 0 <= float(metrics["reward_std"]) <= 1
     assert state.rows == ()
 
 

@@ -1,0 +1,227 @@
+"""Agents that write: turns and tokens of play and of whole updates, beside a loop on the host and torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, speedup, threads
+from benchmarks.torch_agent import HostLoop, timed
+from llmrl_jax import lm
+from llmrl_jax.core.packaged import LANGUAGE_MODELS
+from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.multiturn.learner import TurnState
+from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
+from llmrl_jax.multiturn.rollout import NOTHING, REPLY
+from llmrl_jax.systems.agent.build import WritingAgent, build
+from llmrl_jax.systems.agent.config import AgentConfig
+
+
+TITLE = "Agents that write: play and whole updates, compared with a loop on the host and torch"
+
+WORLD = "BabyAI-Text/GoToLocalS6N2-v0"
+SMALL, SMOL = "small Llama", "SmolLM2-135M"
+PLAY, UPDATE = "play", "a whole update"
+BAR = 3.0
+GENERATE, KEPT = "torch, generate", "torch, keys and values kept"
+CACHES: dict[str, dict[str, Any]] = {
+    "growing cache": {},
+    "static cache": {"cache_implementation": "static", "disable_compile": True},
+}
+AT_ONCE = (4, 16)
+"""Sequences in a pass of a gradient in torch: each is measured."""
+
+
+def settings(quick: bool) -> dict[str, tuple[AgentConfig, TurnPPOConfig]]:
+    """The agent and its learner by model. All weights are trained, on both sides."""
+    agent = AgentConfig(env=WORLD, tune="full", reply_tokens=16)
+    shared = {"epochs": 1, "minibatches": 4, "episode_tokens": 384, "pool_size": 64}
+    if quick:
+        tiny = replace(agent, embedded=SmallConfig(hidden_size=32, layers=1, intermediate_size=32), value_width=16)
+        ppo = TurnPPOConfig(**shared | {"minibatches": 2}, num_envs=4, num_steps=96)
+        return {SMALL: (tiny, ppo)}
+    made = {SMALL: (agent, TurnPPOConfig(**shared, num_envs=64, num_steps=256))}
+    if LANGUAGE_MODELS["smollm2-135m"].folder():
+        smol = replace(agent, model="smollm2-135m", wording="chatml")
+        made[SMOL] = (smol, TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128))
+    return made
+
+
+@dataclass
+class Side:
+    """One implementation, and its samples."""
+
+    who: str
+    note: str
+    calls: dict[str, Callable[[], tuple[float, int, int]]]
+    """By case: seconds, turns and tokens of a call."""
+    compile_seconds: dict[str, float] = field(default_factory=dict)
+    turns: dict[str, list[float]] = field(default_factory=lambda: {PLAY: [], UPDATE: []})
+    tokens: dict[str, list[float]] = field(default_factory=lambda: {PLAY: [], UPDATE: []})
+
+    def sample(self) -> None:
+        """Call everything once, and keep the rates."""
+        for case, call in self.calls.items():
+            took, turns, tokens = call()
+            self.turns[case].append(turns / took)
+            self.tokens[case].append(tokens / took)
+
+    def rows(self, model: str) -> list[Row]:
+        return [
+            Row(f"{model}: {case}, {unit}", self.who, f"{unit}/s", samples, self.compile_seconds.get(case), self.note)
+            for case in self.calls
+            for unit, samples in (("turns", self.turns[case]), ("tokens", self.tokens[case]))
+        ]
+
+
+class Ours:
+    """The learner of `llmrl agent train`, and its play alone."""
+
+    def __init__(self, agent: WritingAgent, config: TurnPPOConfig):
+        self.agent, self.config = agent, config
+        self.turn = TurnPPO(config, agent.policy, agent.env, agent.env_params, None)
+        self.learner = self.turn.learner()
+        self.state: TurnState = jax.jit(self.learner.init)(jax.random.key(0))
+        self.error = 0.0
+
+    def _play(self, state: TurnState) -> Any:
+        rows = self.turn.begin(state, state.key)
+        before = rows.length
+        _, record, _ = self.turn.conversation.play(state.params, state.frozen, rows, state.key, self.config.num_steps)
+        new = jnp.arange(record.token.shape[1]) >= before[:, None]
+        return record, (record.acts & new).sum(), ((record.role != NOTHING) & new).sum()
+
+    def side(self) -> Side:
+        """Compiled, and called until rows are in the middle of episodes."""
+        update, update_seconds = compiled(self.learner.update, self.state, donate_argnums=0)
+        for _ in range(3):
+            self.state, _ = update(self.state)
+        play, play_seconds = compiled(self._play, self.state)
+        tokens = self.config.num_envs * self.config.num_steps
+
+        def one_play() -> tuple[float, int, int]:
+            took, (_, turns, read) = timed(lambda: jax.block_until_ready(play(self.state)))
+            return took, int(turns), int(read)
+
+        def one_update() -> tuple[float, int, int]:
+            took, (self.state, metrics) = timed(lambda: jax.block_until_ready(update(self.state)))
+            self.error = max(self.error, float(metrics["first_ratio_error"]))
+            return took, int(metrics["turns"]), tokens
+
+        one_play()
+        took = {PLAY: play_seconds, UPDATE: update_seconds}
+        return Side(OURS, "one program", {PLAY: one_play, UPDATE: one_update}, took)
+
+    def check(self, loop: HostLoop) -> None:
+        """Check that torch gives the tokens that we wrote at the beginning of a rollout the same probabilities."""
+        fresh = jax.jit(self.learner.init)(jax.random.key(0))
+        record, *_ = jax.device_get(jax.jit(self._play)(fresh))
+        length = 1 + int(np.argmax(record.acts.any(0))) if record.acts.any() else record.token.shape[1]
+        length = min([length, *(int(np.argmax(x)) for x in record.begins[:, 1:] if x.any())])
+        found = loop.log_probs(record.token[:, :length])
+        reply = record.role[:, 1:length] == REPLY
+        if not reply.any():
+            raise AssertionError("no token of a reply is within the first one")
+        np.testing.assert_allclose(found[reply], record.log_prob[:, 1:length][reply], atol=1e-3)
+
+
+def host_side(who: str, note: str, loop: HostLoop, turns: int, at_once: int = 0) -> Side:
+    """A loop in torch. **Arguments:** `at_once`, of a gradient; 0: play alone."""
+
+    def play() -> tuple[float, int, int]:
+        took, (played, tokens) = timed(lambda: loop.play(turns))
+        return took, played, tokens
+
+    def update() -> tuple[float, int, int]:
+        def both() -> tuple[int, int]:
+            counts = loop.play(turns)
+            loop.learn(at_once)
+            return counts
+
+        took, (played, tokens) = timed(both)
+        return took, played, tokens
+
+    play()
+    loop.check()
+    if not at_once:
+        return Side(who, note, {PLAY: play})
+    update()
+    return Side(who, note, {UPDATE: update})
+
+
+def measure(model: str, agent: WritingAgent, config: TurnPPOConfig) -> tuple[list[Row], list[str], float]:
+    """All sides of a model in turn. **Returns:** the rows, the verdicts, and our largest first ratio's error."""
+    ours = Ours(agent, config)
+    with tempfile.TemporaryDirectory() as folder:
+        path = lm.save_hf(f"{folder}/model", agent.policy.model.config, ours.state.params["params"])
+        loop = partial(HostLoop, str(path), agent, config)
+        kept = loop(kept=True)
+        ours.check(kept)
+        sides = [ours.side()]
+        # as many turns as ours plays, so that conversations are as long
+        played = sides[0].calls[PLAY]()[1]
+        turns = max(2, round(played / config.num_envs))
+        for name, options in CACHES.items():
+            sides.append(host_side(GENERATE, f"transformers, {name}", loop(kept=False, **options), turns))
+        sides.append(host_side(KEPT, "transformers, a loop over tokens", kept, turns))
+        for count in AT_ONCE:
+            note = f"transformers, a loop over tokens; gradients of {count} episodes at a time"
+            sides.append(host_side(KEPT, note, loop(kept=True), turns, count))
+        for _ in range(REPEATS):
+            for side in sides:
+                side.sample()
+    rows = [row for side in sides for row in side.rows(model)]
+    bars = []
+    for case in (PLAY, UPDATE):
+        for unit in ("turns", "tokens"):
+            title = f"{model}: {case}, {unit}"
+            mine, theirs = ([x for x in rows if x.case == title and (x.who == OURS) == own] for own in (True, False))
+            best, ratio = fastest(theirs), speedup(mine, theirs)
+            bars.append(f"{title}: {ratio:.2f} times {best.who} ({best.note}) {aim(ratio, BAR)}")
+    return rows, bars, ours.error
+
+
+def run(quick: bool = False) -> Result:
+    """Turns and tokens per second."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
+    torch.manual_seed(0)
+    rows: list[Row] = []
+    bars: list[str] = []
+    errors, sizes = {}, []
+    for model, (how, config) in settings(quick).items():
+        more, verdicts, errors[model] = measure(model, build(how), config)
+        rows, bars = rows + more, bars + verdicts
+        sizes.append(
+            f"{model}: {config.num_envs} rows x {config.num_steps} tokens, {config.minibatches} gradient steps"
+        )
+    return Result(sorted(rows, key=lambda row: row.case), bars, notes(cores, sizes, errors))
+
+
+def notes(cores: int, sizes: list[str], errors: dict[str, float]) -> list[str]:
+    """Description of the measurement."""
+    worst = ", ".join(f"{error:.1e} ({model})" for model, error in errors.items())
+    return [
+        f"float32, {threads(cores)}. {WORLD}, format `plain`, free replies of up to 16 tokens at temperature 1, "
+        f"episodes of up to 384 tokens; {'; '.join(sizes)}; all weights are trained. Tokens are those read and "
+        "written. Samples alternate. Before anything is timed, both give the same tokens the same log-probabilities "
+        "within 1e-3.",
+        "Models that were not taught write replies that are all cut at 16 tokens, so rows of the loop on the host, "
+        "which go in step, hardly wait for one another: with replies of several lengths they would.",
+        f"Ours: play and update are one program; the first ratio of an update differs from 1 by at most {worst}.",
+        "The loop on the host: our worlds and their text, one compiled call a turn for all rows, tokens instead of "
+        "text, and replies end by the tables of our automaton. `generate` reads whole conversations at each turn, with "
+        "a growing or a static cache. Where keys and values are kept, each turn reads its new tokens only, and a "
+        "conversation once more at the beginning of an update, as ours. Its update is PPO's over turns with the same "
+        "loss: logits of the replies' tokens only, episodes of similar length together. The fastest row counts.",
+    ]

@@ -1,0 +1,45 @@
+"""The texts in which an expert's replies are learned are those that the policy sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmrl_jax.systems.agent.clone import Demonstration
+
+
+HEAD, OPENING, LATER = [1], [2, 3], [4, 5, 6]
+"""Tokens of the head, of an observation that begins an episode, and of one that follows a reply."""
+
+
+def texts(episode: Demonstration, replies: list[list[int]]) -> list[tuple[list[int], list[int]]]:
+    """The tokens of each text of an episode with these replies, and those that are learned."""
+    examples = [example for reply in replies for example in episode.turn(HEAD, OPENING, LATER, reply)]
+    examples += episode.end()
+    return [(x.tokens, [t for t, learn in zip(x.tokens, x.learn, strict=True) if learn]) for x in examples]
+
+
+def test_an_episode_is_one_text_with_append():
+    episode = Demonstration(appends=True, window=0, length=100)
+    for _ in range(2):  # the next episode begins anew
+        assert texts(episode, [[7], [8, 9]]) == [([1, 2, 3, 7, 4, 5, 6, 8, 9], [7, 8, 9])]
+    assert episode.end() == []
+
+
+def test_a_text_is_cut_to_whole_turns():
+    episode = Demonstration(appends=True, window=0, length=8)
+    assert texts(episode, [[7], [8], [9]]) == [([1, 2, 3, 7, 4, 5, 6, 8], [7, 8])]
+    # what comes after a turn that does not fit is left out, though it would fit
+    assert texts(episode, [[7], [8, 8], [9]]) == [([1, 2, 3, 7], [7])]
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (0, [([1, 2, 3, 7], [7]), ([1, 2, 3, 8], [8]), ([1, 2, 3, 9], [9])]),
+        (1, [([1, 2, 3, 7], [7]), ([1, 2, 3, 7, 4, 5, 6, 8], [8]), ([1, 4, 5, 6, 8, 4, 5, 6, 9], [9])]),
+    ],
+)
+def test_a_turn_is_a_text_with_reprompt(window, expected):
+    episode = Demonstration(appends=False, window=window, length=100)
+    for _ in range(2):
+        assert texts(episode, [[7], [8], [9]]) == expected
