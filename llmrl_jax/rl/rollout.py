@@ -115,7 +115,7 @@ _RESETS: WeakKeyDictionary[Environment, dict[tuple, Any]] = WeakKeyDictionary()
 
 
 def _compiled_reset(batch: VectorEnv) -> Any:
-    """`jax.jit(batch.reset)`, compiled once for several seeds, and for all batches of an environment that are alike:
+    """`jax.jit(batch.reset)`, compiled once for several seeds, and for all equal batches of an environment:
     JAX forgets the program of a bound method with the method, which is another object each time."""
     sizes = {name: getattr(batch, name) for name in ("policy", "pool_size", "reset_ratio", "batched_params")}
     programs = _RESETS.setdefault(batch.env, {})
