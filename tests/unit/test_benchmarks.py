@@ -388,7 +388,7 @@ def committed_records() -> dict[str, dict]:
 
 def test_every_table_of_the_page_names_the_commit_of_its_record():
     """A table compares what one run measured; tables may be of different commits."""
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    page = table.PAGE.read_text()
     for name, record in committed_records().items():
         assert re.fullmatch(r"[0-9a-f]{12}", record.get("commit") or ""), name
         assert f"- {record['date']}, commit {record['commit']}" in page, name
