@@ -48,11 +48,11 @@ def settings(quick: bool) -> dict[str, tuple[AgentConfig, TurnPPOConfig]]:
         tiny = replace(agent, embedded=SmallConfig(hidden_size=32, layers=1, intermediate_size=32), value_width=16)
         ppo = TurnPPOConfig(**shared | {"minibatches": 2}, num_envs=4, num_steps=96)
         return {SMALL: (tiny, ppo)}
-    made = {SMALL: (agent, TurnPPOConfig(**shared, num_envs=64, num_steps=256))}
+    cases = {SMALL: (agent, TurnPPOConfig(**shared, num_envs=64, num_steps=256))}
     if LANGUAGE_MODELS["smollm2-135m"].folder():
         smol = replace(agent, model="smollm2-135m", wording="chatml")
-        made[SMOL] = (smol, TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128))
-    return made
+        cases[SMOL] = (smol, TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128))
+    return cases
 
 
 @dataclass
@@ -126,11 +126,11 @@ class Ours:
         record, *_ = jax.device_get(jax.jit(self._play)(fresh))
         length = 1 + int(np.argmax(record.acts.any(0))) if record.acts.any() else record.token.shape[1]
         length = min([length, *(int(np.argmax(x)) for x in record.begins[:, 1:] if x.any())])
-        found = loop.log_probs(record.token[:, :length])
+        scores = loop.log_probs(record.token[:, :length])
         reply = record.role[:, 1:length] == REPLY
         if not reply.any():
             raise AssertionError("no token of a reply is within the first one")
-        np.testing.assert_allclose(found[reply], record.log_prob[:, 1:length][reply], atol=1e-3)
+        np.testing.assert_allclose(scores[reply], record.log_prob[:, 1:length][reply], atol=1e-3)
 
 
 def host_side(who: str, note: str, loop: HostLoop, turns: int, at_once: int = 0) -> Side:
@@ -163,18 +163,18 @@ def measure(model: str, agent: WritingAgent, config: TurnPPOConfig) -> tuple[lis
     with tempfile.TemporaryDirectory() as folder:
         path = lm.save_hf(f"{folder}/model", agent.policy.model.config, ours.state.params["params"])
         loop = partial(HostLoop, str(path), agent, config)
-        kept = loop(kept=True)
-        ours.check(kept)
+        cached = loop(cached=True)
+        ours.check(cached)
         sides = [ours.side()]
         # as many turns as ours plays, so that conversations are as long
         played = sides[0].calls[PLAY]()[1]
         turns = max(2, round(played / config.num_envs))
         for name, options in CACHES.items():
-            sides.append(host_side(GENERATE, f"transformers, {name}", loop(kept=False, **options), turns))
-        sides.append(host_side(KEPT, "transformers, a loop over tokens", kept, turns))
+            sides.append(host_side(GENERATE, f"transformers, {name}", loop(cached=False, **options), turns))
+        sides.append(host_side(KEPT, "transformers, a loop over tokens", cached, turns))
         for count in AT_ONCE:
             note = f"transformers, a loop over tokens; gradients of {count} episodes at a time"
-            sides.append(host_side(KEPT, note, loop(kept=True), turns, count))
+            sides.append(host_side(KEPT, note, loop(cached=True), turns, count))
         for _ in range(REPEATS):
             for side in sides:
                 side.sample()

@@ -81,16 +81,16 @@ class Episode:
 class HostLoop:
     """Play and update of a policy that writes, all rows in step: every one reads, all write until the last reply ends.
 
-    **Arguments:** `folder`, the model; `kept`: keys and values stay from turn to turn, as in a server with a cache of
+    **Arguments:** `folder`, the model; `cached`: keys and values stay from turn to turn, as in a server with a cache of
     prefixes, and each token is one pass of the batch; else `generate` of transformers with the whole conversations and
     `options`, as the agent loops of the field call their engines.
     """
 
-    def __init__(self, folder: str, agent: WritingAgent, config: Any, *, kept: bool, **options: Any):
+    def __init__(self, folder: str, agent: WritingAgent, config: Any, *, cached: bool, **options: Any):
         import torch
         import transformers
 
-        self.torch, self.agent, self.config, self.kept, self.options = torch, agent, config, kept, options
+        self.torch, self.agent, self.config, self.cached, self.options = torch, agent, config, cached, options
         self.model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         policy, replies = agent.policy, agent.policy.replies
         self.size, self.default, self.text = policy.reply_tokens, policy.default_action, policy.text
@@ -211,7 +211,7 @@ class HostLoop:
             episode.turns = []
         with torch.inference_mode():
             read: list[list[int]] = [[] for _ in range(count)]
-            if self.kept:  # by other parameters than before
+            if self.cached:  # by other parameters than before
                 self.cache = transformers.DynamicCache(config=self.model.config)
                 self.mask = torch.zeros((count, 0), dtype=torch.long)
                 self.position = torch.zeros(count, dtype=torch.long)
@@ -221,7 +221,7 @@ class HostLoop:
                     self.running[row].tokens += said
                     read[row] = read[row] + said
                     spoken += len(said)
-                replies, log_probs, values = self._continued(read) if self.kept else self._generated()
+                replies, log_probs, values = self._continued(read) if self.cached else self._generated()
                 states = [self._ended(reply) for reply in replies]
                 named = self.action[states]
                 cut = np.zeros(count, bool)
@@ -238,7 +238,7 @@ class HostLoop:
                     self.running[row].turns[-1].ends = True
                     self.finished.append(self.running[row])
                     self.running[row] = Episode([])
-                if self.kept:
+                if self.cached:
                     self._forget(begins)
                 read = [[] for _ in range(count)]
         return turns * count, spoken
@@ -315,18 +315,18 @@ class HostLoop:
     def check(self) -> None:
         """Check that what was written last has the probabilities that a pass over the whole conversation gives it."""
         for episode in self.running:
-            found = self.log_probs(np.array([episode.tokens]))[0] if episode.turns else ()
+            scores = self.log_probs(np.array([episode.tokens]))[0] if episode.turns else ()
             for turn in episode.turns:
                 places = slice(turn.start - 1, turn.start - 1 + len(turn.log_probs))
-                np.testing.assert_allclose(found[places], turn.log_probs, atol=1e-3)
+                np.testing.assert_allclose(scores[places], turn.log_probs, atol=1e-3)
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """Of each token of a row but the first."""
         with self.torch.inference_mode():
             rows = self.torch.from_numpy(tokens).long()
             logits = self.model(rows, use_cache=False).logits[:, :-1]
-            found = self.torch.log_softmax(logits, -1).gather(2, rows[:, 1:, None])
-        return found[..., 0].numpy()
+            scores = self.torch.log_softmax(logits, -1).gather(2, rows[:, 1:, None])
+        return scores[..., 0].numpy()
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:

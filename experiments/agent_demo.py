@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commands import command
+from commands import command, rates_of, summary_of
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
@@ -68,21 +65,10 @@ def reached(folder: Path, bar: float) -> int | None:
 def play(algo: Algorithm, seed: int, out: Path) -> dict[str, Any]:
     """Run the demo with one seed, if it has not been run. **Returns:** its row of the record."""
     name = f"{algo}-{seed}"
-    summary = out / name / "summary.json"
-    if not summary.exists():
-        program = [sys.executable, "-m", "llmrl_jax", "agent", "demo", "--algo", algo, "--run.seed", str(seed)]
-        subprocess.run(
-            [*program, "--run.name", name, "--run.out", str(out), "--run.progress", "off"],
-            env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"},
-            check=True,
-        )
-    result = json.loads(summary.read_text())
-    rates = {
-        when: [round(result[when][bound], 3) for bound in ("success", "success_low", "success_high")] for when in RATES
-    }
+    result = summary_of(out, name, "agent", "demo", "--algo", algo, "--run.seed", str(seed))
     return {
         "seed": seed,
-        **rates,
+        **rates_of(result, RATES),
         "valid": {when: round(result[when]["valid"], 4) for when in RATES[1:]},
         "reply_length": {when: round(result[when]["reply_length"], 2) for when in RATES[1:]},
         "turns_to_0.8": reached(out / name, 0.8),

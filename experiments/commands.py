@@ -1,7 +1,12 @@
-"""The command that made a file of results, from an experiment's options."""
+"""Commands of experiments: the one that made a file of results, and runs of ours."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -15,3 +20,24 @@ def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
         if name not in left_out and value != getattr(default, name)
     ]
     return " ".join(["python", f"experiments/{script}", *options])
+
+
+def summary_of(out: Path, name: str, *arguments: str) -> dict[str, Any]:
+    """The summary of the run `name` of `llmrl` with these arguments, which is run if it has none: in a process of its
+    own with an empty compilation cache, as a user's first run is."""
+    summary = out / name / "summary.json"
+    if not summary.exists():
+        options = ["--run.name", name, "--run.out", str(out), "--run.progress", "off"]
+        subprocess.run(
+            [sys.executable, "-m", "llmrl_jax", *arguments, *options],
+            env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"},
+            check=True,
+        )
+    result: dict[str, Any] = json.loads(summary.read_text())
+    return result
+
+
+def rates_of(result: dict[str, Any], names: tuple[str, ...]) -> dict[str, list[float]]:
+    """`[rate, low, high]` of successes by when they were measured, rounded."""
+    bounds = ("success", "success_low", "success_high")
+    return {name: [round(result[name][bound], 3) for bound in bounds] for name in names}

@@ -100,7 +100,7 @@ class Encoder(Protocol):
 class HostParams:
     """The rows for which the host is asked."""
 
-    asked: Any = True
+    active: Any = True
     """bool `[]`; where it is false the state stays as it is, and other results are of no use."""
 
 
@@ -157,7 +157,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
         self._values = list(values.values()) if isinstance(values, Mapping) else list(range(len(self._names)))
         self._lock = threading.Lock()
         self._live: OrderedDict[tuple[int, bytes], list[Episode]] = OrderedDict()
-        self._kept = 0
+        self._stored = 0
         self._spare: list[Any] = []
         self.failure: HostError | None = None
         """The last error on the host, which JAX reports as one of its own, see `named`."""
@@ -168,7 +168,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
         """Drop the episodes in progress, which are built again when they go on, as in another process."""
         with self._lock:
             self._live.clear()
-            self._kept = 0
+            self._stored = 0
 
     def check_starts(self) -> None:
         """**Raises** `HostError` if two environments that are reset with one seed begin differently, so that no two
@@ -205,8 +205,8 @@ class HostEnvironment(Environment[HostState, HostParams]):
     def reset(self, key, params):
         seed = (jax.random.bits(key, (), jnp.uint32) >> 1).astype(jnp.int32)
         shapes = self._observation_shapes(), jax.ShapeDtypeStruct((), np.uint32)
-        asked = jnp.asarray(params.asked, bool)
-        obs, mark = jax.pure_callback(self._on_reset, shapes, seed, asked, vmap_method="broadcast_all")
+        active = jnp.asarray(params.active, bool)
+        obs, mark = jax.pure_callback(self._on_reset, shapes, seed, active, vmap_method="broadcast_all")
         blank = jnp.zeros(self.world.max_turns, jnp.int16)
         return obs, HostState(seed, blank, jnp.int32(0), mark, jnp.bool_(False))
 
@@ -217,72 +217,71 @@ class HostEnvironment(Environment[HostState, HostParams]):
             *(self._observation_shapes(), jax.ShapeDtypeStruct((), np.uint32)),
             *(jax.ShapeDtypeStruct((), np.float32), flag, flag, info),
         )
-        action, asked = jnp.asarray(action, jnp.int32), jnp.asarray(params.asked, bool) & ~state.over
+        action, active = jnp.asarray(action, jnp.int32), jnp.asarray(params.active, bool) & ~state.over
         obs, mark, reward, terminated, truncated, info = jax.pure_callback(
-            self._on_step, shapes, state, action, asked, vmap_method="broadcast_all"
+            self._on_step, shapes, state, action, active, vmap_method="broadcast_all"
         )
-        place = jnp.where(asked, state.turn, self.world.max_turns)
-        turn = state.turn + asked
-        truncated = truncated | state.over | (asked & (turn >= self.world.max_turns))
-        place = jnp.where(asked, state.turn, self.world.max_turns)
+        turn = state.turn + active
+        truncated = truncated | state.over | (active & (turn >= self.world.max_turns))
+        index = jnp.where(active, state.turn, self.world.max_turns)
         after = HostState(
             seed=state.seed,
-            actions=state.actions.at[place].set(action.astype(jnp.int16), mode="drop"),
+            actions=state.actions.at[index].set(action.astype(jnp.int16), mode="drop"),
             turn=turn,
-            mark=jnp.where(asked, mark, state.mark),
+            mark=jnp.where(active, mark, state.mark),
             over=terminated | truncated,
         )
         return obs, after, reward, terminated, truncated, info
 
     # --- on the host --------------------------------------------------------------------------------------------------
 
-    def _on_reset(self, seed: Any, asked: Any) -> Any:
-        seed, asked = np.asarray(seed), np.asarray(asked)
+    def _on_reset(self, seed: Any, active: Any) -> Any:
+        seed, active = np.asarray(seed), np.asarray(active)
         obs = self._blank(seed.shape)
         mark = np.zeros(seed.shape, np.uint32)
-        with self._lock, self._kept_failure():
+        with self._lock, self._noting_failure():
             first: dict[int, tuple[int, int, str]] = {}
-            for row in np.flatnonzero(asked.reshape(-1)).tolist():
+            for row in np.flatnonzero(active.reshape(-1)).tolist():
                 number = int(seed.flat[row])
                 episode, text = self._begin(row, number)
-                other, earlier, said = first.setdefault(number, (row, episode.mark, text))
+                other, earlier, opening = first.setdefault(number, (row, episode.mark, text))
                 if earlier != episode.mark:
                     raise HostError(
-                        f"rows {other} and {row} of {self.id} begin with the seed {number}, one with {said[:80]!r} and "
-                        f"one with {text[:80]!r}: what is random in the environment must follow from the seed"
+                        f"rows {other} and {row} of {self.id} begin with the seed {number}, one with {opening[:80]!r} "
+                        f"and one with {text[:80]!r}: what is random in the environment must follow from the seed"
                     )
                 self._write(obs, row, self._encoded(episode, text, f"row {row}, seed {number}, reset"))
                 mark.flat[row] = episode.mark
                 self._keep(number, b"", episode)
         return obs, mark
 
-    def _on_step(self, state: Any, action: Any, asked: Any) -> Any:
+    def _on_step(self, state: Any, action: Any, active: Any) -> Any:
         state = jax.tree.map(np.asarray, state)
-        action, asked = np.asarray(action), np.asarray(asked)
+        action, active = np.asarray(action), np.asarray(active)
         shape = action.shape
         obs, mark = self._blank(shape), np.zeros(shape, np.uint32)
         reward = np.zeros(shape, np.float32)
         terminated, truncated, success, failed = (np.zeros(shape, bool) for _ in range(4))
         cut = np.zeros(shape, np.int32)
         past = state.actions.reshape(-1, state.actions.shape[-1])
-        with self._lock, self._kept_failure():
-            for row in np.flatnonzero(asked.reshape(-1)).tolist():
+        with self._lock, self._noting_failure():
+            for row in np.flatnonzero(active.reshape(-1)).tolist():
                 seed, turn, chosen = int(state.seed.flat[row]), int(state.turn.flat[row]), int(action.flat[row])
                 done = past[row, :turn]
                 episode = self._episode(row, seed, done, int(state.mark.flat[row]))
                 where = f"row {row}, seed {seed}, step {turn + 1}"
                 try:
-                    text, given, ended, stopped, info = self._step(episode, chosen, where)
+                    text, gain, ended, stopped, info = self._step(episode, chosen, where)
                     self._write(obs, row, self._encoded(episode, text, where))
                 except HostError:
                     if self.world.failure == "raise":
                         raise
-                    text, given, ended, stopped, info = "", 0.0, False, True, {"success": False}
+                    text, gain, ended, stopped, info = "", 0.0, False, True, {"success": False}
                     failed.flat[row] = True
                     self._write(obs, row, self._encoded(episode, text, where))
-                episode.total += given
+                episode.total += gain
                 episode.mark = _checksum(episode.mission, text)
-                reward.flat[row], terminated.flat[row], truncated.flat[row] = given, ended, stopped
+                reward.flat[row], terminated.flat[row], truncated.flat[row] = gain, ended, stopped
                 success.flat[row] = info.get("success", episode.total > 0)
                 cut.flat[row], mark.flat[row] = episode.cut, episode.mark
                 if not (ended or stopped or turn + 1 == self.world.max_turns):
@@ -313,10 +312,10 @@ class HostEnvironment(Environment[HostState, HostParams]):
 
     def _keep(self, seed: int, actions: bytes, episode: Episode) -> None:
         self._live.setdefault((seed, actions), []).append(episode)
-        self._kept += 1
-        while self._kept > self.world.objects:
+        self._stored += 1
+        while self._stored > self.world.objects:
             _, oldest = self._live.popitem(last=False)
-            self._kept -= len(oldest)
+            self._stored -= len(oldest)
             self._spare += [episode.env for episode in oldest]
 
     def _episode(self, row: int, seed: int, actions: np.ndarray, mark: int) -> Episode:
@@ -324,7 +323,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
         name = seed, actions.tobytes()
         there = self._live.get(name)
         if there:
-            self._kept -= 1
+            self._stored -= 1
             episode = there.pop()
             if not there:
                 del self._live[name]
@@ -409,7 +408,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
             raise HostError(f"{self.id}, {where}: {type(error).__name__}: {error}") from error
 
     @contextmanager
-    def _kept_failure(self) -> Iterator[None]:
+    def _noting_failure(self) -> Iterator[None]:
         try:
             yield
         except HostError as error:
@@ -456,7 +455,7 @@ class HostVector(VectorEnv):
         super().__init__(env, num_envs, policy=policy, batched_params=True)
 
     def _asking(self, params: HostParams) -> HostParams:
-        return HostParams(jnp.broadcast_to(params.asked, (self.num_envs,)))
+        return HostParams(jnp.broadcast_to(params.active, (self.num_envs,)))
 
     def reset(self, key, params):
         return super().reset(key, self._asking(params))

@@ -48,11 +48,11 @@ def load_function(name: str, kind: str, instead: str = "") -> Callable[..., Any]
                 f"there is no module {location!r} to take the {kind} {function!r} from; give FILE.py:FUNCTION, or a "
                 "module that Python finds"
             ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise ValueError(f"{location} has no function {function!r}{nearest(function, names)}")
-    return found
+    return loaded
 
 
 def _failed(location: str | Path, kind: str, function: str, error: BaseException) -> ValueError:

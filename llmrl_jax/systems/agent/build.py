@@ -183,6 +183,10 @@ def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
     """**Raises** `ValueError` for settings that a world of the host does not have."""
     if config.num_actions:
         raise ValueError(f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0")
+    if config.max_turns:
+        raise ValueError(
+            f"max_turns is {config.max_turns}, but a world of Python has its own (HostWorld.max_turns): leave it 0"
+        )
     if mesh is not None and mesh.size > 1:
         raise ValueError(f"mesh has {mesh.size} devices; an environment of Python is played on one")
 

@@ -152,29 +152,35 @@ since its length dominates the cost of a small model, and no keys or doors, so t
 DEMO_CLONE = CloneConfig(
     episodes=1500, noise=0.75, thought="side", sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
 )
-"""The demo's imitation: enough for thoughts that are mostly right, of an expert whose actions are nearly random."""
+"""The demo's imitation: of an expert that thinks right, and acts at random in three of four turns."""
 
-DEMO_PPO = TurnPPOConfig(
-    num_envs=64,
-    num_steps=512,
-    epochs=2,
-    minibatches=8,
-    learning_rate=1e-3,
-    schedule="linear",
-    schedule_updates=1,
-    gamma=0.9,
-    entropy_coef=0.0,
-    kl_coef=0.03,
-    invalid_reward=-0.3,
-)
-"""The demo's PPO: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
+DEMO_ENVS = 64
+DEMO_RL = {
+    "num_envs": DEMO_ENVS,
+    "epochs": 2,
+    "minibatches": 8,
+    "learning_rate": 1e-3,
+    "schedule": "linear",
+    "gamma": 0.9,
+    "entropy_coef": 0.0,
+    "kl_coef": 0.03,
+    "invalid_reward": -0.3,
+}
+"""The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
+DEMO_TOKENS = {"ppo": 512, "group": 1152}
+"""Tokens of each world in an update: of PPO, and of whole episodes of 16 turns."""
 
-DEMO_STEPS = 80 * DEMO_PPO.num_envs * DEMO_PPO.num_steps
+DEMO_STEPS = 80 * DEMO_ENVS * DEMO_TOKENS["ppo"]
 """Tokens of the demo's RL."""
 
 
 def demo_config(steps: int = DEMO_STEPS, algo: Algorithm = "token_ppo") -> TrainConfig:
     """The demo's RL over so many tokens, at whose end the learning rate is zero."""
-    updates = max(1, -(-steps // (DEMO_PPO.num_envs * DEMO_PPO.num_steps)))
-    return TrainConfig(agent=DEMO, algo=algo, steps=steps, ppo=replace(DEMO_PPO, schedule_updates=updates))
+    kind = "ppo" if algo in ("turn_ppo", "token_ppo") else "group"
+    tokens = DEMO_TOKENS[kind]
+    options: dict[str, Any] = DEMO_RL | {"schedule_updates": max(1, -(-steps // (DEMO_ENVS * tokens)))}
+    learner: Any = (
+        TurnPPOConfig(num_steps=tokens, **options) if kind == "ppo" else GroupConfig(episode_tokens=tokens, **options)
+    )
+    return replace(TrainConfig(agent=DEMO, algo=algo, steps=steps), **{kind: learner})

@@ -71,14 +71,9 @@ def _improve(config: TrainConfig, folder: Path, imitation: float | None, started
     evaluator = evaluators(agent, tokens)
     key, episodes = x.key(config.run.seed), config.eval_episodes
     results: dict[str, Any] = {}
-    before: dict[str, Any] = {}
 
     def play(state: Any, greedy: bool = False) -> dict[str, float]:
         return summarise(evaluator(episodes, greedy)(state.params, state.frozen, key))
-
-    def first() -> dict[str, float]:
-        """Those of the imitation: the same initial weights are drawn again, which a resumed run has not."""
-        return play(x.learner.init(jax.random.key(config.run.seed)))
 
     def facts(result: RunResult) -> dict[str, Any]:
         if result.stopped.startswith("SIG"):
@@ -87,7 +82,8 @@ def _improve(config: TrainConfig, folder: Path, imitation: float | None, started
             return results
         print(f"3/3  {episodes} held-out episodes, before and after", flush=True)
         rows: dict[str, Any] = {"random": x.baseline(result.state, key, episodes)["random"]} if x.baseline else {}
-        rows |= {"before": before or first()}
+        # the weights before RL are drawn again, since the run has others by now
+        rows |= {"before": play(x.learner.init(jax.random.key(config.run.seed)))}
         last = evaluator(episodes, False)(result.state.params, result.state.frozen, key)
         rows |= {"after": summarise(last), "after_greedy": play(result.state, greedy=True)}
         results.update(

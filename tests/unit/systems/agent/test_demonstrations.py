@@ -20,7 +20,7 @@ def texts(episode: Demonstration, replies: list[list[int]]) -> list[tuple[list[i
 
 def test_an_episode_is_one_text_with_append():
     episode = Demonstration(appends=True, window=0, length=100)
-    for _ in range(2):  # the next episode begins anew
+    for _ in range(2):  # the second episode knows nothing of the first
         assert texts(episode, [[7], [8, 9]]) == [([1, 2, 3, 7, 4, 5, 6, 8, 9], [7, 8, 9])]
     assert episode.end() == []
 
