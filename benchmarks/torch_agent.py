@@ -323,7 +323,7 @@ class HostLoop:
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """Of each token of a row but the first."""
         with self.torch.inference_mode():
-            rows = self.torch.from_numpy(tokens).long()
+            rows = self.torch.tensor(tokens, dtype=self.torch.long)
             logits = self.model(rows, use_cache=False).logits[:, :-1]
             scores = self.torch.log_softmax(logits, -1).gather(2, rows[:, 1:, None])
         return scores[..., 0].numpy()
