@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ from llmrl_jax.multiturn.learner import TurnState
 from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
 from llmrl_jax.multiturn.rollout import NOTHING, REPLY
 from llmrl_jax.systems.agent.build import WritingAgent, build
-from llmrl_jax.systems.agent.config import AgentConfig
+from llmrl_jax.systems.agent.config import DEMO, AgentConfig
 
 
 TITLE = "Agents that write: play and whole updates, compared with a loop on the host and torch"
 
 WORLD = "BabyAI-Text/GoToLocalS6N2-v0"
-SMALL, SMOL = "small Llama", "SmolLM2-135M"
+SMALL, DEMONSTRATED, SMOL = "small Llama, append", "the demo's Llama, reprompt", "SmolLM2-135M, append"
 PLAY, UPDATE = "play", "a whole update"
 BAR = 3.0
 GENERATE, KEPT = "torch, generate", "torch, keys and values kept"
@@ -36,22 +36,33 @@ CACHES: dict[str, dict[str, Any]] = {
     "growing cache": {},
     "static cache": {"cache_implementation": "static", "disable_compile": True},
 }
-AT_ONCE = (4, 16)
-"""Sequences in a pass of a gradient in torch: each is measured."""
 
 
-def settings(quick: bool) -> dict[str, tuple[AgentConfig, TurnPPOConfig]]:
-    """The agent and its learner by model. All weights are trained, on both sides."""
+class Case(NamedTuple):
+    """An agent, its learner, and how often they are measured."""
+
+    agent: AgentConfig
+    config: TurnPPOConfig
+    at_once: tuple[int, ...] = (4, 16)
+    """Texts in a pass of a gradient in torch: each is measured."""
+    repeats: int = REPEATS
+
+
+def settings(quick: bool) -> dict[str, Case]:
+    """The cases by name. All weights are trained, on both sides."""
     agent = AgentConfig(env=WORLD, tune="full", reply_tokens=16)
     shared = {"epochs": 1, "minibatches": 4, "episode_tokens": 384, "pool_size": 64}
     if quick:
         tiny = replace(agent, embedded=SmallConfig(hidden_size=32, layers=1, intermediate_size=32), value_width=16)
         ppo = TurnPPOConfig(**shared | {"minibatches": 2}, num_envs=4, num_steps=96)
-        return {SMALL: (tiny, ppo)}
-    cases = {SMALL: (agent, TurnPPOConfig(**shared, num_envs=64, num_steps=256))}
+        short = replace(tiny, memory="reprompt")
+        return {SMALL: Case(tiny, ppo), DEMONSTRATED: Case(short, ppo, at_once=(16,))}
+    many = TurnPPOConfig(**shared, num_envs=64, num_steps=256)
+    cases = {SMALL: Case(agent, many), DEMONSTRATED: Case(replace(DEMO, tune="full"), many, at_once=(16, 64))}
     if LANGUAGE_MODELS["smollm2-135m"].folder():
         smol = replace(agent, model="smollm2-135m", wording="chatml")
-        cases[SMOL] = (smol, TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128))
+        few = TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128)
+        cases[SMOL] = Case(smol, few, at_once=(4,), repeats=2)
     return cases
 
 
@@ -157,8 +168,9 @@ def host_side(who: str, note: str, loop: HostLoop, turns: int, at_once: int = 0)
     return Side(who, note, {UPDATE: update})
 
 
-def measure(model: str, agent: WritingAgent, config: TurnPPOConfig) -> tuple[list[Row], list[str], float]:
-    """All sides of a model in turn. **Returns:** the rows, the verdicts, and our largest first ratio's error."""
+def measure(model: str, case: Case) -> tuple[list[Row], list[str], float]:
+    """All sides of a case in turn. **Returns:** the rows, the verdicts, and our largest first ratio's error."""
+    agent, config = build(case.agent), case.config
     ours = Ours(agent, config)
     with tempfile.TemporaryDirectory() as folder:
         path = lm.save_hf(f"{folder}/model", agent.policy.model.config, ours.state.params["params"])
@@ -172,17 +184,17 @@ def measure(model: str, agent: WritingAgent, config: TurnPPOConfig) -> tuple[lis
         for name, options in CACHES.items():
             sides.append(host_side(GENERATE, f"transformers, {name}", loop(cached=False, **options), turns))
         sides.append(host_side(KEPT, "transformers, a loop over tokens", cached, turns))
-        for count in AT_ONCE:
-            note = f"transformers, a loop over tokens; gradients of {count} episodes at a time"
+        for count in case.at_once:
+            note = f"transformers, a loop over tokens; gradients of {count} texts at a time"
             sides.append(host_side(KEPT, note, loop(cached=True), turns, count))
-        for _ in range(REPEATS):
+        for _ in range(case.repeats):
             for side in sides:
                 side.sample()
     rows = [row for side in sides for row in side.rows(model)]
     bars = []
-    for case in (PLAY, UPDATE):
+    for what in (PLAY, UPDATE):
         for unit in ("turns", "tokens"):
-            title = f"{model}: {case}, {unit}"
+            title = f"{model}: {what}, {unit}"
             mine, theirs = ([x for x in rows if x.case == title and (x.who == OURS) == own] for own in (True, False))
             best, ratio = fastest(theirs), speedup(mine, theirs)
             bars.append(f"{title}: {ratio:.2f} times {best.who} ({best.note}) {aim(ratio, BAR)}")
@@ -199,9 +211,9 @@ def run(quick: bool = False) -> Result:
     rows: list[Row] = []
     bars: list[str] = []
     errors, sizes = {}, []
-    for model, (how, config) in settings(quick).items():
-        more, verdicts, errors[model] = measure(model, build(how), config)
-        rows, bars = rows + more, bars + verdicts
+    for model, case in settings(quick).items():
+        more, verdicts, errors[model] = measure(model, case)
+        rows, bars, config = rows + more, bars + verdicts, case.config
         sizes.append(
             f"{model}: {config.num_envs} rows x {config.num_steps} tokens, {config.minibatches} gradient steps"
         )
@@ -213,9 +225,9 @@ def notes(cores: int, sizes: list[str], errors: dict[str, float]) -> list[str]:
     worst = ", ".join(f"{error:.1e} ({model})" for model, error in errors.items())
     return [
         f"float32, {threads(cores)}. {WORLD}, format `plain`, free replies of up to 16 tokens at temperature 1, "
-        f"episodes of up to 384 tokens; {'; '.join(sizes)}; all weights are trained. Tokens are those read and "
-        "written. Samples alternate. Before anything is timed, both give the same tokens the same log-probabilities "
-        "within 1e-3.",
+        "conversations of up to 384 tokens (append), or one observation a prompt (reprompt); "
+        f"{'; '.join(sizes)}; all weights are trained. Tokens are those read and written. Samples alternate. Before "
+        "anything is timed, both give the same tokens the same log-probabilities within 1e-3.",
         "Models that were not taught write replies that are all cut at 16 tokens, so rows of the loop on the host, "
         "which go in step, hardly wait for one another: with replies of several lengths they would.",
         f"Ours: play and update are one program; the first ratio of an update differs from 1 by at most {worst}.",
@@ -223,5 +235,5 @@ def notes(cores: int, sizes: list[str], errors: dict[str, float]) -> list[str]:
         "text, and replies end by the tables of our automaton. `generate` reads whole conversations at each turn, with "
         "a growing or a static cache. Where keys and values are kept, each turn reads its new tokens only, and a "
         "conversation once more at the beginning of an update, as ours. Its update is PPO's over turns with the same "
-        "loss: logits of the replies' tokens only, episodes of similar length together. The fastest row counts.",
+        "loss: logits of the replies' tokens only, texts of similar length together. The fastest row counts.",
     ]

@@ -23,7 +23,7 @@ class Worlds:
     def __init__(self, agent: WritingAgent, count: int):
         env, params, text = agent.env, agent.env_params, agent.policy.text
         self.vector = VectorEnv(env, count, policy="pool", pool_size=64)
-        size = agent.policy.prompt_tokens
+        size, rebuilt = agent.policy.prompt_tokens, agent.policy.memory == "reprompt"
 
         def first(key: jax.Array) -> Any:
             obs, state = self.vector.reset(key, params)
@@ -36,7 +36,8 @@ class Worlds:
             obs, state = select(cut & ~done, fresh, obs), select_rows(cut & ~done, restarted, state)
             begins = done | cut
             opened = join([text.heads(obs), text.turns(obs, opening=True)], size)
-            return state, reward, begins, select(begins, opened, join([text.turns(obs)], size))
+            said = opened if rebuilt else select(begins, opened, join([text.turns(obs)], size))
+            return state, reward, begins, said
 
         self._first, self._step = jax.jit(first), jax.jit(step)
         self.key, self.calls = jax.random.key(3), 0
@@ -63,16 +64,18 @@ class Turn:
     """A reply and what it led to."""
 
     start: int
-    """The index of the reply's first token in its episode."""
+    """The index of the reply's first token in `text`."""
     log_probs: list[float]
     value: float
+    text: list[int]
+    """Of the conversation, or with `reprompt` of this turn: the prompt and the reply."""
     reward: float = 0.0
     ends: bool = False
 
 
 @dataclass
 class Episode:
-    """The tokens of an episode so far, and its turns of this rollout."""
+    """The tokens that an episode's next reply is given, and its turns of this rollout."""
 
     tokens: list[int]
     turns: list[Turn] = field(default_factory=list)
@@ -82,8 +85,8 @@ class HostLoop:
     """Play and update of a policy that writes, all rows in step: every one reads, all write until the last reply ends.
 
     **Arguments:** `folder`, the model; `cached`: keys and values stay from turn to turn, as in a server with a cache of
-    prefixes, and each token is one pass of the batch; else `generate` of transformers with the whole conversations and
-    `options`, as the agent loops of the field call their engines.
+    prefixes, or with `reprompt` during a reply, and each token is one pass of the batch; else `generate` of
+    transformers with the whole texts and `options`, as the agent loops of the field call their engines.
     """
 
     def __init__(self, folder: str, agent: WritingAgent, config: Any, *, cached: bool, **options: Any):
@@ -93,6 +96,7 @@ class HostLoop:
         self.torch, self.agent, self.config, self.cached, self.options = torch, agent, config, cached, options
         self.model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         policy, replies = agent.policy, agent.policy.replies
+        self.rebuilt = policy.memory == "reprompt"
         self.size, self.default, self.text = policy.reply_tokens, policy.default_action, policy.text
         self.moves, self.classes = np.asarray(replies.moves), np.asarray(replies.classes)
         self.closed, self.action, self.start = np.asarray(replies.closed), np.asarray(replies.action), replies.start
@@ -174,7 +178,7 @@ class HostLoop:
 
     def _forget(self, rows: np.ndarray) -> None:
         """What rows have read is not seen any more."""
-        gone = self.torch.from_numpy(rows)
+        gone = self.torch.tensor(rows)
         self.mask[gone] = 0
         self.position[gone] = 0
 
@@ -211,14 +215,16 @@ class HostLoop:
             episode.turns = []
         with torch.inference_mode():
             read: list[list[int]] = [[] for _ in range(count)]
-            if self.cached:  # by other parameters than before
-                self.cache = transformers.DynamicCache(config=self.model.config)
-                self.mask = torch.zeros((count, 0), dtype=torch.long)
-                self.position = torch.zeros(count, dtype=torch.long)
+            if self.cached and not self.rebuilt:
                 read = [list(episode.tokens) for episode in self.running]
-            for _ in range(turns):
+            for turn in range(turns):
+                # keys and values are by other parameters than before, or of another prompt
+                if self.cached and (self.rebuilt or not turn):
+                    self.cache = transformers.DynamicCache(config=self.model.config)
+                    self.mask = torch.zeros((count, 0), dtype=torch.long)
+                    self.position = torch.zeros(count, dtype=torch.long)
                 for row, said in enumerate(self.worlds.said):
-                    self.running[row].tokens += said
+                    self.running[row].tokens = said if self.rebuilt else self.running[row].tokens + said
                     read[row] = read[row] + said
                     spoken += len(said)
                 replies, log_probs, values = self._continued(read) if self.cached else self._generated()
@@ -226,11 +232,11 @@ class HostLoop:
                 named = self.action[states]
                 cut = np.zeros(count, bool)
                 for row, episode in enumerate(self.running):
-                    episode.turns.append(Turn(len(episode.tokens), log_probs[row], values[row]))
-                    episode.tokens += replies[row]
+                    start, episode.tokens = len(episode.tokens), episode.tokens + replies[row]
+                    episode.turns.append(Turn(start, log_probs[row], values[row], episode.tokens))
                     spoken += len(replies[row])
                     room = 2 * self.text.sizes[1] + self.size
-                    cut[row] = len(episode.tokens) + room > self.config.episode_tokens
+                    cut[row] = not self.rebuilt and len(episode.tokens) + room > self.config.episode_tokens
                 reward, begins = self.worlds.step(np.where(named < 0, self.default, named).astype(np.int32), cut)
                 for row in range(count):
                     self.running[row].turns[-1].reward = float(reward[row])
@@ -252,7 +258,7 @@ class HostLoop:
     # --- update -------------------------------------------------------------------------------------------------------
 
     def _credited(self) -> list[tuple[list[int], list[tuple[Turn, float, float]]]]:
-        """Episodes with the advantage and the target of each turn: generalised advantage estimation over turns."""
+        """Texts with the advantage and the target of each turn: generalised advantage estimation over turns."""
         gamma, lam = self.config.gamma, self.config.gae_lambda
         out = []
         for episode in (*self.finished, *self.running):
@@ -261,8 +267,9 @@ class HostLoop:
                 carried = turn.reward + gamma * later - turn.value + gamma * lam * carried
                 turns.append((turn, carried, carried + turn.value))
                 later = turn.value
-            if turns:
-                out.append((episode.tokens, turns))
+            texts = [[turn] for turn in turns] if self.rebuilt else [turns] if turns else []
+            # of a conversation the latest turn, the first one here, has all tokens
+            out += [(part[0][0].text, part) for part in texts]
         return out
 
     def learn(self, at_once: int) -> None:
@@ -315,8 +322,8 @@ class HostLoop:
     def check(self) -> None:
         """Check that what was written last has the probabilities that a pass over the whole conversation gives it."""
         for episode in self.running:
-            scores = self.log_probs(np.array([episode.tokens]))[0] if episode.turns else ()
             for turn in episode.turns:
+                scores = self.log_probs(np.array([turn.text]))[0]
                 places = slice(turn.start - 1, turn.start - 1 + len(turn.log_probs))
                 np.testing.assert_allclose(scores[places], turn.log_probs, atol=1e-3)
 

@@ -171,6 +171,10 @@ def attention_reference(query: Float[Array, "b q n h"], source: KeyValues) -> Fl
     return jnp.einsum("bnqt,btnh->bqnh", jax.nn.softmax(scores), value)
 
 
+STRIP = 128
+"""Queries that see the same keys, where those that none of them sees are left out."""
+
+
 def attend(
     query: Float[Array, "b q n h"], sources: Sequence[KeyValues], form: Attention = "auto"
 ) -> Float[Array, "b q n h"]:
@@ -193,6 +197,8 @@ def attend(
         return FUSED[chosen](query, source).astype(query.dtype)
     if source.longest is not None and 3 * source.longest <= q:
         return _in_blocks(query, source, chosen)
+    if chosen == "saved" and source.causal and q >= 2 * STRIP and (source.segments is not None or source.mask is None):
+        return _in_strips(query, source, chosen)
     key, value, mask = source.key, source.value, source.visible
     mask = jnp.ones((1, 1, key.shape[1]), bool) if mask is None else mask
     rows = jnp.moveaxis(grouped, 2, 1).reshape(b, kv, q * (n // kv), h)
@@ -223,6 +229,21 @@ def _in_blocks(query: Float[Array, "b q n h"], source: KeyValues, form: Any) -> 
     mask = (own[:, :, None] == with_earlier(number, -3)[:, None]) & (places[:size, None] + size >= places)
     output = attend(blocks(query).reshape(b * count, size, n, h), [KeyValues(keys, values, mask)], form)
     return output.reshape(b, count * size, n, h)[:, :q]
+
+
+def _in_strips(query: Float[Array, "b q n h"], source: KeyValues, form: Any) -> Float[Array, "b q n h"]:
+    """`attend` in strips of `STRIP` queries, each over the keys that one of them may see: half of all scores, and less
+    where segments are shorter than a row."""
+    size, reach = query.shape[1], query.shape[1] if source.longest is None else source.longest - 1
+    numbers, outputs = source.segments, []
+    for begin in range(0, size, STRIP):
+        end, first = min(begin + STRIP, size), max(begin - reach, 0) // STRIP * STRIP
+        mask: Any = jnp.arange(begin, end)[:, None] >= jnp.arange(first, end)
+        if numbers is not None:
+            mask = mask & (numbers[:, begin:end, None] == numbers[:, None, first:end])
+        part = KeyValues(source.key[:, first:end], source.value[:, first:end], mask)
+        outputs.append(attend(query[:, begin:end], [part], form))
+    return jnp.concatenate(outputs, axis=1)
 
 
 def _over_sources(query: Any, grouped: Any, sources: Sequence[KeyValues]) -> Any:

@@ -180,16 +180,14 @@ def test_what_a_kernel_cannot_compute_is_refused_by_name(monkeypatch):
         lm.Llama(CONFIG, attention="save").init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("form", ["saved", "recomputed"])
-def test_short_segments_are_computed_in_blocks(form):
-    """Rows of segments of up to 9 tokens, in blocks that do not divide the row; padding at its end."""
+def segmented():
+    """Rows of segments of up to 9 tokens and padding, and a function for the output and its gradients."""
     query, key, value, change = arrays(tokens=50)
     sizes = np.array([[9, 1, 7, 9, 9, 5, 10], [3, 9, 2, 9, 4, 9, 14]])  # the last one of each row is padding
     numbers = jnp.stack([jnp.repeat(jnp.array([1, 2, 3, 4, 5, 6, -1]), n, total_repeat_length=50) for n in sizes])
     steps = jnp.arange(50)
     mask = (steps[:, None] >= steps) & (numbers[:, None] == numbers[:, :, None])
     whole = KeyValues(key, value, mask, causal=True, segments=numbers)
-    blocks = whole._replace(longest=9)
     real = numbers[..., None, None] > 0
 
     def gradients(source, attend):
@@ -200,9 +198,33 @@ def test_short_segments_are_computed_in_blocks(form):
         grads, out = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
         return [jnp.where(real, x, 0.0) for x in (out, *grads)]
 
+    return query, whole, gradients
+
+
+@pytest.mark.parametrize("form", ["saved", "recomputed"])
+def test_short_segments_are_computed_in_blocks(form):
+    """Blocks do not divide the row."""
+    query, whole, gradients = segmented()
+    blocks = whole._replace(longest=9)
     program = str(jax.make_jaxpr(lambda q: attend(q, [blocks], form))(query))
     assert "50,50" not in program
     for got, want in zip(
         gradients(blocks, lambda q, s: attend(q, [s], form)), gradients(whole, attention_reference), strict=True
     ):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["segments", "no longer ones", "one text"])
+def test_keys_that_no_query_sees_are_left_out(name, monkeypatch):
+    """Strips of 12 queries, which do not divide the row; segments of up to 20 tokens reach two strips back."""
+    monkeypatch.setattr(attention, "STRIP", 12)
+    query, whole, gradients = segmented()
+    plain = KeyValues(whole.key, whole.value, None, causal=True)
+    source = {"segments": whole, "no longer ones": whole._replace(longest=20), "one text": plain}[name]
+    steps = jnp.arange(50)
+    reference = source._replace(mask=steps[:, None] >= steps) if name == "one text" else whole
+    program = str(jax.make_jaxpr(lambda q: attend(q, [source], "saved"))(query))
+    assert "24,36]" in program and ("24,48]" in program) == (name != "no longer ones")  # queries x heads of a group
+    strips = gradients(source, lambda q, s: attend(q, [s], "saved"))
+    for got, want in zip(strips, gradients(reference, attention_reference), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
