@@ -165,7 +165,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def waits_for_reward(self) -> bool:
-        """Whether epsilon or gradient steps wait for the first reward."""
+        """True if epsilon or gradient steps wait for the first reward."""
         return self.learn_after_reward or self.acting == "epsilon" and self.epsilon_after_reward
 
     @property
@@ -553,7 +553,7 @@ def dqn_loss(
     delta: float | jax.Array = 1.0,
     weight: Float[Array, " B"] | None = None,
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
-    """The mean Huber loss of the chosen actions' values against `q_targets`.
+    """Mean Huber loss of the chosen actions' values against `q_targets`.
 
     **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
     (an out-of-range action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of

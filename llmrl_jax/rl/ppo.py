@@ -228,7 +228,7 @@ def ppo_loss(
     value_broadcast: str = "off",
     auxiliary: Auxiliary | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, plus the loss of
+    """Clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, plus the loss of
     the auxiliary.
 
     **Returns:** the loss, and a dict of float32 scalars: its terms, `approx_kl` (Schulman's `ratio - 1 - log ratio`),

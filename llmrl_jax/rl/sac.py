@@ -162,7 +162,7 @@ class SACConfig(RolloutConfig):
 
 
 class SACPolicy(Policy):
-    """The actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
+    """Actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
 
     def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str, features: Features):
         """**Arguments:** `actions`, continuous; `hidden`, widths of the dense layers; `activation`; `features`, from an
@@ -176,7 +176,7 @@ class SACPolicy(Policy):
 
 
 def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> SACPolicy:
-    """The networks of a configuration for an environment; `config` is not used.
+    """Networks of a configuration for an environment; `config` is not used.
 
     **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
     read.

@@ -493,7 +493,7 @@ class GRPO:
 def make_reward_evaluation(
     config: GRPOConfig, model: Llama, prompts: Prompts, reward: Reward, *, stops: StopStrings | None = None
 ) -> Callable[[GRPOState, jax.Array], dict[str, float]]:
-    """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
+    """Mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
     reward if it has any.
 
     **Arguments:** as for `make_grpo`; one continuation is sampled per prompt, `config.prompts` prompts at a time.

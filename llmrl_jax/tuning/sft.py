@@ -300,7 +300,7 @@ class SFT:
 
 
 def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int = 0) -> Callable[[Any, Any], dict]:
-    """The loss on held-out rows: `evaluate(state, key) -> {loss, perplexity, taught_tokens}`.
+    """Loss on held-out rows: `evaluate(state, key) -> {loss, perplexity, taught_tokens}`.
 
     **Arguments:** `model`; `data`; `batch_size`, rows at a time (the last batch is filled up with empty rows).
     """

@@ -44,6 +44,13 @@ PACKAGES = (
 MODULES = {"envs_jax": {"babyai", "control", "housekeep", "mujoco", "spaces", "textgames", "toytext"}}
 MODULES["llmrl_jax"] = {"agents", "chat", "data", "lm", "rl", "run", "tuning"}
 """Public names that are packages or modules, by package."""
+STOP_WORDS = set(
+    """
+    a all an and any as at both but by each every for from here how if in it its no of on one or some that the their
+    there these they this those three to two what when where whether which who whose why with without
+    """.split()
+)
+"""Words that begin no docstring: it begins with a noun or a verb."""
 EXAMPLE = re.compile(r"^```pycon\n(.*?)^```$", re.M | re.S)
 FIRST = ("load_model", "read_data", "train")
 
@@ -93,6 +100,30 @@ def test_every_public_name_has_a_page(package):
     page = (ROOT / "docs" / "api" / package.rpartition(".")[2]).with_suffix(".md")
     entries = re.findall(rf"^::: {re.escape(package)}\.(\S+)$", page.read_text(), re.M)
     assert sorted(entry.split(".")[-1] for entry in entries) == public(package)  # `score.score` beside a module `score`
+
+
+def documented(package: str) -> Iterator[tuple[str, str | None]]:
+    """`(name, docstring)` of a package, its public classes and functions, and the public methods of the classes."""
+    module = importlib.import_module(package)
+    yield package, inspect.getdoc(module)
+    for name in public(package):
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            yield f"{package}.{name}", value.__doc__
+        for key, member in vars(value).items() if inspect.isclass(value) else ():
+            member = getattr(member, "__func__", member)
+            if (inspect.isfunction(member) or isinstance(member, property)) and key[0] != "_" and member.__doc__:
+                yield f"{package}.{name}.{key}", member.__doc__
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_begin_with_a_noun_or_a_verb(package):
+    for name, text in documented(package):
+        assert text, name
+        summary = text.strip().split("\n\n")[0].rstrip()
+        word = re.split(r"[\s,:;.]", summary)[0]
+        assert word.lower() not in STOP_WORDS, (name, summary)
+        assert summary[-1] == "." and not summary.startswith(f"{name.rpartition('.')[2]}("), (name, summary)
 
 
 def test_every_package_with_public_names_is_listed():
