@@ -251,7 +251,7 @@ def make_dqn(
     >>> env, env_params = lr.make("CartPole-v1")
     >>> env = lr.EpisodeStatistics(env)
     >>> config = lr.DQNConfig(num_envs=4, num_steps=4, batch_size=16, replay_size=256, learning_starts=16)
-    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> policy = lr.rl.network_q_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), config)
     >>> learner = lr.make_dqn(config, env, env_params, policy)
     >>> state = jax.eval_shape(learner.init, jax.random.key(0))
     >>> learner.steps_per_update, "epsilon" in jax.eval_shape(learner.update, state)[1]

@@ -173,7 +173,7 @@ class NetworkConfig(Checked):
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> lr.NetworkConfig(hidden=(32,), memory=16).activation
+    >>> lr.rl.NetworkConfig(hidden=(32,), memory=16).activation
     'auto'
     ```
     """
@@ -278,7 +278,7 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     ```pycon
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
-    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> policy = lr.rl.network_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), None)
     >>> obs, first = jnp.zeros((3, 4)), jnp.ones(3, bool)
     >>> params, frozen = policy.init(jax.random.key(0), obs)
     >>> distribution, value, carry = jax.jit(policy.step)(params, frozen, obs, policy.initial_carry(3), first)
@@ -369,7 +369,8 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     ```pycon
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
-    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,), dueling=True), lr.DQNConfig())
+    >>> config = lr.rl.NetworkConfig(hidden=(16,), dueling=True)
+    >>> policy = lr.rl.network_q_policy(env, env_params, config, lr.DQNConfig())
     >>> params, frozen = policy.init(jax.random.key(0), jnp.zeros((3, 4)))
     >>> policy.q(params, frozen, jnp.zeros((3, 4))).shape
     (3, 2)

@@ -233,7 +233,7 @@ def make_offline(
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> obs, ends = jnp.linspace(0, 1, 32).reshape(8, 4), jnp.arange(8) % 4 == 3
     >>> data = lr.Transitions(obs, jnp.arange(8) % 2, jnp.ones(8), obs, ends, jnp.zeros(8, bool))
-    >>> actions, iql = lr.actions_of(data, None), lr.algorithm("iql")
+    >>> actions, iql = lr.rl.actions_of(data, None), lr.rl.algorithm("iql")
     >>> config = iql.config(batch_size=4, gradient_steps=2, hidden=(16,))
     >>> learner = lr.make_offline(iql.make(config, actions), config, data, actions)
     >>> state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))

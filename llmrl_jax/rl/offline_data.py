@@ -105,7 +105,7 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
     >>> steps, obs = jnp.zeros(4), jnp.zeros((4, 3))
     >>> ends = jnp.array([False, False, False, True])
     >>> data = lr.Transitions(obs, jnp.array([0, 1, 2, 1]), steps, obs, ends, jnp.zeros(4, bool))
-    >>> lr.actions_of(data, None).count
+    >>> lr.rl.actions_of(data, None).count
     3
     ```
     """

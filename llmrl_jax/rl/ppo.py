@@ -305,7 +305,7 @@ def make_ppo(
     >>> import jax, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
     >>> env = lr.EpisodeStatistics(env)
-    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> policy = lr.rl.network_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), None)
     >>> learner = lr.make_ppo(lr.PPOConfig(num_envs=8, num_steps=16), env, env_params, policy)
     >>> state = jax.jit(learner.init)(jax.random.key(0))
     >>> state, metrics = jax.jit(learner.update)(state)

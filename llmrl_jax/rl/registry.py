@@ -76,7 +76,7 @@ def algorithm(name: str) -> Any:
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> lr.algorithm("td3+bc").config.__name__, sorted(lr.rl.ALGORITHMS)
+    >>> lr.rl.algorithm("td3+bc").config.__name__, sorted(lr.rl.ALGORITHMS)
     ('TD3BCConfig', ['dqn', 'ppo', 'sac'])
     ```
     """

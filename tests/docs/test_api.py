@@ -87,6 +87,11 @@ def test_lazy_names_are_those_of_type_checkers(package):
         assert inspect.ismodule(value) == (name in MODULES.get(package, ())), name
 
 
+def test_names_that_are_not_listed_any_more():
+    assert llmrl_jax.network_policy is llmrl_jax.rl.network_policy
+    assert llmrl_jax.make_sft is llmrl_jax.tuning.make_sft
+
+
 def test_a_submodule_does_not_hide_the_function_of_its_name():
     for name in ("generate", "quantize", "score"):
         module = importlib.import_module(f"llmrl_jax.lm.{name}")
@@ -135,10 +140,23 @@ def test_every_package_with_public_names_is_listed():
     assert with_names - {"llmrl_jax.lm.gguf"} == set(PACKAGES) - {"envs_jax"}
 
 
-def example(name: str) -> str:
-    """The example of a public name of `llmrl_jax`."""
-    (block,) = EXAMPLE.findall(inspect.getdoc(getattr(llmrl_jax, name)) or "")
+def example(name: str, package: str = "llmrl_jax") -> str:
+    """The example of a public name."""
+    (block,) = EXAMPLE.findall(inspect.getdoc(getattr(importlib.import_module(package), name)) or "")
     return block
+
+
+def with_examples() -> list[tuple[str, str]]:
+    """`(package, name)` of what has an example: every name of `llmrl_jax`, and some of its packages."""
+    examples = {id(getattr(llmrl_jax, name)): ("llmrl_jax", name) for name in public("llmrl_jax")}
+    for package in PACKAGES[1:]:
+        module = importlib.import_module(package)
+        for name in public(package):
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                if EXAMPLE.search(inspect.getdoc(value) or ""):
+                    examples.setdefault(id(value), (package, name))
+    return sorted(examples.values())
 
 
 class Shown(doctest.OutputChecker):
@@ -148,10 +166,10 @@ class Shown(doctest.OutputChecker):
         return not want or super().check_output(want, got, optionflags)
 
 
-def run(name: str) -> None:
+def run(name: str, package: str = "llmrl_jax") -> None:
     """Run an example. **Raises** `AssertionError` with the report of doctest."""
     report: list[str] = []
-    test = doctest.DocTestParser().get_doctest(example(name), {}, name, name, 0)
+    test = doctest.DocTestParser().get_doctest(example(name, package), {}, name, name, 0)
     doctest.DocTestRunner(Shown(), verbose=False).run(test, out=report.append)
     assert not report, "".join(report)
 
@@ -167,9 +185,9 @@ def folder(tmp_path_factory) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("name", sorted(set(public("llmrl_jax")) - set(FIRST)))
-def test_the_example_of(name, folder):
-    run(name)
+@pytest.mark.parametrize(("package", "name"), [x for x in with_examples() if x[1] not in FIRST])
+def test_the_example_of(package, name, folder):
+    run(name, package)
 
 
 @pytest.mark.parametrize("name", public("llmrl_jax"))
