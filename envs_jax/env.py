@@ -91,7 +91,7 @@ def _with_attributes(kind: type[Environment], attributes: Mapping[str, Any]) -> 
 
 
 class Environment(Generic[State, Params]):
-    """One world, as a set of pure functions; holds only static facts (sizes, tables, names).
+    """World, as a set of pure functions; holds only static facts (sizes, tables, names).
 
     `reset` and `step` are safe under `jit`, `vmap` and `scan`. `params` is a pytree of numbers that may differ between
     the rows of one compiled program. Nothing is reset implicitly: `envs_jax.resets` does that, with a policy that the
@@ -127,12 +127,12 @@ class Environment(Generic[State, Params]):
 
     @property
     def unwrapped(self) -> Environment:
-        """The innermost environment: this one, unless it is a `Wrapper`."""
+        """Innermost environment: this one, unless it is a `Wrapper`."""
         return self
 
     @property
     def default_params(self) -> Params:
-        """The parameters that the reference package uses. A pytree; every leaf may be traced."""
+        """Parameters that the reference package uses. A pytree; every leaf may be traced."""
         raise NotImplementedError
 
     def reset(self, key: jax.Array, params: Params) -> tuple[Observation, State]:
@@ -157,16 +157,16 @@ class Environment(Generic[State, Params]):
         raise NotImplementedError
 
     def observation_space(self, params: Params) -> Space:
-        """The space that every observation belongs to."""
+        """Space that every observation belongs to."""
         raise NotImplementedError
 
     def action_space(self, params: Params) -> Space:
-        """The space of actions."""
+        """Space of actions."""
         raise NotImplementedError
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """The actions in words, in order; for discrete worlds only."""
+        """Actions in words, in order; for discrete worlds only."""
         space = self.action_space(self.default_params)
         if not isinstance(space, Discrete):
             raise TypeError(f"{self.id} has no list of action names: its action space is {space}")
@@ -174,41 +174,41 @@ class Environment(Generic[State, Params]):
 
     @property
     def captions(self) -> Mapping[str, Phrasebook]:
-        """The parts of the observation that are captions, integers `[C]`, and the phrasebook of each; empty for a world
+        """Parts of the observation that are captions, integers `[C]`, and the phrasebook of each; empty for a world
         without text."""
         return {}
 
     @property
     def episode_captions(self) -> tuple[str, ...]:
-        """The captions that stay the same throughout an episode, as a mission does."""
+        """Captions that stay the same throughout an episode, as a mission does."""
         return ()
 
     @property
     def caption_limits(self) -> Mapping[str, tuple[int, tuple[Limit, ...]]]:
-        """By caption, the most phrases that it can have, and limits on how often some of them occur, for the tightest
+        """Limits by caption: the most phrases that it can have, and how often some of them can occur, for the tightest
         prompt that holds every caption; a caption that is not here may have any phrases in all of its places."""
         return {}
 
     @property
     def stacked(self) -> Mapping[str, Stack]:
-        """The parts of the observation, a dict, that are stacks of frames; a replay memory holds each frame of these
+        """Parts of the observation, a dict, that are stacks of frames; a replay memory holds each frame of these
         once."""
         return {}
 
     def describe(self, obs: Observation) -> dict[str, str]:
-        """The strings of one observation, on the host; empty for a world without text."""
+        """Strings of one observation, on the host; empty for a world without text."""
         return {name: book.render(obs[name]) for name, book in self.captions.items() if name in obs}
 
     def render(self, state: State) -> np.ndarray:
-        """A picture of one state: uint8 `[H, W, 3]`, on the host."""
+        """Picture of one state: uint8 `[H, W, 3]`, on the host."""
         raise NotImplementedError(f"{self.id or type(self).__name__} has no picture")
 
     def letters(self, state: State) -> str:
-        """One state as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
+        """State as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
         return ""
 
     def news(self, info: Info) -> str:
-        """The special events of one step, in words, on the host, from its `info`; usually none."""
+        """Special events of one step, in words, on the host, from its `info`; usually none."""
         return ""
 
     @property
@@ -220,14 +220,14 @@ class Environment(Generic[State, Params]):
 
 
 class Wrapper(Environment[State, Params]):
-    """An environment that changes another one; forwards whatever it does not override."""
+    """Environment that changes another one; forwards whatever it does not override."""
 
     def __init__(self, env: Environment):
         self.env = env
 
     @property
     def id(self) -> str:  # type: ignore[override]
-        """The id that it was made with, else that of the wrapped environment."""
+        """Id that it was made with, else that of the wrapped environment."""
         return vars(self).get("id", self.env.id)
 
     @id.setter

@@ -121,7 +121,7 @@ class PromptHistory(Wrapper):
         return spaces.Dict(window | {name: inner[name] for name in self.keep})
 
     def describe(self, obs):
-        """The strings of the newest captions and of those of the episode, as the wrapped environment renders them."""
+        """Strings of the newest captions and of those of the episode, as the wrapped environment renders them."""
         now = {name: obs[name] for name in (*self.env.episode_captions, *self.keep)}
         newest = {name: np.asarray(obs[name])[int(obs["count"]) - 1] for name in self.moving}
         return self.env.describe(now | newest)

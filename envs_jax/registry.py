@@ -94,13 +94,13 @@ def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> No
 
 
 def ids(prefix: str = "") -> list[str]:
-    """Every registered id that starts with `prefix`, in order of registration."""
+    """List the registered ids that start with `prefix`, in order of registration."""
     _register_worlds()
     return [id for id in _SPECS if id.startswith(prefix)]
 
 
 def spec(id: str) -> Spec:
-    """The specification of an id, registered or `package/name` with a package of `BRIDGED`.
+    """Specification of an id, registered or `package/name` with a package of `BRIDGED`.
 
     **Raises:** `KeyError`, naming the nearest ids, for an unknown id."""
     package, _, name = id.partition("/")

@@ -148,7 +148,7 @@ class VectorEnv(Wrapper):
 
     @tracing.standard_promotion
     def refresh(self, key: jax.Array, state: VectorState, params: Any) -> VectorState:
-        """A new pool of prepared episodes; the identity under every other policy."""
+        """New pool of prepared episodes; the identity under every other policy."""
         if self.policy != "pool":
             return state
         return state.replace(pool=self._resets(key, params, self.pool_size))

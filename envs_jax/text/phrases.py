@@ -23,7 +23,7 @@ Caption = Any
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The tokenizer interface that this package needs; `llmrl_jax.lm.tokens` has implementations."""
+    """Tokenizer interface that this package needs; `llmrl_jax.lm.tokens` has implementations."""
 
     vocab_size: int
     pad_id: int
@@ -33,11 +33,11 @@ class Tokenizer(Protocol):
     """The special tokens that the tokenizer puts before a text: often `bos_id`, often none although there is one."""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text, without special tokens such as beginning of sequence."""
+        """Token ids of a text, without special tokens such as beginning of sequence."""
         ...
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """The text of token ids."""
+        """Text of token ids."""
         ...
 
 

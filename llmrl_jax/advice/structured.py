@@ -28,7 +28,7 @@ REPAIR = (
 
 @dataclass(frozen=True)
 class Parsed(Generic[T]):
-    """A parsed reply."""
+    """Parsed reply."""
 
     value: T
     reply: ChatReply
@@ -90,7 +90,7 @@ def _describe(reply: ChatReply, error: ValueError, tried: int) -> str:
 
 
 class JsonParser(Generic[T]):
-    """A parser of one JSON value with a known schema in a reply.
+    """Parser of one JSON value with a known schema in a reply.
 
     Models put JSON into fences, write reasoning before it, and correct themselves. So every JSON value in the text
     without its thoughts (`strip_thinking`) is checked, from the last to the first, those in fences before the others,
@@ -109,14 +109,14 @@ class JsonParser(Generic[T]):
 
     @property
     def instruction(self) -> str:
-        """A sentence for the prompt that asks for this shape."""
+        """Sentence for the prompt that asks for this shape."""
         return (
             f"Answer with one JSON value that fits this JSON schema, and with nothing else: {json.dumps(self.schema)}"
         )
 
     @property
     def response_format(self) -> dict[str, Any]:
-        """For `ChatRequest.extra["response_format"]`, for servers that enforce a schema during sampling. Not every
+        """Value of `ChatRequest.extra["response_format"]`, for servers that enforce a schema during sampling. Not every
         server does, so the reply is always checked here too."""
         return {"type": "json_schema", "json_schema": {"name": self.name, "schema": self.schema}}
 

@@ -21,16 +21,16 @@ from llmrl_jax.rl.policy import Policy
 
 
 class Agent(Protocol):
-    """An agent and its environment, for `make_evaluator(agent.env, agent.env_params, agent.policy, ...)`."""
+    """Agent and its environment, for `make_evaluator(agent.env, agent.env_params, agent.policy, ...)`."""
 
     @property
     def config(self) -> Any:
-        """The settings of the agent."""
+        """Settings of the agent."""
         ...
 
     @property
     def env(self) -> Environment:
-        """The environment with this agent's wrappers, not batched."""
+        """Environment with this agent's wrappers, not batched."""
         ...
 
     @property
@@ -40,13 +40,13 @@ class Agent(Protocol):
     def policy(self) -> Policy: ...
 
     def learner(self) -> Learner:
-        """The learner that trains it. **Raises** `ValueError` for an agent that does not learn."""
+        """Learner that trains it. **Raises** `ValueError` for an agent that does not learn."""
         ...
 
 
 @dataclass(frozen=True)
 class SimpleAgent:
-    """An agent without a language model; see `Agent`."""
+    """Agent without a language model; see `Agent`."""
 
     config: Any
     env: Environment

@@ -34,7 +34,7 @@ from llmrl_jax.rl.policy import Policy
 
 
 class StateView(Wrapper):
-    """A BabyAI environment whose observation is its state, from which the bot reads the part of the grid seen so
+    """BabyAI environment whose observation is its state, from which the bot reads the part of the grid seen so
     far."""
 
     def __init__(self, env: Environment):
@@ -107,11 +107,11 @@ class NoisyExpert:
         return self.env.action_space(self.env_params).n  # type: ignore[attr-defined]
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
-        """The first observations and states of all copies."""
+        """First observations and states of all copies."""
         return jax.jit(self.envs.reset)(key, self.env_params)
 
     def best(self, state: Any) -> Int[Array, " N"]:
-        """The expert's own action in every copy; the agent's last action if it lacks the expert's."""
+        """Action of the expert in every copy; the agent's last action if it lacks the expert's."""
         act = jax.vmap(lambda inner: expert_action(inner, self.env, self.seen_only))
         return jnp.minimum(act(innermost(state.env)), self.num_actions - 1).astype(jnp.int32)
 
@@ -203,7 +203,7 @@ def babyai_steps(world: BabyAI) -> Record:
 
 
 class DemosError(ValueError):
-    """An invalid file of demonstrations; the message names the file and the problem."""
+    """Invalid file of demonstrations; the message names the file and the problem."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An episode of `T` steps, read back."""
+    """Episode of `T` steps, read back."""
 
     number: int
     success: bool

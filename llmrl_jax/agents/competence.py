@@ -54,7 +54,7 @@ def outcomes(success: Bool[Array, "T N"], ended: Bool[Array, "T N"], estimate: F
 
 @dataclass(frozen=True)
 class Competence:
-    """The training of the head, as a `llmrl_jax.rl.policy.Auxiliary`; predictions are log-odds."""
+    """Training of the head, as a `llmrl_jax.rl.policy.Auxiliary`; predictions are log-odds."""
 
     policy: LanguagePolicy
     """With a `competence_head`."""
@@ -62,7 +62,7 @@ class Competence:
     name: str = "competence"
 
     def consider(self, params: Any, frozen: Any, obs: Any):
-        """The distribution over actions, the value and the log-odds of success of each row, in one forward pass."""
+        """Distribution over actions, the value and the log-odds of success of each row, in one forward pass."""
         distribution, hidden = self.policy.distribution_and_hidden(params, frozen, obs)
         return distribution, self.policy.value(params, hidden), self.policy.competence(params, hidden)
 

@@ -110,7 +110,7 @@ class DRRNPolicy(Policy):
         return draw(self.network, key, *self._inputs(obs)), ()
 
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
-        """The value of every action; minus infinity for masked actions."""
+        """Value of every action; minus infinity for masked actions."""
         values: Any = self.network.apply({"params": params}, *self._inputs(obs))
         mask = mask_of(obs)
         return values if mask is None else jnp.where(mask, values, -jnp.inf)

@@ -96,7 +96,7 @@ class LanguagePolicy(Policy):
 
     @property
     def dtype(self) -> Any:
-        """The dtype to which the model rounds the factors of its products."""
+        """Dtype to which the model rounds the factors of its products."""
         return self.model.precision
 
     def init(self, key: jax.Array, obs: Any) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ class LanguagePolicy(Policy):
         return heads
 
     def init_head(self, head: nn.Module, key: jax.Array) -> Any:
-        """A head's parameters, replicated on all devices."""
+        """Parameters of the head, replicated on all devices."""
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
         replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
         return draw(head, key, hidden, out_shardings=replicated)
@@ -129,7 +129,7 @@ class LanguagePolicy(Policy):
     def score_prompts(
         self, params: Any, frozen: Any, obs: Any, candidates: Candidates, mask: Bool[Array, "B A"] | None = None
     ) -> Scores:
-        """The scores of candidates after the prompts of a batch of observations, and the prompts' hidden states;
+        """Scores of candidates after the prompts of a batch of observations, and the prompts' hidden states;
         `mask`, see `llmrl_jax.lm.score`."""
         variables = {**frozen, **{name: params[name] for name in ("lora", "params") if name in params}}
         tokens, lengths = self.prompts(obs)
@@ -143,11 +143,11 @@ class LanguagePolicy(Policy):
         return score(self.model, variables, tokens, lengths, candidates, self.prefix, mask=mask, **grouped)
 
     def lengths(self, obs: Any) -> Int[Array, " B"]:
-        """The length of each prompt, see `llmrl_jax.rl.policy.Policy.lengths`."""
+        """Length of each prompt, see `llmrl_jax.rl.policy.Policy.lengths`."""
         return self.prompts(obs)[1]
 
     def buckets(self, rows: int) -> Mapping[int, LanguagePolicy]:
-        """A policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves."""
+        """Policy for each of `widths` and one for all lengths; none where groups of `rows` choose for themselves."""
         if not self.widths or rows > self.rows:
             return {}
         plain = replace(self, widths=(), rows=0)
@@ -155,13 +155,13 @@ class LanguagePolicy(Policy):
         return {width: replace(plain, max_prompt_length=width) for width in widths} | {np.iinfo(np.int32).max: plain}
 
     def value(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
-        """The critic's estimate, from the prompts' hidden states."""
+        """Estimate of the critic, from the prompts' hidden states."""
         hidden = jax.lax.stop_gradient(hidden) if self.stop_value_gradient else hidden
         value: Any = self.value_head.apply({"params": params["value"]}, hidden.astype(jnp.float32))
         return value
 
     def competence(self, params: Any, hidden: Float[Array, "B D"]) -> Float[Array, " B"]:
-        """The log-odds of success, from the prompts' hidden states. **Raises** `ValueError` without such a head."""
+        """Log-odds of success, from the prompts' hidden states. **Raises** `ValueError` without such a head."""
         if self.competence_head is None:
             raise ValueError("this policy predicts no success: it has no competence_head (competence_coef is 0)")
         hidden = jax.lax.stop_gradient(hidden) if self.stop_competence_gradient else hidden
@@ -169,7 +169,7 @@ class LanguagePolicy(Policy):
         return odds
 
     def success_probability(self, params: Any, frozen: Any, obs: Any) -> Float[Array, " B"]:
-        """The estimated probability of success in each state. **Raises** `ValueError` without a competence head."""
+        """Estimated probability of success in each state. **Raises** `ValueError` without a competence head."""
         return jax.nn.sigmoid(self.competence(params, self.distribution_and_hidden(params, frozen, obs)[1]))
 
     @property
@@ -178,11 +178,11 @@ class LanguagePolicy(Policy):
         return None if self.competence_head is None else self.success_probability
 
     def distribution_and_hidden(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
-        """The distribution over the available actions, and the prompt's hidden state, of each row."""
+        """Distribution over the available actions, and the prompt's hidden state, of each row."""
         raise NotImplementedError
 
     def act(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, " B"]]:
-        """The distribution over the available actions, and the value, of each row."""
+        """Distribution over the available actions, and the value, of each row."""
         distribution, hidden = self.distribution_and_hidden(params, frozen, obs)
         return distribution, self.value(params, hidden)
 
@@ -231,7 +231,7 @@ class ScoringPolicy(LanguagePolicy):
     scoring: Scoring = "sum"
 
     def scores(self, params: Any, frozen: Any, obs: Any) -> Scores:
-        """The candidates' scores for a batch of observations, including masked actions."""
+        """Scores of candidates for a batch of observations, including masked actions."""
         return self.score_prompts(params, frozen, obs, self.candidates)
 
     def distribution_and_hidden(self, params: Any, frozen: Any, obs: Any) -> tuple[Categorical, Float[Array, "B D"]]:
@@ -264,7 +264,7 @@ class ActionHead(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsPolicy(LanguagePolicy):
-    """An agent that reads the prompt as `ScoringPolicy` does, and chooses actions by an MLP on the last token's hidden
+    """Agent that reads the prompt as `ScoringPolicy` does, and chooses actions by an MLP on the last token's hidden
     state: it does not read the names of the actions. `params` has `"action"` besides `"value"`.
 
     **Example:**

@@ -57,7 +57,7 @@ class EpisodeBatch:
 
 @struct.dataclass
 class Step:
-    """The results of one step of every row; undefined for rows that were over."""
+    """Results of one step of every row; undefined for rows that were over."""
 
     action: Any
     aux: Any
@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Actor:
-    """A function that acts in all rows at once."""
+    """Function that acts in all rows at once."""
 
     act: Callable[[Any, Any, Bool[Array, " B"], Any], tuple[Any, Any, Any]]
     """`(obs, carry, first, keys) -> (action, carry, aux)`; `first`, rows at the start of an episode."""
@@ -102,7 +102,7 @@ def policy_actor(policy: Policy, params: Any, frozen: Any, greedy: Any) -> Actor
 
 
 def actor_of(policy: Policy, greedy: Any = False) -> Callable[[Any], Actor]:
-    """From a policy's weights, `(params, frozen)`, to its actor; see `policy_actor`."""
+    """Function from a policy's weights, `(params, frozen)`, to its actor; see `policy_actor`."""
 
     def actor(weights: Any) -> Actor:
         params, frozen = weights
@@ -189,7 +189,7 @@ def key_pairs(key: Key[Array, ""], episodes: int, first: int | Int[Array, ""] = 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode of `T` steps, as NumPy arrays."""
+    """Episode of `T` steps, as NumPy arrays."""
 
     number: int
     success: bool
@@ -214,15 +214,15 @@ class Episode:
 
     @functools.cached_property
     def views(self) -> Any:
-        """The views before each step and after the last, leaves `[T + 1, ...]`."""
+        """Views before each step and after the last, leaves `[T + 1, ...]`."""
         return jax.tree.map(lambda x, end: _concatenated(x, end[None]), self.observed, self.end)
 
     def view_at(self, t: int) -> Any:
-        """The view before step `t`, or after the last one for `t = T`."""
+        """View before step `t`, or after the last one for `t = T`."""
         return jax.tree.map(lambda x: x[t], self.views)
 
     def transitions(self, **parts: Any) -> Transitions:
-        """The steps, whose observations are the views. **Arguments:** `parts`, fields of other contents."""
+        """Steps, whose observations are the views. **Arguments:** `parts`, fields of other contents."""
         fields = {name: getattr(self, name) for name in ("action", "reward", "terminated", "truncated")}
         before, after = (jax.tree.map(lambda x, part=part: x[part], self.views) for part in (np.s_[:-1], np.s_[1:]))
         return Transitions(**{"obs": before, "next_obs": after, **fields, **parts})

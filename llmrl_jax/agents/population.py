@@ -17,7 +17,7 @@ from llmrl_jax.core.checks import at_least
 
 
 class VectorPolicy(Protocol):
-    """A policy whose parameters are one vector; it is deterministic and has no memory."""
+    """Policy whose parameters are one vector; it is deterministic and has no memory."""
 
     @property
     def kind(self) -> str:
@@ -30,7 +30,7 @@ class VectorPolicy(Protocol):
         ...
 
     def act(self, params: Float[Array, " n"], obs: Any) -> Any:
-        """The action for one observation."""
+        """Action for one observation."""
 
 
 @struct.dataclass
@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def mean(self) -> Float[Array, " P"]:
-        """The mean return of each policy, passed to the optimizer."""
+        """Mean return of each policy, passed to the optimizer."""
         return jnp.mean(self.returns, axis=1)
 
 

@@ -92,7 +92,7 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """The amounts spent so far."""
+        """Amounts spent so far."""
         with self._changed:
             return self._spent
 
@@ -109,7 +109,7 @@ class Budget:
             )
 
     def maximum(self, model: str, request: ChatRequest) -> Spent:
-        """The maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
+        """Maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
         usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
         return Spent(1, usage.total, cost(usage, model, self.prices))
 
@@ -210,7 +210,7 @@ def _number(value: float | None) -> str:
 
 
 class Budgeted:
-    """A chat model within a budget (`ChatModel`). A cache belongs around it, not inside: cached samples are free.
+    """Chat model within a budget (`ChatModel`). A cache belongs around it, not inside: cached samples are free.
 
     **Arguments:** `model`, the wrapped one; `budget`, which other models may share.
     **Raises:** `ValueError` if dollars are limited and the model's price is unknown; `complete` also raises
@@ -253,7 +253,7 @@ paid run."""
 
 @dataclass(frozen=True)
 class Price:
-    """The prices of one model, in USD per million tokens."""
+    """Prices of one model, in USD per million tokens."""
 
     input: float
     """Price of the prompt."""
@@ -274,7 +274,7 @@ Prices = Mapping[str, Price]
 
 
 def load_prices(path: str | Path | None = None) -> dict[str, Price]:
-    """The library's table, updated by a user's.
+    """Prices of the library's table, updated by a user's.
 
     **Arguments:** `path`, a JSON file like `prices.json`: `{"prices": {"my-model": {"input": 0.2, "output": 0.8}}}`.
     A self-hosted model has the price `{"input": 0, "output": 0}`, which must be given explicitly.
@@ -298,7 +298,7 @@ def load_prices(path: str | Path | None = None) -> dict[str, Price]:
 
 
 def cost(usage: Usage | None, model: str, prices: Prices) -> float | None:
-    """The cost of a model's tokens in USD; None, not 0, if the tokens or the price are unknown."""
+    """Cost of a model's tokens in USD; None, not 0, if the tokens or the price are unknown."""
     price = prices.get(model)
     if usage is None or price is None:
         return None

@@ -32,7 +32,7 @@ store them. replay: never ask; a missing sample is an error."""
 
 
 class Cached:
-    """A chat model with cached replies (`ChatModel`).
+    """Chat model with cached replies (`ChatModel`).
 
     Samples are stored by a hash of the model's name, the messages, every sampling parameter, and the sample's index.
     Errors are never stored. Requests that are already in flight, in this object or this batch, are not sent again:
@@ -164,7 +164,7 @@ def _gather(futures: Sequence[tuple[Future[ChatReply], bool]]) -> ChatReply | Ch
 
 
 class Recorder:
-    """A chat model that records all requests and replies of another (`ChatModel`).
+    """Chat model that records all requests and replies of another (`ChatModel`).
 
     One line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
     whole, also from several threads and processes; an incomplete line after a crash is removed by the next writer.

@@ -33,7 +33,7 @@ _AZURE_HOSTS = (".openai.azure.com", ".cognitiveservices.azure.com")
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server and model, and the limits of requests."""
+    """Server and model, and the limits of requests."""
 
     model: str
     """The server's name of the model."""
@@ -103,7 +103,7 @@ def check_server(config: ServerConfig) -> str:
 
 
 class OpenAIChat:
-    """A chat model on an OpenAI-compatible server (`ChatModel`). Needs the extra `api`.
+    """Chat model on an OpenAI-compatible server (`ChatModel`). Needs the extra `api`.
 
     A separate thread runs the connections, so it can be called from any thread, from several at once, and from a
     notebook. `close()` or a `with` block closes them.

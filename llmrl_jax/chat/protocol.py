@@ -33,7 +33,7 @@ _SECRET = ("api_key", "apikey", "authorization", "password", "secret")
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation."""
+    """Turn of a conversation."""
 
     role: str
     """system, user or assistant."""
@@ -61,7 +61,7 @@ CHOICES = "guided_choice"
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to be continued, with sampling options."""
+    """Conversation to be continued, with sampling options."""
 
     messages: tuple[Message, ...]
     """At least one."""
@@ -112,16 +112,16 @@ class ChatRequest:
         set_field("extra", json.loads(text))
 
     def with_messages(self, *messages: Message) -> ChatRequest:
-        """The same request with further messages."""
+        """Same request with further messages."""
         return replace(self, messages=self.messages + messages)
 
     def to_json(self) -> dict[str, Any]:
-        """The request as JSON values."""
+        """Request as JSON values."""
         return {**asdict(self), "stop": list(self.stop), "messages": [asdict(m) for m in self.messages]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatRequest:
-        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        """Inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
         return cls(
             **{
                 **_checked_fields(cls, data),
@@ -161,7 +161,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Choice:
-    """One sample."""
+    """Sample."""
 
     text: str
     finish_reason: str = "stop"
@@ -171,25 +171,25 @@ class Choice:
     model does not say."""
 
     def cut(self, stop: Sequence[str]) -> Choice:
-        """The choice up to the first stop string of its answer (`chat.thinking.cut_at_stop`)."""
+        """Choice up to the first stop string of its answer (`chat.thinking.cut_at_stop`)."""
         text = cut_at_stop(self.text, stop)
         return self if text == self.text else replace(self, text=text, finish_reason="stop")
 
     def to_json(self) -> dict[str, Any]:
-        """The choice as JSON values, without `scores` if there are none."""
+        """Choice as JSON values, without `scores` if there are none."""
         data = {"text": self.text, "finish_reason": self.finish_reason}
         return {**data, "scores": list(self.scores)} if self.scores else data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        """Inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
         values = _checked_fields(cls, data)
         return cls(**{**values, "scores": tuple(values.get("scores", ()))})
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The samples of one request."""
+    """Samples of one request."""
 
     choices: tuple[Choice, ...]
     """`n` choices, in the order of their indices."""
@@ -208,11 +208,11 @@ class ChatReply:
 
     @property
     def text(self) -> str:
-        """The first sample's text."""
+        """Text of the first sample."""
         return self.choices[0].text
 
     def split(self) -> list[ChatReply]:
-        """One reply per sample. Shares of tokens sum to the total: the first has the prompt and the remainder."""
+        """Replies, one per sample. Shares of tokens sum to the total: the first has the prompt and the remainder."""
         n = len(self.choices)
         parts = []
         for i, choice in enumerate(self.choices):
@@ -235,7 +235,7 @@ class ChatReply:
 
     @classmethod
     def join(cls, parts: Sequence[ChatReply]) -> ChatReply:
-        """The inverse of `split`. Usage is unknown if that of one part is."""
+        """Inverse of `split`. Usage is unknown if that of one part is."""
         usages = [part.usage for part in parts]
         reported = [usage for usage in usages if usage is not None]
         return cls(
@@ -249,14 +249,14 @@ class ChatReply:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The reply as JSON values, without `cached`, which belongs to the call and not to the reply."""
+        """Reply as JSON values, without `cached`, which belongs to the call and not to the reply."""
         data = {**asdict(self), "choices": [choice.to_json() for choice in self.choices]}
         del data["cached"]
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatReply:
-        """The inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
+        """Inverse of `to_json`. **Raises:** `ValueError` for a field that is unknown, missing or wrong."""
         values = _checked_fields(cls, data)
         values["choices"] = tuple(map(Choice.from_json, data["choices"]))
         if values.get("usage") is not None:
@@ -267,11 +267,11 @@ class ChatReply:
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """The interface of chat models. Wrappers (a cache, a budget, a recorder) are chat models around another."""
+    """Interface of chat models. Wrappers (a cache, a budget, a recorder) are chat models around another."""
 
     @property
     def name(self) -> str:
-        """The model's name. It is used in cache keys and price look-ups, so two models must not share it."""
+        """Name of the model. It is used in cache keys and price look-ups, so two models must not share it."""
         ...
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
@@ -338,7 +338,7 @@ def _checked_fields(cls: type, data: Any) -> dict[str, Any]:
 
 
 class ChatError(RuntimeError):
-    """A request that got no usable reply. The message never contains a key."""
+    """Request that got no usable reply. The message never contains a key."""
 
     outcomes: tuple[Any, ...] = ()
     """The outcome of every request of the batch, in order: a `ChatReply` or a `ChatError`. Replies that arrived, and
@@ -349,7 +349,7 @@ class ChatError(RuntimeError):
 
 
 class ServerError(ChatError):
-    """A server refused, failed or could not be reached, after all retries."""
+    """Failure of a server: it refused, failed or could not be reached, after all retries."""
 
     def __init__(
         self,
@@ -371,7 +371,7 @@ class ServerError(ChatError):
 
 
 class TimedOut(ServerError):
-    """An attempt took longer than its time limit."""
+    """Attempt that took longer than its time limit."""
 
 
 class ContextExceeded(ServerError):
@@ -379,30 +379,30 @@ class ContextExceeded(ServerError):
 
 
 class BadReply(ServerError):
-    """A server's answer is not a chat completion."""
+    """Answer of a server that is not a chat completion."""
 
 
 class BudgetExceeded(ChatError):
-    """The next request could exceed the budget; it was not sent."""
+    """Request that could exceed the budget; it was not sent."""
 
 
 class ReplayMiss(ChatError):
-    """A cache in the mode `replay` does not contain the reply."""
+    """Reply that a cache in the mode `replay` does not contain."""
 
 
 class CacheError(ChatError):
-    """A cache file is missing, damaged, or of another format."""
+    """Cache file that is missing, damaged, or of another format."""
 
 
 class UnparsedReply(ChatError):
-    """A reply could not be parsed, nor could those to the requests for repair."""
+    """Reply that could not be parsed, nor could those to the requests for repair."""
 
 
 # --- a scripted adviser ---------------------------------------------------------------------------------------------
 
 
 class ScriptedAdviser(ABC):
-    """The base class of scripted advisers: a subclass implements `advise`.
+    """Base class of scripted advisers: a subclass implements `advise`.
 
     It answers in text, as a model does, so that its replies pass through the same parser; callers see only the text.
     Its name begins with `scripted-adviser/`, also in caches, records and figures. It needs no network, costs nothing,
@@ -416,7 +416,7 @@ class ScriptedAdviser(ABC):
 
     @abstractmethod
     def advise(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """The reply's text.
+        """Text of the reply.
 
         **Arguments:** `messages`, the conversation; `rng`, which depends only on the request and the sample's index:
         use it for answers that differ between samples, or for a given error rate.

@@ -182,7 +182,7 @@ class Store:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a recording or an export; a last line without a newline is incomplete, and is left out.
+    """Lines of a recording or an export; a last line without a newline is incomplete, and is left out.
 
     **Raises:** `CacheError` for a file that cannot be read, or naming the line that is not a JSON object.
     """

@@ -48,7 +48,7 @@ Span = tuple[int, int]
 
 
 def strip_thinking(text: str) -> str:
-    """The answer of a reply: its text without thoughts, and without the tags around an answer that follows thoughts.
+    """Answer of a reply: its text without thoughts, and without the tags around an answer that follows thoughts.
 
     **Returns:** the text without white space at both ends; empty if the reply was cut within its thoughts.
     """

@@ -60,7 +60,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Learner:
-    """A learning algorithm as a pair of pure functions.
+    """Learning algorithm as a pair of pure functions.
 
     `state` is a `flax.struct` pytree that holds everything (parameters, optimiser, environments in mid-episode, keys,
     counters), so that a run that is saved and resumed is exact. It has at least two fields: `frozen`, which no update

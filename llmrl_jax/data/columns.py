@@ -38,7 +38,7 @@ DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float1
 
 @dataclass(frozen=True)
 class Loaded:
-    """The contents of a file."""
+    """Contents of a file."""
 
     data: Any
     """`Transitions` or `Trajectories`."""
@@ -47,7 +47,7 @@ class Loaded:
 
 
 def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None) -> Columns:
-    """The columns of data, checked; nested observations have dotted names, such as `obs.image`.
+    """Columns of data, checked; nested observations have dotted names, such as `obs.image`.
 
     **Raises:** `DataError`, see `from_columns`; also for a number without a string.
     """

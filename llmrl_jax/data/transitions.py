@@ -55,7 +55,7 @@ class Transitions:
         return self.reward.shape[0]
 
     def take(self, index: Int[Array, " *B"]) -> Transitions:
-        """The steps at these indices: leaves `[*B, ...]`."""
+        """Steps at these indices: leaves `[*B, ...]`."""
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self)
 
 
@@ -83,7 +83,7 @@ class Trajectories:
         return jnp.arange(self.reward.shape[1]) < self.length[:, None]
 
     def take(self, index: Int[Array, " *B"]) -> Trajectories:
-        """The episodes at these indices: leaves `[*B, ...]`."""
+        """Episodes at these indices: leaves `[*B, ...]`."""
         return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), self)
 
 
@@ -92,7 +92,7 @@ FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "tex
 
 
 def episode_lengths(terminated: Any, truncated: Any) -> np.ndarray:
-    """The numbers of steps of consecutive episodes, int64, from the flags of steps `[N]`.
+    """Numbers of steps of consecutive episodes, int64, from the flags of steps `[N]`.
 
     **Raises:** `DataError` if the last episode has no end.
     """
@@ -159,12 +159,12 @@ def check_episodes(trajectories: Trajectories) -> None:
 
 
 def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:
-    """The undiscounted return of every episode."""
+    """Undiscounted return of every episode."""
     return jnp.sum(jnp.where(trajectories.mask, trajectories.reward, 0.0), axis=1)
 
 
 def reward_scale(trajectories: Trajectories, span: float = 1000.0) -> float:
-    """The factor of rewards with which the range of episode returns is `span`, as in IQL (2110.06169).
+    """Factor of rewards with which the range of episode returns is `span`, as in IQL (2110.06169).
 
     **Raises:** `DataError` if all returns are equal.
     """

@@ -66,7 +66,7 @@ class Cache:
 
     @staticmethod
     def create(config: LlamaConfig, batch_size: int, capacity: int, dtype: Any = jnp.float32) -> Cache:
-        """An empty cache for `capacity` tokens per row, including padding."""
+        """Empty cache for `capacity` tokens per row, including padding."""
         shape = (config.num_hidden_layers, batch_size, capacity, config.kv_heads, config.size)
         return Cache(
             keys=jnp.zeros(shape, dtype),
@@ -81,16 +81,16 @@ class Cache:
         return self.positions.shape[1]
 
     def lengths(self) -> Int[Array, "B"]:
-        """The position of each row's next token."""
+        """Position of each row's next token."""
         return self.positions.max(axis=1) + 1
 
     def append(self, positions: Int[Array | np.ndarray, "B S"]) -> Cache:
-        """The cache with `positions` in the next `S` slots; their keys and values are written by `write`."""
+        """Cache with `positions` in the next `S` slots; their keys and values are written by `write`."""
         updated = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
         return dataclasses.replace(self, positions=updated, index=self.index + positions.shape[1])
 
     def write(self, pair: Sequence[Array], key: Float[Array, "B S K h"], value: Float[Array, "B S K h"]) -> Any:
-        """The keys and values of one layer, a pair `[B, T, K, h]`, with those of new tokens in the next slots."""
+        """Keys and values of one layer, a pair `[B, T, K, h]`, with those of new tokens in the next slots."""
         start = (0, self.index, 0, 0)
         return tuple(
             jax.lax.dynamic_update_slice(old, new.astype(old.dtype), start)
@@ -197,12 +197,12 @@ class DecodeState:
 
     @property
     def capacities(self) -> tuple[int, int]:
-        """The maximum number of tokens of a prompt, `S`, and of a continuation, `T`."""
+        """Maximum number of tokens of a prompt, `S`, and of a continuation, `T`."""
         prompts, continuations = (x[0] if self.per_layer else x for x in (self.prompt_values, self.values))
         return prompts.shape[-2], continuations.shape[-2]
 
     def write(self, pair: Sequence[Array], key: Float[Array, "B n K h"], value: Float[Array, "B n K h"], *layer: Any):
-        """The keys and values of the continuations with those of one more token each.
+        """Keys and values of the continuations with those of one more token each.
 
         **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number.
         """
@@ -224,7 +224,7 @@ class DecodeState:
         return [on_each_device(_row_major, [(None, "batch")], (None, "batch"))(x) for x in written]
 
     def key_values(self, prompt: Sequence[Array], pair: Sequence[Array], masks: Sequence[Any]) -> list[KeyValues]:
-        """The keys and values to which the next token of every continuation attends in one layer.
+        """Keys and values to which the next token of every continuation attends in one layer.
 
         **Arguments:** `prompt`, the keys and values of the prompts, and of the prefix if there is one; `pair`, those of
         the continuations; `masks`, of prompts, continuations and prefix.
@@ -237,7 +237,7 @@ class DecodeState:
         return sources if self.prefix is None else [*sources, KeyValues(prompt[2], prompt[3], masks[2], "kth")]
 
     def shifted(self) -> DecodeState:
-        """The state whose prompts end with what the continuations were, which are empty: earlier tokens of the prompts
+        """State whose prompts end with what the continuations were, which are empty: earlier tokens of the prompts
         have made room.
 
         All `T` tokens of the continuations are there, every prompt fills its slots (`lengths` is `S`), and no row's
@@ -256,7 +256,7 @@ class DecodeState:
         return dataclasses.replace(self, prompt_keys=keys, prompt_values=values, index=index, first=self.first - count)
 
     def rows(self, rows: Int[Array | np.ndarray, "R"]) -> DecodeState:
-        """The continuations of some of the prompts."""
+        """Continuations of some of the prompts."""
         batch, axis = self.lengths.shape[0], 0 if self.per_layer else 1
 
         def take(x: jax.Array) -> jax.Array:

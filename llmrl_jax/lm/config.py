@@ -170,7 +170,7 @@ class RopeConfig:
         return RopeConfig(theta=float(theta), type=kind, **present)
 
     def to_hf(self, max_position_embeddings: int) -> dict[str, Any]:
-        """The `rope_parameters` of transformers 5."""
+        """`rope_parameters` of transformers 5."""
         required, optional = _ROPE_FIELDS[self.type]
         fields = {name: getattr(self, name) for name in sorted(required | optional)}
         if "original_max_position_embeddings" in fields:
@@ -179,7 +179,7 @@ class RopeConfig:
         return {"rope_type": self.type, "rope_theta": self.theta, **present}
 
     def original(self, max_position_embeddings: int) -> int:
-        """The context length before the extension."""
+        """Context length before the extension."""
         return self.original_max_position_embeddings or max_position_embeddings
 
 
@@ -294,7 +294,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The architecture of a Llama (Touvron et al. 2023), a Mistral, a Qwen2 or a Qwen3.
+    """Architecture of a Llama (Touvron et al. 2023), a Mistral, a Qwen2 or a Qwen3.
 
     Sizes only: precision is a property of the module. The families differ in three things: Qwen2's queries, keys and
     values have biases; Qwen3 normalises each head's queries and keys; Mistral, and optionally the Qwens, attend only to
@@ -447,7 +447,7 @@ class LlamaConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` of transformers 5, which `from_hf` reads back unchanged."""
+        """`config.json` of transformers 5, which `from_hf` reads back unchanged."""
         fields = dataclasses.asdict(self)
         for name in ("rope", "sliding_window", "sliding_layers"):
             fields.pop(name)
@@ -476,7 +476,7 @@ class LlamaConfig:
 
     @staticmethod
     def preset(name: str, vocab_size: int, **changes: Any) -> LlamaConfig:
-        """A named size, with `changes` to its fields. **Raises** `KeyError`, with the nearest name."""
+        """Named size, with `changes` to its fields. **Raises** `KeyError`, with the nearest name."""
         if name not in PRESETS:
             raise KeyError(f"no preset {name!r}{nearest(name, list(PRESETS))} (there are {', '.join(PRESETS)})")
         return LlamaConfig(vocab_size=vocab_size, **{**PRESETS[name], **changes})

@@ -31,20 +31,20 @@ _POOLINGS: tuple[str, ...] = Pooling.__args__  # type: ignore[attr-defined]
 
 
 class TextEncoder(Protocol):
-    """An encoder of texts as vectors: a `SentenceEncoder`, or the substitute `HashedEncoder`."""
+    """Encoder of texts as vectors: a `SentenceEncoder`, or the substitute `HashedEncoder`."""
 
     name: str
     """Name for logs and caches."""
     dim: int
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """The embeddings float32 `[N, dim]` of `N` texts, on the host."""
+        """Embeddings float32 `[N, dim]` of `N` texts, on the host."""
         ...
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The architecture: layer norms after each residual sum, exact GELU, learned absolute positions."""
+    """Architecture: layer norms after each residual sum, exact GELU, learned absolute positions."""
 
     vocab_size: int
     hidden_size: int
@@ -65,7 +65,7 @@ class BertConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
-        """From the fields of a `config.json`. **Raises:** `ValueError` for a field that is missing or unsupported."""
+        """Architecture from a `config.json`. **Raises:** `ValueError` for a field that is missing or unsupported."""
         fixed = {
             # The first releases have no model_type.
             "model_type": ("bert", "bert"),
@@ -168,7 +168,7 @@ class Bert(nn.Module):
             setattr(self, f"_{name}", value)
 
     def abstract(self) -> dict[str, declare.Tree]:
-        """The shape and dtype of every parameter, by collection, without allocating any."""
+        """Shape and dtype of every parameter, by collection, without allocating any."""
         return {"params": declare.abstract(declare_bert(self.config, self.pooler), self.param_dtype)}
 
     @tracing.default_types
@@ -222,7 +222,7 @@ def check_options(model: Bert, pooling: str, max_length: int) -> None:
 
 
 class SentenceEncoder:
-    """A `Bert`, its weights, its tokenizer and its pooling: one vector `[D]` per text."""
+    """`Bert`, its weights, its tokenizer and its pooling: one vector `[D]` per text."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class SentenceEncoder:
         lengths: Int[AnyArray, "B"],
         token_types: Int[AnyArray, "B S"] | None = None,
     ) -> Float[Array, "B D"]:
-        """The embeddings of token rows with their special tokens (`frame` adds them); pure, for jit and grad.
+        """Embeddings of token rows with their special tokens (`frame` adds them); pure, for jit and grad.
 
         **Returns:** float32 `[B, D]`; a row of length 0 gives zeros.
         """
@@ -297,14 +297,14 @@ class SentenceEncoder:
         return jnp.where(last, self.sep_id, framed), count + 2
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, including special tokens, truncated to `max_length`."""
+        """Token ids of each text, including special tokens, truncated to `max_length`."""
         if isinstance(texts, str):
             raise TypeError(f"texts must be a sequence of strings, not the one string {texts[:40]!r}: put it in a list")
         rows = self.tokenizer.encode_batch([text.lower() for text in texts] if self.lowercase else list(texts))
         return [[self.cls_id, *row[: self.max_length - 2], self.sep_id] for row in rows]
 
     def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> np.ndarray:
-        """The embeddings float32 `[N, D]` of `N` texts, on the host.
+        """Embeddings float32 `[N, D]` of `N` texts, on the host.
 
         Texts are sorted by length, so that a batch has little padding; each padded shape is compiled once, and there
         are few of them (powers of two). The last bits of a row depend on the shape of its batch.
@@ -332,13 +332,13 @@ class SentenceEncoder:
 
 
 def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> Float[Array, "P D"]:
-    """The embeddings of all phrases of a book, in the order of their ids, for `look_up` inside jit."""
+    """Embeddings of all phrases of a book, in the order of their ids, for `look_up` inside jit."""
     return jnp.asarray(encoder.encode_texts(phrases.phrases if isinstance(phrases, Phrasebook) else phrases))
 
 
 @tracing.default_types
 def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B C D"]:
-    """The embedding of each phrase of a caption, zeros for -1; inside jit."""
+    """Embedding of each phrase of a caption, zeros for -1; inside jit."""
     ids = jnp.asarray(caption)
     return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)
 
@@ -367,7 +367,7 @@ _WORD = re.compile(r"\w+")
 
 
 class HashedEncoder:
-    """A substitute for a sentence encoder, without semantics.
+    """Substitute for a sentence encoder, without semantics.
 
     A vector holds the signed counts of a text's words and word n-grams, hashed into `dim` entries (Weinberger et al.
     2009) and divided by the L2 norm: texts that share words are similar, synonyms are as far apart as any two words.
@@ -389,7 +389,7 @@ class HashedEncoder:
         return f"HashedEncoder(dim={self.dim}, ngrams={self.ngrams})"
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """The embeddings float32 `[N, dim]` of `N` texts, of L2 norm 1; zeros for a text without a word.
+        """Embeddings float32 `[N, dim]` of `N` texts, of L2 norm 1; zeros for a text without a word.
 
         Case, punctuation and white space are ignored.
         """

@@ -23,7 +23,7 @@ from llmrl_jax.lm.tokens import Tokenizer, check_tokens
 
 
 class Finish(enum.IntEnum):
-    """Why a continuation ended."""
+    """Reasons why a continuation ended."""
 
     RUNNING = 0
     """It has not ended: only while streaming."""
@@ -54,7 +54,7 @@ class Generation:
     """int32, a `Finish`."""
 
     def texts(self, tokenizer: Tokenizer, stops: StopStrings | None = None) -> list[list[str]]:
-        """The continuations as text, on the host, without the stop token and cut before the stop string."""
+        """Continuations as text, on the host, without the stop token and cut before the stop string."""
         tokens, finish = np.asarray(self.tokens), np.asarray(self.finish)
         ends = np.asarray(self.lengths) - (finish == Finish.STOP_TOKEN)
         text = partial(stops.text, tokenizer) if stops else tokenizer.decode

@@ -29,7 +29,7 @@ TARGETS = tuple(BLOCKS)
 
 @dataclass(frozen=True)
 class LoRAConfig(Checked):
-    """The matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values.
+    """Matrices with adapters, and their rank. The default is GLAM's: rank 16, alpha 32, queries and values.
 
     LoRA (Hu et al., 2106.09685): the product with a matrix `W` becomes `x W + scale (x A) B`, with `A` `[in, rank]` and
     `B` `[rank, out]` in float32, `B` zero at first.
@@ -68,11 +68,11 @@ class LoRAConfig(Checked):
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def rank_at(self, target: str, layer: int) -> int:
-        """The rank of a matrix of a layer; 0 if it has no adapter."""
+        """Rank of a matrix of a layer; 0 if it has no adapter."""
         return self.rank if target in self.targets else 0
 
     def scale_at(self, target: str, layer: int) -> float:
-        """The scale of a matrix of a layer."""
+        """Scale of a matrix of a layer."""
         return self.scale
 
 
@@ -106,11 +106,11 @@ class PatternedLoRA(LoRAConfig):
                 raise ValueError(f"LoRA pattern {name!r} is {value}; it must not be negative")
 
     def rank_at(self, target: str, layer: int) -> int:
-        """The rank of a matrix of a layer; 0 if it has no adapter."""
+        """Rank of a matrix of a layer; 0 if it has no adapter."""
         return int(_lookup(self.ranks, target, layer, super().rank_at(target, layer)))
 
     def scale_at(self, target: str, layer: int) -> float:
-        """The scale of a matrix of a layer."""
+        """Scale of a matrix of a layer."""
         rank = self.rank_at(target, layer) or 1
         return _lookup(self.alphas, target, layer, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 

@@ -31,7 +31,7 @@ from llmrl_jax.parallel.partition import constrain, gathered, mesh_of
 
 @struct.dataclass
 class LMOutput:
-    """The output of a forward pass, for `N` of `S` tokens (`N = S` without `at`)."""
+    """Output of a forward pass, for `N` of `S` tokens (`N = S` without `at`)."""
 
     logits: Float[Array, "B N V"] | None
     """float32; None if not requested."""
@@ -41,7 +41,7 @@ class LMOutput:
 
 
 class Llama(nn.Module):
-    """A Llama with optional adapters.
+    """Llama with optional adapters.
 
     Collections: `params`, the base; `lora`, adapters in float32, made by `init` if `lora` is set. In `apply` the
     adapters are off unless their collection is given, so base and adapted policy share one set of weights.
@@ -98,18 +98,18 @@ class Llama(nn.Module):
             self._adapters = rescale(self._adapters, self.lora)
 
     def declared(self) -> dict[str, declare.Tree]:
-        """The declaration of every parameter, by collection."""
+        """Declaration of every parameter, by collection."""
         trees = {"params": declare.declare(self.config)}
         if self.lora is not None:
             trees["lora"] = declare.declare_lora(self.config, self.lora)
         return trees
 
     def logical_axes(self) -> dict[str, declare.Tree]:
-        """The logical axes of every parameter, by collection, for `llmrl_jax.parallel.shardings`."""
+        """Logical axes of every parameter, by collection, for `llmrl_jax.parallel.shardings`."""
         return {name: declare.axes(tree) for name, tree in self.declared().items()}
 
     def abstract(self) -> dict[str, declare.Tree]:
-        """The shape and dtype of every parameter, by collection, without allocating any."""
+        """Shape and dtype of every parameter, by collection, without allocating any."""
         dtypes = {"params": self.param_dtype, "lora": jnp.float32}
         return {name: declare.abstract(tree, dtypes[name]) for name, tree in self.declared().items()}
 
@@ -207,7 +207,7 @@ class Llama(nn.Module):
         ancestors: np.ndarray,
         prefix: Sequence[int] = (),
     ) -> Float[Array, "B N D"]:
-        """One forward pass over prompts and a tree of `M` continuations, the same tree for every row.
+        """Forward pass over prompts and a tree of `M` continuations, the same tree for every row.
 
         **Arguments:** `tokens`, right-padded prompts; `lengths`, at least 1; `nodes`, the token of each node of the
         tree; `depths`, from 0; `ancestors`, bool `[M, M]`, whether node i sees node j (itself included); `prefix`,
@@ -265,7 +265,7 @@ class Llama(nn.Module):
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
     def unstacked_weights(self) -> tuple[Any, ...] | None:
-        """The weights and adapters of each layer, for `decode` in a loop; None where it reads them from the stack.
+        """Weights and adapters of each layer, for `decode` in a loop; None where it reads them from the stack.
 
         Off CPUs, matrices that read the same input become one, unless they are quantised or their columns are split
         over devices: a token takes fewer and larger products.
@@ -288,7 +288,7 @@ class Llama(nn.Module):
         embeddings: Float[AnyArray, "B n D"] | None = None,
         layers: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "B n D"], DecodeState]:
-        """One more token of every continuation of every prompt.
+        """Forward pass over one more token of every continuation of every prompt.
 
         The continuations of a prompt are queries of one attention over its keys, which are read once for all of them.
         The layers are scanned independently of `unroll`, with the cache in the carry: a step writes one slot in place.
@@ -376,12 +376,12 @@ class Llama(nn.Module):
 
     @tracing.default_types
     def embed(self, tokens: Int[AnyArray, "*b"]) -> Float[Array, "*b D"]:
-        """The embeddings of tokens."""
+        """Embeddings of tokens."""
         return place_residual(jnp.asarray(self._embed_tokens["embedding"])[tokens].astype(self.dtype))
 
     @property
     def precision(self) -> Any:
-        """The dtype of the factors of products with weights."""
+        """Dtype of the factors of products with weights."""
         return self.matmul_dtype or self.dtype
 
     @property
@@ -463,7 +463,7 @@ def _take(x: jax.Array, indices: Int[AnyArray, "B N"]) -> jax.Array:
 
 
 class ValueHead(nn.Module):
-    """Two hidden layers and a scalar output; with sigmoids, GLAM's critic (2302.02662).
+    """MLP of two hidden layers and a scalar output; with sigmoids, GLAM's critic (2302.02662).
 
     Computed in float32 for any input dtype; weights have flax's default initialisation (LeCun normal), biases are zero.
     Two sigmoid layers reduce variation a hundredfold, so that such a critic learns slowly; `relu` does not.

@@ -57,7 +57,7 @@ NF4 = _levels()
 
 @struct.dataclass
 class Quantized:
-    """A quantised kernel, used as a leaf: a pytree of two arrays, which can be scanned, sliced, sharded and written
+    """Quantised kernel, used as a leaf: a pytree of two arrays, which can be scanned, sliced, sharded and written
     to checkpoints as others.
 
     It has the `shape` and `dtype` of the float kernel, and `astype` dequantises it. So `merge` into a quantised base
@@ -84,11 +84,11 @@ class Quantized:
 
     @property
     def dtype(self) -> Any:
-        """The dtype that `merge` casts to: float32."""
+        """Dtype that `merge` casts to: float32."""
         return jnp.dtype(jnp.float32)
 
     def astype(self, dtype: Any) -> jax.Array:
-        """The weights as floats, `[*L, in..., out...]`."""
+        """Weights as floats, `[*L, in..., out...]`."""
         return _floats(self, dtype).reshape(self.shape)
 
 
@@ -253,12 +253,12 @@ def encoder(
 
 
 def dequantize(params: Any, dtype: Any = jnp.float32) -> Any:
-    """The same tree with floats, in `dtype`, instead of quantised leaves. Other leaves are unchanged."""
+    """Same tree with floats, in `dtype`, instead of quantised leaves. Other leaves are unchanged."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_quantized(x) else x, params, is_leaf=is_quantized)
 
 
 def nbytes(tree: Any) -> int:
-    """The bytes of all arrays of a tree, which may be abstract: its memory without copies on several devices."""
+    """Bytes of all arrays of a tree, which may be abstract: its memory without copies on several devices."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 

@@ -37,7 +37,7 @@ def _concrete(value: Any) -> np.ndarray | None:
 
 @struct.dataclass
 class SamplingConfig:
-    """The options of `generate`. The options of the distribution apply in transformers' order: repetition penalty,
+    """Options of `generate`. The options of the distribution apply in transformers' order: repetition penalty,
     temperature, top-k, top-p, min-p.
 
     These five may be numbers, which are compiled in, or arrays, `[]` or one per row `[B]`, which are traced: then one

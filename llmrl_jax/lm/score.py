@@ -43,7 +43,7 @@ class Trie:
 
 @dataclass(frozen=True)
 class Candidates:
-    """`A` token sequences of at most `W` tokens. Static and hashable: part of the program, not of its data.
+    """Token sequences, `A` of them, of at most `W` tokens. Static and hashable: part of the program, not of its data.
 
     Build one from lists of token ids, or with `Candidates.encode` from strings.
 
@@ -116,7 +116,7 @@ class Candidates:
 
     @cached_property
     def trie(self) -> Trie:
-        """The tree of common prefixes."""
+        """Tree of common prefixes."""
         nodes: dict[tuple[int, ...], int] = {}
         source = np.zeros((len(self), self.width), np.int32)
         for a, sequence in enumerate(self.sequences):
@@ -211,7 +211,7 @@ pass is short and copies the cache; see `docs/benchmarks.md`)."""
 
 
 def choose_form(config: LlamaConfig, prompt: int, candidates: Candidates, prefix: int = 0) -> str:
-    """The form of `score` with `auto`: the minimum of `costs` times the time of a multiply-add in that form.
+    """Form of `score` with `auto`: the minimum of `costs` times the time of a multiply-add in that form.
 
     It uses counts and fixed prices instead of a timing, so that a run's bits do not depend on the load of the machine.
     """
@@ -439,7 +439,7 @@ def score_naive(
     candidates: Candidates,
     prefix: Sequence[int] = (),
 ) -> Scores:
-    """The same as `score`, with a full pass for every candidate: the reference implementation for its tests."""
+    """Same as `score`, with a full pass for every candidate: the reference implementation for its tests."""
     _check(model, tokens, lengths, prefix, candidates)
     batch, width = tokens.shape[0], candidates.width
     tokens, lengths = _with_prefix(prefix, tokens, lengths)

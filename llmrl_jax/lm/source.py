@@ -23,7 +23,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 def locate(model: str | Path, *, revision: str | None = None) -> Path:
-    """The files of a language model: a local folder; a GGUF file; the file of an installed package by its name
+    """Files of a language model: a local folder; a GGUF file; the file of an installed package by its name
     (`smollm2-135m`); or a hub id's snapshot, from the local cache or else downloaded.
 
     **Raises:** `FileNotFoundError` if there is none of them, with the attempts made; `ModuleNotFoundError`, with the
@@ -85,7 +85,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
 
 
 def read_config(model: str | Path) -> LlamaConfig:
-    """A model's architecture. **Arguments:** `model`, as in `locate`.
+    """Architecture of a model. **Arguments:** `model`, as in `locate`.
 
     **Raises:** `FileNotFoundError`, or `ValueError` for an unsupported field."""
     path = locate(model)
@@ -127,7 +127,7 @@ def tokenizer_config(model: str | Path) -> dict[str, Any]:
 
 
 def end_tokens(model: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """All tokens that end a text or a turn for a model, ascending: those of `config.json`, `generation_config.json` (or
+    """Tokens that end a text or a turn for a model, ascending: those of `config.json`, `generation_config.json` (or
     of a GGUF file's metadata) and the tokenizer. Chat models often have one for a text and another for a turn;
     `LlamaConfig.eos_token_id` is only the first.
 

@@ -54,7 +54,7 @@ class StopStrings:
 
     @property
     def matched(self) -> int:
-        """The state in which some string has occurred."""
+        """State in which some string has occurred."""
         return self.table.shape[0] - 1
 
     def cut(self, text: str) -> str:
@@ -62,7 +62,7 @@ class StopStrings:
         return text[: min((index for s in self.strings if (index := text.find(s)) >= 0), default=len(text))]
 
     def text(self, tokenizer: Tokenizer, tokens: Iterable[SupportsInt]) -> str:
-        """The tokens of a continuation as `tokenizer.decode` gives them, up to the first stop string.
+        """Tokens of a continuation as `tokenizer.decode` gives them, up to the first stop string.
 
         A stop string may begin with the space that `decode` drops where a continuation begins."""
         tokens = list(tokens)

@@ -42,7 +42,7 @@ TEMPLATE_SPECIALS = (*_SPECIALS, "unk_token", "sep_token", "cls_token", "mask_to
 
 
 class FastTokenizer:
-    """A `tokenizers.Tokenizer` with the ids of its special tokens."""
+    """`tokenizers.Tokenizer` with the ids of its special tokens."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class FastTokenizer:
         return self.eos_id
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, without special tokens. **Raises** `ValueError` for a text that is not Unicode."""
+        """Token ids of `text`, without special tokens. **Raises** `ValueError` for a text that is not Unicode."""
         return self._encoding(text).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -102,7 +102,7 @@ class FastTokenizer:
     def encode_parts(
         self, parts: Sequence[str], *, start: bool = True
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The token ids of the consecutive parts of a text, and where each token begins and ends in its part.
+        """Token ids of the consecutive parts of a text, and where each token begins and ends in its part.
 
         A part never changes the tokens of those before it, so that a model that has read them can write it: its tokens
         are those that it adds to the part before or, if the tokenizer merges across the boundary, its own.
@@ -152,7 +152,7 @@ class FastTokenizer:
             raise _not_unicode(wrong) from None
 
     def encode_start(self, text: str) -> list[int]:
-        """The token ids of a text from its start: `prefix_ids`, then `encode(text)`.
+        """Token ids of a text from its start: `prefix_ids`, then `encode(text)`.
 
         The prefix is not repeated if the text spells it. An empty text without a prefix becomes `bos_id`, as in
         `generate` of transformers, or no token if there is none.
@@ -163,7 +163,7 @@ class FastTokenizer:
         return tokens or ([] if self.bos_id is None else [self.bos_id])
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """The text of token ids, special tokens included."""
+        """Text of token ids, special tokens included."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, folder: str | Path) -> None:
@@ -230,7 +230,7 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
 
 
 class WordTokenizer(FastTokenizer):
-    """One token per word between white space, including punctuation ("left," and "left" are two tokens).
+    """Tokenizer with one token per word between white space, including punctuation ("left," and "left" are two tokens).
 
     It has no unknown token: an out-of-vocabulary word is an error, unless there are spare tokens (`spare_ids`): then
     its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
@@ -261,7 +261,7 @@ class WordTokenizer(FastTokenizer):
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], spare: int = 0) -> WordTokenizer:
-        """The tokenizer of all words in `texts`, in alphabetical order after `<pad>` and `<eos>`, followed by `spare`
+        """Tokenizer of all words in `texts`, in alphabetical order after `<pad>` and `<eos>`, followed by `spare`
         tokens for other words.
 
         **Raises:** `ValueError` if there is no word, a word is a special token, or `spare` is negative."""
@@ -285,7 +285,7 @@ class WordTokenizer(FastTokenizer):
 
     @classmethod
     def from_prompt(cls, prompt: Any, answers: Iterable[str] = (), spare: int = 0) -> WordTokenizer:
-        """The tokenizer of all texts of an `envs_jax.text.Prompt`, and of the answers to it."""
+        """Tokenizer of all texts of an `envs_jax.text.Prompt`, and of the answers to it."""
         return cls.from_texts([*(text for unit in prompt.units for text in unit.texts), *answers], spare)
 
     def _resolve(self, word: str) -> str:
@@ -307,7 +307,7 @@ class WordTokenizer(FastTokenizer):
         raise ValueError(f"the word {word!r} is not among the {self.vocab_size} of this tokenizer{hint}")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
+        """Ids of the words of `text`. **Raises** `ValueError` for an unknown word if there are no spare tokens."""
         return super().encode(" ".join(map(self._resolve, text.split())))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -320,7 +320,7 @@ class WordTokenizer(FastTokenizer):
 
 
 def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
-    """A tokenizer from a folder with `tokenizer.json`, from such a file, from a GGUF file, or by the name of a packaged
+    """Tokenizer from a folder with `tokenizer.json`, from such a file, from a GGUF file, or by the name of a packaged
     model or its id on the Hugging Face hub.
 
     Files are read with `tokenizers`; anything else is loaded by transformers' `AutoTokenizer`, without running code

@@ -1,4 +1,4 @@
-"""One device mesh for everything: its axes, the rules that shard arrays over it, and the start of several hosts."""
+"""Device mesh for everything: its axes, the rules that shard arrays over it, and the start of several hosts."""
 
 from llmrl_jax.parallel.hosts import initialize
 from llmrl_jax.parallel.mesh import AXES, MeshSpec, make_mesh

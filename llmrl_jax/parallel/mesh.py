@@ -19,7 +19,7 @@ AXES = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """The number of devices along each axis."""
+    """Number of devices along each axis."""
 
     data: int = 1
     """Rows of the batch (environments) are split over it; weights are replicated."""
@@ -50,7 +50,7 @@ class MeshSpec:
 
     @property
     def size(self) -> int:
-        """The number of devices."""
+        """Number of devices."""
         return self.data * self.fsdp * self.tensor
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class MeshSpec:
 
 
 def make_mesh(spec: str | MeshSpec = "", devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axes data, fsdp and tensor, all of type Auto (jax's own default, Explicit, breaks flax).
+    """Mesh with the axes data, fsdp and tensor, all of type Auto (jax's own default, Explicit, breaks flax).
 
     **Arguments:** `spec`, as `"data=4,fsdp=2"` (axes left out are 1); `devices`, all of them by default. A mesh may use
     only the first devices if its size divides their number and one process holds them all.

@@ -57,7 +57,7 @@ def _spec(path: str, shape: tuple[int, ...], axes: Any, mesh: Mesh | AbstractMes
 
 
 def shardings(abstract_tree: Any, logical_axes: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """The sharding of every leaf.
+    """Sharding of every leaf.
 
     **Arguments:** `abstract_tree`, arrays or `jax.ShapeDtypeStruct`s; `logical_axes`, a tree of the same structure
     (it may have more leaves) whose leaves are tuples with one logical name or None per dimension; `mesh`; `rules`.
@@ -158,7 +158,7 @@ def on_each_device(function: Callable, axes: Sequence[tuple[str | None, ...]], o
 
 
 def gathered(tree: Any, logical_axes: Any) -> Any:
-    """The weights of a layer for its products, inside jit: each whole on every device, but for what `tensor` splits.
+    """Weights of a layer for its products, inside jit: each whole on every device, but for what `tensor` splits.
 
     Left to itself, the compiler for TPUs makes as many products as there are devices of one with weights over `fsdp`,
     and sends the parts of the weights around. Gathered first, they take one. Gradients are summed to the devices that
@@ -201,7 +201,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 @dataclass(frozen=True)
 class Placement:
-    """The sharding of a learner's arrays: rows split over data and fsdp, everything else replicated. Without a mesh
+    """Sharding of a learner's arrays: rows split over data and fsdp, everything else replicated. Without a mesh
     every method returns its argument."""
 
     mesh: Mesh | None = None

@@ -62,7 +62,7 @@ class AWAC:
         return TrainState.create(params, ["critic"])
 
     def value(self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int) -> Float[Array, " B"]:
-        """The mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
+        """Mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
         distribution = self.actor.distribution(actor, x)
         if self.actions.discrete:
             return jnp.sum(distribution.probs * jnp.min(self.critics.all_values(critic, x), axis=0), axis=-1)
@@ -70,11 +70,11 @@ class AWAC:
         return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(sampled, -1, 1)), axis=0), axis=1)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """The mean squared error, summed over the critics."""
+        """Mean squared error, summed over the critics."""
         return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
     def weights(self, state: TrainState, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
-        """The weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
+        """Weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
         q = jnp.min(self.critics(state.params["critic"], batch.obs, batch.action), axis=0)
         v = self.value(state.params["actor"], state.params["critic"], batch.obs, key, self.config.action_samples)
         return q.shape[0] * jax.nn.softmax((q - v) / temperature)

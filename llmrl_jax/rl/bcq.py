@@ -83,7 +83,7 @@ class BCQ:
         return jnp.clip(action + flexibility * jnp.tanh(mlp_on_concat(actor, x, action, self.config.activation)), -1, 1)
 
     def imitator_loss(self, params: Any, batch: Batch, key: jax.Array, beta: Any) -> jax.Array:
-        """The mean squared error of the decoded actions, plus `beta` times the mean divergence."""
+        """Mean squared error of the decoded actions, plus `beta` times the mean divergence."""
         code = mlp_on_concat(params["encoder"], batch.obs, batch.action, self.config.activation)
         mean, log_std = jnp.split(code, 2, axis=-1)
         log_std = jnp.clip(log_std, *_LOG_DEVIATION)
@@ -122,7 +122,7 @@ class BCQ:
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """The mean squared error, summed over the critics."""
+        """Mean squared error, summed over the critics."""
         return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
     def actor_loss(
@@ -151,7 +151,7 @@ class BCQ:
         return state.polyak_update(h["tau"], "actor", "critic"), metrics | {"target_mean": jnp.mean(target)}
 
     def act(self, params, x):
-        """The best candidate by the first critic. Its latent numbers are the same in every step and row, so that acting
+        """Best candidate by the first critic. Its latent numbers are the same in every step and row, so that acting
         is a function of the state."""
         latent = self.latents(jax.random.key(0), 1)
         latent = jnp.broadcast_to(latent, (x.shape[0], *latent.shape[1:]))

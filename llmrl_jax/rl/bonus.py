@@ -31,7 +31,7 @@ INIT = 0xB0
 
 @struct.dataclass
 class BonusState:
-    """The state of a bonus; part of a learner's state, and so of its checkpoints."""
+    """State of a bonus; part of a learner's state, and so of its checkpoints."""
 
     whole: Any
     """State that is not per environment: networks, statistics. On a mesh, every device has a copy."""
@@ -59,7 +59,7 @@ class Stream:
 
 
 class Bonus(Protocol):
-    """A change of the rewards of steps, as pure functions of a `BonusState`."""
+    """Change of the rewards of steps, as pure functions of a `BonusState`."""
 
     @property
     def name(self) -> str:
@@ -67,20 +67,20 @@ class Bonus(Protocol):
         ...
 
     def init(self, key: jax.Array, obs: Any) -> BonusState:
-        """The initial state.
+        """Initial state.
 
         **Arguments:** `key`; `obs`, of all environments, leaves `[N, ...]`, each at the start of an episode.
         """
         ...
 
     def stream(self, state: BonusState) -> Stream | None:
-        """The stream of its rewards; None if they replace the environment's."""
+        """Stream of its rewards; None if they replace the environment's."""
         ...
 
     def reward(
         self, state: BonusState, steps: Transitions, gamma: float | jax.Array
     ) -> tuple[BonusState, Float[Array, "T N"], dict[str, jax.Array]]:
-        """The rewards of consecutive steps of all environments, which follow the steps of the last call.
+        """Rewards of consecutive steps of all environments, which follow the steps of the last call.
 
         **Arguments:** `steps`, leaves `[T, N, ...]`; `gamma`, the learner's discount.
         **Returns:** the state, the rewards, and metrics: float32 scalars.
@@ -95,11 +95,11 @@ class Bonus(Protocol):
         ...
 
     def value(self, state: BonusState, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
-        """The value of observations, in returns of the bonus's stream; called only if there is one."""
+        """Value of observations, in returns of the bonus's stream; called only if there is one."""
         ...
 
     def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
-        """One gradient step of the bonus's own networks.
+        """Gradient step of the bonus's own networks.
 
         **Arguments:** `steps`, any steps, leaves `[B, ...]`; `key`.
         **Returns:** the state, and metrics with the same names at every call.

@@ -201,7 +201,7 @@ class _Branched(Policy):
 
 
 class BranchQPolicy(_Branched):
-    """A `llmrl_jax.rl.policy.Policy` with branches."""
+    """`llmrl_jax.rl.policy.Policy` with branches."""
 
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
         """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
@@ -223,7 +223,7 @@ class BranchQPolicy(_Branched):
 
 
 class BranchPolicy(_Branched):
-    """A `llmrl_jax.rl.policy.Policy` with branches, for discrete actions, without memory."""
+    """`llmrl_jax.rl.policy.Policy` with branches, for discrete actions, without memory."""
 
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = ()):
         """**Arguments:** as for `BranchQPolicy`."""

@@ -191,7 +191,7 @@ class COMBO(SoftActorCritic):
         return TrainState.create(params, ["critic"], extra)
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
-        """A step of the model, or once it has had all of its own, one of the critics and the actor."""
+        """Step of the model, or once it has had all of its own, one of the critics and the actor."""
         policy_count = context.count - self.config.model_steps
         buffer_key, draw_key, model_key, policy_key = jax.random.split(context.key, 4)
         elite = tracing.cond(policy_count == 0, lambda: self.best(state, context), lambda: state.extra["elite"])
@@ -224,14 +224,14 @@ class COMBO(SoftActorCritic):
     # --- the model ----------------------------------------------------------------------------------------------------
 
     def best(self, state: TrainState, context: Context) -> jax.Array:
-        """The members of the smallest errors on the held-out steps."""
+        """Members of the smallest errors on the held-out steps."""
         count, gap = held_out(context.frozen.sizes[0])
         index = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
         rows = batch_of(context.frozen.given[0].take(index), context.frozen.table)
         return jnp.argsort(self.model.errors(state.params["model"], rows))[: self.config.elites]
 
     def model_step(self, state: TrainState, context: Context, key: jax.Array) -> TrainState:
-        """A gradient step of every member, on rows of its own."""
+        """Gradient step of every member, on rows of its own."""
         data, shape = context.frozen.given[0], (self.config.members, self.config.batch_size)
         count = context.frozen.sizes[0]
         index = learned(jax.random.randint(key, shape, 0, count - held_out(count)[0]), count)
@@ -265,7 +265,7 @@ class COMBO(SoftActorCritic):
     def policy_step(
         self, state: TrainState, real: Batch, imagined: Batch, context: Context, key: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """A gradient step of the critics and the actor on as many recorded steps as imagined ones."""
+        """Gradient step of the critics and the actor on as many recorded steps as imagined ones."""
         h, keys = context.hparams, jax.random.split(key, 3)
         rows = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), real, imagined)
         action, _ = self.actor.sample(state.params["actor"], rows.next_obs, keys[0])
@@ -282,7 +282,7 @@ class COMBO(SoftActorCritic):
     def loss(
         self, params: Any, target: Float[Array, " B"], proposals: tuple[jax.Array, jax.Array], rows: Batch, weight: Any
     ) -> tuple[jax.Array, jax.Array]:
-        """The squared errors plus `weight` times the gap between the soft maximum over all rows and the values of the
+        """Squared errors plus `weight` times the gap between the soft maximum over all rows and the values of the
         recorded actions, which are the first half of the rows, summed over critics; and the mean gap."""
         data = self.critics(params, rows.obs, rows.action)
         half = data.shape[1] // 2

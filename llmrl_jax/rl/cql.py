@@ -114,7 +114,7 @@ class CQL(SoftActorCritic):
         h: dict[str, jax.Array],
         state: TrainState,
     ) -> tuple[jax.Array, tuple[TrainState, dict[str, jax.Array]]]:
-        """The squared errors plus `alpha (weight gap - weight threshold)`, summed over critics, after a step of alpha.
+        """Squared errors plus `alpha (weight gap - weight threshold)`, summed over critics, after a step of alpha.
 
         The conservative gap is needed by both losses, so alpha learns here, from the same values.
         """

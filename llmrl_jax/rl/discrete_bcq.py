@@ -63,7 +63,7 @@ class DiscreteBCQ:
         return TrainState.create(params, ["critic"])
 
     def allowed(self, imitator: Any, x: jax.Array, flexibility: Any) -> Bool[Array, "B A"]:
-        """The actions that the data make likely."""
+        """Actions that the data make likely."""
         log_probs = self.imitator.distribution(imitator, x).log_probs
         return jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True)) > flexibility
 

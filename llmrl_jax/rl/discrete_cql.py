@@ -88,7 +88,7 @@ class DiscreteCQL:
         return state, metrics | {"critic_loss": loss, "target_mean": jnp.mean(target)}
 
     def act(self, params, x):
-        """The best action, always."""
+        """Best action of each row, always."""
         q = jnp.mean(self.critics.all_values(params["critic"], x), axis=0)
         best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
         return Categorical.masked(jnp.zeros_like(q), best)

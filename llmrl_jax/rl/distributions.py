@@ -12,19 +12,19 @@ from jaxtyping import Array, Bool, Float
 
 
 class Distribution(Protocol):
-    """A policy's output: a batch of distributions over actions, leaves `[..., *]`."""
+    """Output of a policy: a batch of distributions over actions, leaves `[..., *]`."""
 
     def noise(self, key: jax.Array) -> jax.Array:
-        """The noise for one action per row; depends on shapes only, so it can be drawn before the policy runs.
+        """Noise for one action per row; depends on shapes only, so it can be drawn before the policy runs.
 
         The draw of row `i` is a function of `key` and `i` (jax's counters): it does not depend on the number of rows
         or on the devices that hold them."""
 
     def choose(self, noise: jax.Array) -> jax.Array:
-        """The actions that correspond to given noise."""
+        """Actions that correspond to given noise."""
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One action per row: `choose(noise(key))`."""
+        """Actions, one per row: `choose(noise(key))`."""
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability (density) of each row's action, float32; minus infinity for a number that is no action."""
@@ -33,18 +33,18 @@ class Distribution(Protocol):
         """Entropy of each row in nats, float32."""
 
     def mode(self) -> jax.Array:
-        """The most probable action of each row."""
+        """Most probable action of each row."""
 
 
 @struct.dataclass
 class Categorical:
-    """A distribution over `A` actions, given by unnormalised log-probabilities `[..., A]`."""
+    """Distribution over `A` actions, given by unnormalised log-probabilities `[..., A]`."""
 
     logits: jax.Array
 
     @classmethod
     def masked(cls, logits: Float[Array, "*B A"], allowed: Bool[Array, "*#B A"]) -> Categorical:
-        """The distribution over the allowed actions only; each row needs at least one."""
+        """Distribution over the allowed actions only; each row needs at least one."""
         floor = jnp.finfo(jnp.float32).min / 2  # finite, so that entropy and gradients stay finite
         return cls(jnp.where(allowed, logits.astype(jnp.float32), floor))
 
@@ -85,7 +85,7 @@ def _normal_log_prob(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.A
 
 @struct.dataclass
 class Normal:
-    """A diagonal Gaussian over actions `[..., D]`; log-probabilities and entropies are summed over `D`."""
+    """Diagonal Gaussian over actions `[..., D]`; log-probabilities and entropies are summed over `D`."""
 
     mean: jax.Array
     log_std: jax.Array
@@ -113,7 +113,7 @@ class Normal:
 
 @struct.dataclass
 class TanhNormal:
-    """A diagonal Gaussian squashed by tanh into the box `(low, high)`.
+    """Diagonal Gaussian squashed by tanh into the box `(low, high)`.
 
     `log_prob` recovers the Gaussian's value `x` from the action. A float32 action at distance `d` from the nearer bound
     of `(-1, 1)` determines `x` within `2e-7 / d`: 0.002 at `|x| = 5`, 0.1 at 7. From `|x|` = 7.25 on (`d` = 1e-6) all
@@ -154,17 +154,17 @@ class TanhNormal:
         return jnp.sum(_normal_log_prob(x, self.mean, self.log_std) - self._log_slope(x), axis=-1)
 
     def entropy(self):
-        """The Gaussian's entropy plus the log-slope at the mean; there is no closed form."""
+        """Entropy of the Gaussian plus the log-slope at the mean; there is no closed form."""
         return Normal(self.mean, self.log_std).entropy() + jnp.sum(self._log_slope(self.mean), axis=-1)
 
     def mode(self):
-        """The squashed mean, which is the median."""
+        """Squashed mean, which is the median."""
         return self._squash(self.mean)
 
 
 @struct.dataclass
 class Uniform:
-    """The uniform distribution over the box `[low, high]`, bounds `[..., D]`."""
+    """Uniform distribution over the box `[low, high]`, bounds `[..., D]`."""
 
     low: jax.Array
     high: jax.Array
@@ -186,5 +186,5 @@ class Uniform:
         return jnp.sum(jnp.log(self.high - self.low), axis=-1)
 
     def mode(self):
-        """The middle of the box: every action is as probable as any other."""
+        """Middle of the box: every action is as probable as any other."""
         return (self.low + self.high) / 2

@@ -165,7 +165,7 @@ class DQNConfig(AdamConfig, RolloutConfig):
 
     @property
     def waits_for_reward(self) -> bool:
-        """Whether epsilon or gradient steps wait for the first reward."""
+        """True if epsilon or gradient steps wait for the first reward."""
         return self.learn_after_reward or self.acting == "epsilon" and self.epsilon_after_reward
 
     @property
@@ -251,7 +251,7 @@ def make_dqn(
     >>> env, env_params = lr.make("CartPole-v1")
     >>> env = lr.EpisodeStatistics(env)
     >>> config = lr.DQNConfig(num_envs=4, num_steps=4, batch_size=16, replay_size=256, learning_starts=16)
-    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> policy = lr.rl.network_q_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), config)
     >>> learner = lr.make_dqn(config, env, env_params, policy)
     >>> state = jax.eval_shape(learner.init, jax.random.key(0))
     >>> learner.steps_per_update, "epsilon" in jax.eval_shape(learner.update, state)[1]
@@ -553,7 +553,7 @@ def dqn_loss(
     delta: float | jax.Array = 1.0,
     weight: Float[Array, " B"] | None = None,
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Float[Array, " B"]]]:
-    """The mean Huber loss of the chosen actions' values against `q_targets`.
+    """Mean Huber loss of the chosen actions' values against `q_targets`.
 
     **Arguments:** `target`, the parameters of the target network, which get no gradient; `batch`, leaves `[B, ...]`
     (an out-of-range action makes the loss nan); `discount`, see `q_targets`; `double`, whether `params` instead of

@@ -147,7 +147,7 @@ class TrainState:
 
     @classmethod
     def create(cls, params: dict[str, Any], targets: Sequence[str] = (), extra: Any = ()) -> TrainState:
-        """The state before the first step. **Arguments:** `targets`, the networks that get a target network, a copy."""
+        """State before the first step. **Arguments:** `targets`, the networks that get a target network, a copy."""
         opt_state = {name: ADAM.init(tree) for name, tree in params.items()}
         return cls(params, {name: jax.tree.map(jnp.copy, params[name]) for name in targets}, opt_state, extra)
 

@@ -80,11 +80,11 @@ class IQL:
         return mlp(params, x, self.config.activation)[:, 0]
 
     def value_loss(self, params: Any, q: Float[Array, " B"], batch: Batch, expectile: Any) -> jax.Array:
-        """The expectile loss of `q - V(s)`."""
+        """Expectile loss of `q - V(s)`."""
         return expectile_loss(q - self.value(params, batch.obs), expectile)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """The mean squared error to `r + gamma (1 - terminated) V(s')`, over steps and critics."""
+        """Mean squared error to `r + gamma (1 - terminated) V(s')`, over steps and critics."""
         return jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2)
 
     def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
@@ -114,7 +114,7 @@ class IQL:
         return state.polyak_update(h["tau"], "critic"), metrics
 
     def actor_factor(self, count: jax.Array) -> Any:
-        """The factor of the actor's learning rate after `count` gradient steps."""
+        """Factor of the actor's learning rate after `count` gradient steps."""
         if not self.config.actor_decay_steps:
             return 1.0
         fraction = jnp.minimum(count / self.config.actor_decay_steps, 1.0)

@@ -165,7 +165,7 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class NetworkConfig(Checked):
-    """A small network for an environment with ordinary array observations.
+    """Small network for an environment with ordinary array observations.
 
     **Raises:** `ValueError` without a hidden layer, or for a width below 1.
 
@@ -173,7 +173,7 @@ class NetworkConfig(Checked):
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> lr.NetworkConfig(hidden=(32,), memory=16).activation
+    >>> lr.rl.NetworkConfig(hidden=(32,), memory=16).activation
     'auto'
     ```
     """
@@ -199,7 +199,7 @@ class NetworkConfig(Checked):
 
 
 class NetworkPolicy(Policy):
-    """A `Policy` made of a small network: an MLP by default, a CNN with `channels`, recurrent with `memory`.
+    """`Policy` made of a small network: an MLP by default, a CNN with `channels`, recurrent with `memory`.
 
     Discrete actions get a `Categorical`; a box with finite bounds a `TanhNormal`, another box a `Normal`. Weights are
     orthogonal with gain sqrt(2), 0.01 for the actor's output and 1 for the critic's, as in purejaxrl and CleanRL.
@@ -269,7 +269,7 @@ class NetworkPolicy(Policy):
 
 
 def network_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkPolicy:
-    """The actor-critic of a configuration for an environment; `config` is not used.
+    """Actor-critic of a configuration for an environment; `config` is not used.
 
     **Raises:** `TypeError` for an action space without a network, `ValueError` for options that it does not read.
 
@@ -278,7 +278,7 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     ```pycon
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
-    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> policy = lr.rl.network_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), None)
     >>> obs, first = jnp.zeros((3, 4)), jnp.ones(3, bool)
     >>> params, frozen = policy.init(jax.random.key(0), obs)
     >>> distribution, value, carry = jax.jit(policy.step)(params, frozen, obs, policy.initial_carry(3), first)
@@ -326,7 +326,7 @@ class QNetwork(nn.Module):
 
 
 class NetworkQPolicy(Policy):
-    """A `llmrl_jax.rl.policy.Policy` made of a small network: an MLP by default, a CNN with `channels`."""
+    """`llmrl_jax.rl.policy.Policy` made of a small network: an MLP by default, a CNN with `channels`."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class NetworkQPolicy(Policy):
 
 
 def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> NetworkQPolicy:
-    """The Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn.DQNConfig`, sets how
+    """Q-policy of a configuration for an environment; `config`, a `llmrl_jax.rl.dqn.DQNConfig`, sets how
     actions are sampled after training.
 
     **Raises:** `ValueError` for an environment whose actions are not discrete, or options that it does not read.
@@ -369,7 +369,8 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     ```pycon
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
-    >>> policy = lr.network_q_policy(env, env_params, lr.NetworkConfig(hidden=(16,), dueling=True), lr.DQNConfig())
+    >>> config = lr.rl.NetworkConfig(hidden=(16,), dueling=True)
+    >>> policy = lr.rl.network_q_policy(env, env_params, config, lr.DQNConfig())
     >>> params, frozen = policy.init(jax.random.key(0), jnp.zeros((3, 4)))
     >>> policy.q(params, frozen, jnp.zeros((3, 4))).shape
     (3, 2)

@@ -148,7 +148,7 @@ class RND:
         return state.whole["obs"].normalize(x, state.whole["hparams"]["obs_clip"])
 
     def errors(self, state: BonusState, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B"]:
-        """The predictor's mean squared error.
+        """Mean squared error of the predictor.
 
         **Arguments:** `params`, as in `state.whole`; `obs`, with `batch_dims` leading axes.
         """
@@ -158,7 +158,7 @@ class RND:
         return jnp.mean((predicted - jax.lax.stop_gradient(target)) ** 2, axis=-1)
 
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
-        """The novelty of steps. Both running statistics are updated with the steps before they are used, so the first
+        """Novelty of steps. Both running statistics are updated with the steps before they are used, so the first
         steps are normalised too; the paper initialises them by random play."""
         replicated = state.whole
         replicated = replicated | {"obs": replicated["obs"].update(self.features(steps.next_obs, 2))}
@@ -170,7 +170,7 @@ class RND:
         return BonusState(replicated | {"novelty": novelty}, rows), reward, metrics
 
     def scaled(self, state: BonusState, novelty: Float[Array, "T N"]) -> tuple[Float[Array, " N"], Moments]:
-        """The discounted sums of novelty after some steps, and the moments of all such sums, by whose standard
+        """Discounted sums of novelty after some steps, and the moments of all such sums, by whose standard
         deviation rewards are divided."""
         decay = state.whole["hparams"]["gamma"]
 
@@ -356,12 +356,12 @@ class APT:
         pass
 
     def encoded(self, params: Any, obs: Any, batch_dims: int) -> Float[Array, "*B D"]:
-        """The representations of observations with `batch_dims` leading axes."""
+        """Representations of observations with `batch_dims` leading axes."""
         z: Any = self.encoder.apply({"params": params["encoder"]}, self.features(obs, batch_dims))
         return z
 
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
-        """The rewards of steps. **Arguments:** as for `Bonus.reward`."""
+        """Rewards of steps. **Arguments:** as for `Bonus.reward`."""
         replicated, h = state.whole, state.whole["hparams"]
         z = self.encoded(replicated["params"], steps.next_obs, 2)
         rows = z.reshape(-1, z.shape[-1])
@@ -378,7 +378,7 @@ class APT:
         raise NotImplementedError("APT's rewards take the place of the world's: they have no value of their own")
 
     def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
-        """One gradient step of the representation: the action's cross-entropy plus the squared error of the effect."""
+        """Gradient step of the representation: the action's cross-entropy plus the squared error of the effect."""
         replicated = state.whole
 
         def loss(params):

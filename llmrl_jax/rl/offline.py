@@ -113,20 +113,20 @@ class Context:
 
 
 class OfflineMethod(Protocol):
-    """An algorithm, as pure functions; inputs are those of `Batch`, actions in [-1, 1] or integers."""
+    """Algorithm, as pure functions; inputs are those of `Batch`, actions in [-1, 1] or integers."""
 
     def init(self, key: jax.Array, batch: Batch, hparams: dict[str, jax.Array]) -> TrainState:
-        """The networks before the first step. **Arguments:** `batch`, of one row, for its shapes; `hparams`, the floats
+        """Networks before the first step. **Arguments:** `batch`, of one row, for its shapes; `hparams`, the floats
         of the configuration."""
         ...
 
     @tracing.default_types
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
+        """Gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
 
     def act(self, params: dict[str, Any], x: jax.Array) -> Distribution:
-        """The policy's distribution over actions in states `[B, n]`."""
+        """Distribution of the policy over actions in states `[B, n]`."""
         ...
 
 
@@ -168,7 +168,7 @@ class OfflineState:
 
 
 class OfflinePolicy(Policy):
-    """The learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
+    """Learned policy as a `llmrl_jax.rl.policy.Policy`, with `state.params` and `state.frozen`.
 
     Actions are those of the environment, in its bounds. The value is 0: not every method has one.
     """
@@ -178,7 +178,7 @@ class OfflinePolicy(Policy):
         self.method, self.actions, self.features = method, actions, features
 
     def inputs(self, frozen: Frozen, obs: Any) -> jax.Array:
-        """The inputs of the networks for observations `[B, ...]` of the environment."""
+        """Inputs of the networks for observations `[B, ...]` of the environment."""
         encoded = {"vector": (vectors(obs, self.features) - frozen.mean) / frozen.std}
         if has_instruction(obs):
             encoded[INSTRUCTION] = obs[INSTRUCTION]
@@ -195,7 +195,7 @@ class OfflinePolicy(Policy):
 
 @dataclass(frozen=True)
 class OfflineLearner(Learner):
-    """A `Learner` of an `OfflineState`. One step, in its unit, is a gradient step."""
+    """`Learner` of an `OfflineState`. One step, in its unit, is a gradient step."""
 
     policy: OfflinePolicy = None  # type: ignore[assignment]
     """Acts with `state.params` and `state.frozen`."""
@@ -233,7 +233,7 @@ def make_offline(
     >>> import jax, jax.numpy as jnp, llmrl_jax as lr
     >>> obs, ends = jnp.linspace(0, 1, 32).reshape(8, 4), jnp.arange(8) % 4 == 3
     >>> data = lr.Transitions(obs, jnp.arange(8) % 2, jnp.ones(8), obs, ends, jnp.zeros(8, bool))
-    >>> actions, iql = lr.actions_of(data, None), lr.algorithm("iql")
+    >>> actions, iql = lr.rl.actions_of(data, None), lr.rl.algorithm("iql")
     >>> config = iql.config(batch_size=4, gradient_steps=2, hidden=(16,))
     >>> learner = lr.make_offline(iql.make(config, actions), config, data, actions)
     >>> state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))

@@ -28,7 +28,7 @@ _SLACK = 1e-4
 
 @dataclass(frozen=True)
 class ActionKind:
-    """The actions of a data set and of the environment it comes from."""
+    """Actions of a data set and of the environment it comes from."""
 
     count: int = 0
     """Number of discrete actions; 0: actions are continuous."""
@@ -48,7 +48,7 @@ class ActionKind:
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds as float32 `[D]`."""
+        """Bounds as float32 `[D]`."""
         return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
 
     @property
@@ -62,14 +62,14 @@ class ActionKind:
         return jnp.clip(2 * (action.astype(jnp.float32) - low) / (high - low) - 1, -1, 1)
 
     def outward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        """The inverse of `inward`, for actions that may lie beyond [-1, 1]."""
+        """Inverse of `inward`, for actions that may lie beyond [-1, 1]."""
         low, high = self.bounds
         return low + (jnp.clip(action, -1, 1) + 1) / 2 * (high - low)
 
 
 @struct.dataclass
 class Batch:
-    """A batch as the algorithms read it."""
+    """Batch as the algorithms read it."""
 
     obs: Float[Array, "B n"]
     """Normalised features, followed by the instruction's sentence vector if there is one."""
@@ -84,7 +84,7 @@ class Batch:
 
     @property
     def features(self) -> int:
-        """The number of features."""
+        """Number of features."""
         return self.num_features or self.obs.shape[-1]
 
 
@@ -92,7 +92,7 @@ class Batch:
 
 
 def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", label: str = "the data") -> ActionKind:
-    """The kind of the actions, from their environment's space or, without one, from the data.
+    """Kind of the actions, from their environment's space or, without one, from the data.
 
     Without a space, integers are discrete, as many as the largest and one; floats have the bounds -1 and 1. `env` and
     `label` name the environment and the data in messages.
@@ -105,7 +105,7 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
     >>> steps, obs = jnp.zeros(4), jnp.zeros((4, 3))
     >>> ends = jnp.array([False, False, False, True])
     >>> data = lr.Transitions(obs, jnp.array([0, 1, 2, 1]), steps, obs, ends, jnp.zeros(4, bool))
-    >>> lr.actions_of(data, None).count
+    >>> lr.rl.actions_of(data, None).count
     3
     ```
     """

@@ -18,7 +18,7 @@ from llmrl_jax.rl.distributions import Categorical, Distribution, Uniform
 
 
 def masked_categorical(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
-    """The distribution over the actions that an observation offers (`envs_jax.actions`); all if it has no mask.
+    """Distribution over the actions that an observation offers (`envs_jax.actions`); all if it has no mask.
 
     The mask is part of the observation, so that acting and learning use the same one."""
     mask = mask_of(obs)
@@ -26,7 +26,7 @@ def masked_categorical(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
 
 
 def epsilon_greedy(q: Float[Array, "*B A"], obs: Any, epsilon: float | jax.Array) -> Categorical:
-    """The best of the offered actions, or with probability `epsilon` a uniformly random one of them."""
+    """Best of the offered actions, or with probability `epsilon` a uniformly random one of them."""
     mask = mask_of(obs)
     offered = jnp.ones(q.shape, bool) if mask is None else mask
     best = jnp.argmax(jnp.where(offered, q, -jnp.inf), axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
@@ -65,14 +65,14 @@ class Policy:
         return (), ()
 
     def initial_carry(self, batch_size: int) -> Any:
-        """The memory before an episode, leaves `[B, ...]`; `()` if there is none."""
+        """Memory before an episode, leaves `[B, ...]`; `()` if there is none."""
         return ()
 
     @tracing.default_types
     def step(
         self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]
     ) -> tuple[Any, Float[Array, " B"], Any]:
-        """One step: `(distribution, value float32 [B], carry)`. By default a choice among `q`, with the highest value.
+        """Step: `(distribution, value float32 [B], carry)`. By default a choice among `q`, with the highest value.
 
         **Arguments:** `obs`, leaves `[B, ...]`; `carry`; `first`, rows that start an episode: their memory is reset
         before it is used.
@@ -92,7 +92,7 @@ class Policy:
         raise NotImplementedError(f"{type(self).__name__} has no critic")
 
     def q(self, params: Any, frozen: Any, obs: Any) -> Float[Array, "B A"]:
-        """The value of every action, float32; minus infinity for unavailable actions. The policy has no memory.
+        """Value of every action, float32; minus infinity for unavailable actions. The policy has no memory.
 
         **Arguments:** `obs`, leaves `[B, ...]`.
         """
@@ -103,7 +103,7 @@ class Policy:
         return [self.q(params, frozen, obs) for params in param_sets]
 
     def lengths(self, obs: Any) -> Int[Array, " B"]:
-        """The length of each row, for a policy with `buckets`."""
+        """Length of each row, for a policy with `buckets`."""
         raise NotImplementedError(f"{type(self).__name__} has no buckets")
 
     def buckets(self, rows: int) -> Mapping[int, Policy]:
@@ -114,7 +114,7 @@ class Policy:
 
 
 class Auxiliary(Protocol):
-    """An additional prediction from the policy's forward passes at every step, with its own loss.
+    """Additional prediction from the policy's forward passes at every step, with its own loss.
 
     `step` and `unroll` are those of `Policy` with the prediction as a last value, leaves `[B, ...]` and `[T, B, ...]`.
     """
@@ -138,13 +138,13 @@ class Auxiliary(Protocol):
     ) -> tuple[Distribution, Float[Array, "T B"], Any]: ...
 
     def targets(self, params: Any, frozen: Any, rollout: Any, runner: Any) -> Any:
-        """The targets of the predictions, leaves `[T, N, ...]`.
+        """Targets of the predictions, leaves `[T, N, ...]`.
 
         **Arguments:** `rollout`, a `llmrl_jax.rl.rollout.Rollout` with the predictions made; `runner`, after it.
         """
 
     def loss(self, prediction: Any, target: Any) -> Float[Array, ""]:
-        """The mean loss of predictions; both arguments have leaves `[T, B, ...]`."""
+        """Mean loss of predictions; both arguments have leaves `[T, B, ...]`."""
         ...
 
     def report(self, rollout: Any, target: Any, task_names: tuple[str, ...]) -> dict[str, jax.Array]:
@@ -189,7 +189,7 @@ def drawable(space: Space) -> bool:
 
 
 def random_policy(space: Space) -> RandomPolicy | RandomBox:
-    """The random agent of a space of actions. **Raises:** `ValueError` for a space that is neither discrete nor a box
+    """Random agent of a space of actions. **Raises:** `ValueError` for a space that is neither discrete nor a box
     with finite bounds."""
     if isinstance(space, Discrete):
         return RandomPolicy(space.n)

@@ -228,7 +228,7 @@ def ppo_loss(
     value_broadcast: str = "off",
     auxiliary: Auxiliary | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, plus the loss of
+    """Clipped objective (1707.06347, eq. 7 and 9), with the value loss clipped in the same way, plus the loss of
     the auxiliary.
 
     **Returns:** the loss, and a dict of float32 scalars: its terms, `approx_kl` (Schulman's `ratio - 1 - log ratio`),
@@ -305,7 +305,7 @@ def make_ppo(
     >>> import jax, llmrl_jax as lr
     >>> env, env_params = lr.make("CartPole-v1")
     >>> env = lr.EpisodeStatistics(env)
-    >>> policy = lr.network_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), None)
+    >>> policy = lr.rl.network_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), None)
     >>> learner = lr.make_ppo(lr.PPOConfig(num_envs=8, num_steps=16), env, env_params, policy)
     >>> state = jax.jit(learner.init)(jax.random.key(0))
     >>> state, metrics = jax.jit(learner.update)(state)

@@ -67,7 +67,7 @@ class PRDC(TD3BC):
         action: Float[Array, "B D"],
         context: Context,
     ) -> tuple[Float[Array, " B"], Float[Array, "B D"]]:
-        """The smaller of the distances of `best` and those to the first `count` of `steps`, up to a constant of each
+        """Smaller of the distances of `best` and those to the first `count` of `steps`, up to a constant of each
         row, and its action."""
         parts = min(PARTS, self.config.block, len(steps))
         strip = min(self.config.block, len(steps)) // parts

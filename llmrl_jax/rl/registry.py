@@ -16,7 +16,7 @@ from llmrl_jax.core.checks import nearest
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The parts needed to run an algorithm in an environment with ordinary array observations."""
+    """Parts needed to run an algorithm in an environment with ordinary array observations."""
 
     config: type
     """Its hyper-parameters: a frozen dataclass with usable defaults."""
@@ -30,7 +30,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class OfflineAlgorithm:
-    """The parts needed to run an algorithm on recorded steps."""
+    """Parts needed to run an algorithm on recorded steps."""
 
     config: type
     """Its hyper-parameters: a frozen subclass of `llmrl_jax.rl.offline.OfflineConfig` with usable defaults."""
@@ -67,7 +67,7 @@ def spelled(name: str) -> str:
 
 
 def algorithm(name: str) -> Any:
-    """The `Algorithm` or `OfflineAlgorithm` of that name. **Raises** `KeyError`, with the nearest name, if there is
+    """`Algorithm` or `OfflineAlgorithm` of that name. **Raises** `KeyError`, with the nearest name, if there is
     none.
 
     An `Algorithm` makes a learner that plays (`ppo`, `dqn`, `sac`), an `OfflineAlgorithm` the method of `make_offline`.
@@ -76,7 +76,7 @@ def algorithm(name: str) -> Any:
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> lr.algorithm("td3+bc").config.__name__, sorted(lr.rl.ALGORITHMS)
+    >>> lr.rl.algorithm("td3+bc").config.__name__, sorted(lr.rl.ALGORITHMS)
     ('TD3BCConfig', ['dqn', 'ppo', 'sac'])
     ```
     """

@@ -24,7 +24,7 @@ from llmrl_jax.rl.frames import Frames
 
 @struct.dataclass
 class BufferState:
-    """The contents of a replay buffer; part of a learner's state, and so of its checkpoints."""
+    """Contents of a replay buffer; part of a learner's state, and so of its checkpoints."""
 
     items: Any
     """Leaves `[capacity, ...]`, with rows `[capacity / rows, rows, ...]`; slots not yet written are zeros."""
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Replay:
-    """The pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest replacing the oldest."""
+    """Pure functions of a replay buffer of `capacity` items: pytrees of arrays, the newest replacing the oldest."""
 
     capacity: int
     """Maximum number of items. The whole buffer is allocated at once."""
@@ -93,7 +93,7 @@ class Replay:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def init(self, item: Any) -> BufferState:
-        """An empty replay buffer.
+        """Empty replay buffer.
 
         **Arguments:** `item`, one item, for the shapes and dtypes of its leaves (arrays or `jax.ShapeDtypeStruct`).
         """
@@ -111,7 +111,7 @@ class Replay:
         )
 
     def add(self, buffer: BufferState, items: Any, ended: Bool[Array, "T rows"] | None = None) -> BufferState:
-        """The buffer with items appended in order. Their priority is the highest that any item has had.
+        """Buffer with items appended in order. Their priority is the highest that any item has had.
 
         **Arguments:** `items`, leaves `[N, ...]`, with rows `[T, rows, ...]`, of the shapes and dtypes given to `init`;
         `ended`, with stacks: whether a step was the last one of its episode, for whatever reason.
@@ -166,7 +166,7 @@ class Replay:
         return after.replace(priorities=tree)
 
     def shard(self, buffer: BufferState, split: Callable[[Any, int], Any], copied: Callable[[Any], Any]) -> BufferState:
-        """The buffer on a mesh: rows are split as environments are, everything else is replicated.
+        """Buffer on a mesh: rows are split as environments are, everything else is replicated.
 
         **Arguments:** `split`, from a tree and an axis to the tree with that axis split; `copied`, from a tree to the
         replicated tree. Priorities are replicated, so that sums over the whole buffer are the same on any number of
@@ -204,7 +204,7 @@ class Replay:
         return Sample(*self._tree.sample(buffer.priorities, key, batch_size))
 
     def prioritize(self, buffer: BufferState, index: Int[Array, " B"], priority: Float[Array, " B"]) -> BufferState:
-        """The buffer with new priorities for some items.
+        """Buffer with new priorities for some items.
 
         **Arguments:** `index`, of a draw, with no `add` since; `priority`, positive: for instance
         `(|TD error| + 1e-6) ** alpha`. For a repeated index the higher priority is taken.
@@ -214,7 +214,7 @@ class Replay:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, buffer: BufferState, index: Int[Array, " *B"]) -> Any:
-        """The items at given indices: leaves `[*B, ...]`."""
+        """Items at given indices: leaves `[*B, ...]`."""
         return self._steps(buffer, *self._split(index))
 
     def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
@@ -350,7 +350,7 @@ class PriorityTree:
 
 @dataclass(frozen=True)
 class Priorities:
-    """The pure functions of a tree of `capacity` priorities: indices are sampled in proportion to them.
+    """Pure functions of a tree of `capacity` priorities: indices are sampled in proportion to them.
 
     It is a sum tree whose nodes have 16 children. A cumulative sum over the whole buffer takes time proportional to its
     capacity. A binary tree takes one gather for each of its 20 levels at a million entries, sequentially, and compiles
@@ -360,7 +360,7 @@ class Priorities:
     capacity: int
 
     def init(self) -> PriorityTree:
-        """A tree with all priorities 0."""
+        """Tree with all priorities 0."""
         levels: list[jax.Array] = []
         nodes = self.capacity
         while not levels or nodes > 1:
@@ -369,7 +369,7 @@ class Priorities:
         return PriorityTree(tuple(levels), jnp.float32(1))
 
     def set(self, tree: PriorityTree, index: Int[Array, " N"], priority: Float[Array, " N"]) -> PriorityTree:
-        """The tree with new priorities at given indices; for a repeated index the higher priority is taken.
+        """Tree with new priorities at given indices; for a repeated index the higher priority is taken.
 
         **Arguments:** `index`; `priority`, not negative.
         """
@@ -383,7 +383,7 @@ class Priorities:
         return PriorityTree(tuple(levels), jnp.maximum(tree.highest, jnp.max(priority)))
 
     def masked(self, tree: PriorityTree, mask: Bool[Array, " capacity"]) -> PriorityTree:
-        """The tree with priority 0 where the mask is False."""
+        """Tree with priority 0 where the mask is False."""
         entries = tree.levels[0].reshape(-1)
         entries = jnp.where(jnp.pad(mask, (0, entries.shape[0] - self.capacity)), entries, 0.0)
         levels = [entries.reshape(-1, _CHILDREN)]
@@ -407,7 +407,7 @@ class Priorities:
     def draw_between(
         self, tree: PriorityTree, key: jax.Array, low: Float[Array, " B"], high: Float[Array, " B"]
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-        """An index for a uniform point in each range of the cumulative sum of priorities, and its priority.
+        """Indices, one for a uniform point in each range of the cumulative sum of priorities, and their priorities.
 
         A float32 cannot name such a point: at a million equal priorities, it has 16 values within each. So every level
         draws a new point from what the range and the chosen child have in common, which has the same distribution.

@@ -24,7 +24,7 @@ from llmrl_jax.rl.policy import Auxiliary, Policy
 
 @dataclass(frozen=True)
 class RolloutConfig(Checked):
-    """The play of a learner's updates: how many environments and steps, and how episodes restart."""
+    """Play of a learner's updates: how many environments and steps, and how episodes restart."""
 
     num_envs: PositiveInt = 16
     """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
@@ -41,13 +41,13 @@ class RolloutConfig(Checked):
     """Environments per fresh episode and step, with `reset` optimistic; divides num_envs."""
 
     def vector_env(self, env: Environment) -> VectorEnv:
-        """The batch of environments. **Arguments:** `env`, one of them, wrapped."""
+        """Batch of environments. **Arguments:** `env`, one of them, wrapped."""
         return VectorEnv(env, self.num_envs, policy=self.reset, pool_size=self.pool_size, reset_ratio=self.reset_ratio)
 
 
 @struct.dataclass
 class Runner:
-    """The state of play in the middle of episodes; all that an exact continuation needs."""
+    """State of play in the middle of episodes; all that an exact continuation needs."""
 
     env_params: Any
     env_state: Any

@@ -162,7 +162,7 @@ class SACConfig(RolloutConfig):
 
 
 class SACPolicy(Policy):
-    """The actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
+    """Actor and critics of an environment; acts as a `llmrl_jax.rl.policy.Policy`. The value is 0."""
 
     def __init__(self, actions: ActionKind, hidden: tuple[int, ...], activation: str, features: Features):
         """**Arguments:** `actions`, continuous; `hidden`, widths of the dense layers; `activation`; `features`, from an
@@ -176,7 +176,7 @@ class SACPolicy(Policy):
 
 
 def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config: Any) -> SACPolicy:
-    """The networks of a configuration for an environment; `config` is not used.
+    """Networks of a configuration for an environment; `config` is not used.
 
     **Raises:** `ValueError` for actions that are not a float vector with finite bounds, or options that it does not
     read.
@@ -186,7 +186,7 @@ def sac_policy(env: Environment, env_params: Any, network: NetworkConfig, config
     ```pycon
     >>> import llmrl_jax as lr
     >>> env, env_params = lr.make("Pendulum-v1")
-    >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), lr.SACConfig())
+    >>> policy = lr.rl.sac_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), lr.SACConfig())
     >>> policy.actions.width  # `make_sac` takes the policy
     1
     ```
@@ -242,7 +242,7 @@ def make_sac(
     >>> env, env_params = lr.make("Pendulum-v1")
     >>> env = lr.EpisodeStatistics(env)
     >>> config = lr.SACConfig(num_envs=2, num_steps=4, batch_size=16, replay_size=64, learning_starts=8)
-    >>> policy = lr.sac_policy(env, env_params, lr.NetworkConfig(hidden=(16,)), config)
+    >>> policy = lr.rl.sac_policy(env, env_params, lr.rl.NetworkConfig(hidden=(16,)), config)
     >>> learner = lr.make_sac(config, env, env_params, policy)
     >>> state = jax.eval_shape(learner.init, jax.random.key(0))
     >>> learner.steps_per_update, sorted(jax.eval_shape(learner.update, state)[1])[:3]

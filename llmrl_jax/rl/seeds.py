@@ -132,7 +132,7 @@ def check_exchange(seeds: int) -> None:
 
 
 def select_run(state: VmappedState, run: int) -> Any:
-    """The state of one of several runs."""
+    """State of one of several runs."""
 
     def select(tree: Any) -> Any:
         return jax.tree.map(lambda x: x[run], tree)

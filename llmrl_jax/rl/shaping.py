@@ -34,7 +34,7 @@ NO_ACTION = -1
 
 @struct.dataclass
 class Window:
-    """The newest observation of each row, and what led to it."""
+    """Newest observation of each row, and what led to it."""
 
     features: Any
     """Of observations, leaves `[B, K + 1, ...]`, the newest last; copies of an episode's first one stand for those
@@ -46,7 +46,7 @@ class Window:
 
 
 class Potential(Protocol):
-    """A scalar over windows, as pure functions of its parameters."""
+    """Scalar over windows, as pure functions of its parameters."""
 
     window: int
     """Past observations and actions that it sees, `K`."""
@@ -54,11 +54,11 @@ class Potential(Protocol):
     """Arrays that it reads; a learner's state holds them."""
 
     def encode(self, params: Any, obs: Any) -> Any:
-        """The features of observations, leaves `[B, ...]`."""
+        """Features of observations, leaves `[B, ...]`."""
         ...
 
     def value(self, params: Any, window: Window) -> Float[Array, " B"]:
-        """The potential of windows."""
+        """Potential of windows."""
         ...
 
 

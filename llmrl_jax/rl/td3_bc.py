@@ -72,11 +72,11 @@ class TD3BC:
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
     def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """The mean squared error, summed over the critics."""
+        """Mean squared error, summed over the critics."""
         return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
     def imitated_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
-        """The actions that the actor, whose actions are `action`, imitates."""
+        """Actions that the actor, whose actions are `action`, imitates."""
         return batch.action
 
     def actor_loss(self, params: Any, critic: Any, batch: Batch, context: Context) -> tuple[jax.Array, jax.Array]:

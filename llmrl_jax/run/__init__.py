@@ -1,4 +1,4 @@
-"""The run: the outer loop over jitted updates, its folder, checkpoints, metrics, curves, signals and SLURM."""
+"""Run: the outer loop over jitted updates, its folder, checkpoints, metrics, curves, signals and SLURM."""
 
 from typing import TYPE_CHECKING
 

@@ -45,7 +45,7 @@ def _sum(meta: Mapping[str, Any]) -> int:
 
 
 class Checkpoints:
-    """The checkpoints of one run: `<folder>/checkpoints/<update>` and `<folder>/frozen`."""
+    """Checkpoints of one run: `<folder>/checkpoints/<update>` and `<folder>/frozen`."""
 
     def __init__(
         self, folder: str | Path, *, keep: int = 2, best: str = "", config: Any = None, read_only: bool = False
@@ -86,11 +86,11 @@ class Checkpoints:
         return -math.inf if value is None or math.isnan(value) else value
 
     def updates(self) -> list[int]:
-        """The updates of the complete checkpoints, ascending."""
+        """Updates of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """The update of the newest complete checkpoint."""
+        """Update of the newest complete checkpoint."""
         return max(self.updates(), default=None)
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Checkpoints:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def describe(self, update: int) -> dict[str, Any]:
-        """The description saved with a checkpoint. Those of earlier versions have no sum of their own."""
+        """Description saved with a checkpoint. Those of earlier versions have no sum of their own."""
         try:
             meta = self._manager.restore(update, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
         except Exception as error:
@@ -365,7 +365,7 @@ def restore_state(folder: str | Path, like: Any, update: int | None = None, conf
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, because its configuration or state differs or it is damaged; the message says
+    """Checkpoint that cannot be used, because its configuration or state differs or it is damaged; the message says
     which."""
 
 

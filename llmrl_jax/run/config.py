@@ -59,7 +59,7 @@ def _split(folder: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class BaseRunConfig(Checked):
-    """The options that every run has: its folder, its seed, and whether it continues an earlier run."""
+    """Options that every run has: its folder, its seed, and whether it continues an earlier run."""
 
     PREFIX: ClassVar[str] = "run."
 
@@ -110,7 +110,7 @@ class BaseRunConfig(Checked):
 
 @dataclass(frozen=True)
 class RunConfig(BaseRunConfig):
-    """The options of a training run: where it writes, how often, and whether it continues an earlier run.
+    """Options of a training run: where it writes, how often, and whether it continues an earlier run.
 
     **Raises:** `ValueError` for an option out of range.
 
@@ -171,7 +171,7 @@ def find_run(folder: str | Path) -> Path:
 
 
 def resumed(kind: type[Settings], folder: str | Path, **changes: Any) -> Settings:
-    """The settings with which a run continues: those of its config.json.
+    """Settings with which a run continues: those of its config.json.
 
     Options that apply to one start only are reset: the checkpoint to continue from, and the time budget.
 

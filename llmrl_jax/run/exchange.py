@@ -31,7 +31,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class NoAnswer(RuntimeError):
-    """The host computed no answer; the message says why."""
+    """Exchange to which the host computed no answer; the message says why."""
 
 
 class Exchanges:

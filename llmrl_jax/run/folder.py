@@ -152,7 +152,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def opened(config: BaseRunConfig, command: str = "run") -> Iterator[Path]:
-    """The folder of a run, opened and locked until the last of its files is written. A new folder in which nothing was
+    """Folder of a run, opened and locked until the last of its files is written. A new folder in which nothing was
     written is removed if the block raises: the run was refused.
 
     **Arguments, Raises:** as those of `open_folder` and `held`; only process 0 takes the lock.
@@ -277,7 +277,7 @@ def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
 
 
 def saved_updates(folder: str | Path) -> list[int]:
-    """The updates of a run's complete checkpoints, ascending, from the names of their folders."""
+    """Updates of a run's complete checkpoints, ascending, from the names of their folders."""
     root = Path(folder) / "checkpoints"
     return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit()) if root.is_dir() else []
 
@@ -337,7 +337,7 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 @dataclass(frozen=True)
 class Status:
-    """The status written by the last process that trained a run."""
+    """Status written by the last process that trained a run."""
 
     update: int
     """Updates done at the time of writing."""
@@ -362,7 +362,7 @@ def write_status(folder: str | Path, status: Status) -> None:
 
 
 def read_status(folder: str | Path) -> Status | None:
-    """The status of a run; None if it has no valid status file, such as runs of earlier versions."""
+    """Status of a run; None if it has no valid status file, such as runs of earlier versions."""
     try:
         return Status(**json.loads((Path(folder) / _STATUS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -58,12 +58,12 @@ def commit(*folders: str) -> str | None:
 
 
 def stamp(*folders: str) -> dict[str, Any]:
-    """The commit (null if unknown), versions and device of a result; see `commit`. Starts the JAX backend."""
+    """Commit (null if unknown), versions and device of a result; see `commit`. Starts the JAX backend."""
     return {"commit": commit(*folders), **versions(), "device": device()}
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that affect numerical results."""
+    """Versions of Python and of the packages that affect numerical results."""
     result = {"python": platform.python_version()}
     for name in ("llmrl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"):
         try:

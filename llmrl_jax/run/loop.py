@@ -36,7 +36,7 @@ Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 
 
 class RunStopped(RuntimeError):
-    """The run cannot continue: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, or an
+    """Run that cannot continue: a loss is not finite, a bound is exceeded, a checkpoint cannot be written, or an
     exchange failed."""
 
 

@@ -85,7 +85,7 @@ class SlurmConfig(Checked):
 
     @property
     def seconds(self) -> int:
-        """The time limit. **Raises:** `ValueError` for a format that sbatch does not accept."""
+        """Time limit. **Raises:** `ValueError` for a format that sbatch does not accept."""
         match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", self.time)
         if not match:
             raise ValueError(f"--slurm.time is {self.time!r}; MINUTES, H:MM:SS or D-HH:MM:SS is needed")

@@ -77,7 +77,7 @@ def needs_extra(error: ModuleNotFoundError) -> ModuleNotFoundError:
 def make_app(
     engine: Engine, *, key: str = "", limits: Limits | None = None, hosts: frozenset[str] | None = None
 ) -> Starlette:
-    """The application: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/score`, `/metrics` and `/health`.
+    """Application: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/score`, `/metrics` and `/health`.
 
     **Arguments:** `engine`, which is closed with the application; `key`, the API key that requests must send, except to
     `/health` (empty: none is needed); `limits`; `hosts`, the host names that requests may use, None for any. A server

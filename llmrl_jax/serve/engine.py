@@ -22,7 +22,7 @@ log = logging.getLogger("llmrl_jax.serve")
 
 
 class Busy(RuntimeError):
-    """The queue is full."""
+    """Request that is refused because the queue is full."""
 
     def __init__(self, waiting: int, limit: int, retry_after: int):
         super().__init__(f"{waiting} of at most {limit} requests are waiting; try again in {retry_after} s")
@@ -30,12 +30,12 @@ class Busy(RuntimeError):
 
 
 class Stopping(RuntimeError):
-    """The engine is closing or closed."""
+    """Request that is refused because the engine is closing or closed."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A prompt that waits for the device.
+    """Prompt that waits for the device.
 
     `listen` is called on the engine's thread and must return at once. It receives the samples so far, each time there
     are more, the last time with all of them finished; or an exception.
@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(eq=False)
 class Work:
-    """Any other work for the device, in parts: other requests run between two parts, and it can be cancelled there.
+    """Work other than completions, in parts: other requests run between two parts, and it can be cancelled there.
     `listen` receives each part, then `None`; or an exception, which is the last call."""
 
     parts: Iterator[Any]
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The numbers of waiting and of running jobs. A `Work` waits between its parts."""
+        """Numbers of waiting and of running jobs. A `Work` waits between its parts."""
         with self._state:
             running = [] if self._batch is None else [*zip(self._batch.jobs, self._batch.ended)]
             at_work = self._at_work is not None and not self._at_work.cancelled

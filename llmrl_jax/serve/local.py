@@ -40,7 +40,7 @@ WIDER_BYTES = 2 * 1024**3
 
 
 class LocalLlama:
-    """A chat model on this machine's devices (`ChatModel`), for use with the cache, the recorder and the budget.
+    """Chat model on this machine's devices (`ChatModel`), for use with the cache, the recorder and the budget.
 
     A request has the same meaning as for `llmrl serve`, including seeds: both give the same text, and the text does not
     depend on the other requests of the batch. Requests of one shape are answered in one batch. The common prefix of

@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt and its sampling options."""
+    """Prompt and its sampling options."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -67,7 +67,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sample:
-    """A continuation so far."""
+    """Continuation so far."""
 
     text: str
     """The text before the stop token or stop string. While it grows: the part that later tokens cannot change."""
@@ -85,7 +85,7 @@ class Sample:
 
 
 class ApiError(Exception):
-    """A refused request. The message goes to the client, so it contains nothing that the client did not send."""
+    """Refused request. The message goes to the client, so it contains nothing that the client did not send."""
 
     def __init__(
         self,
@@ -109,5 +109,5 @@ class ApiError(Exception):
         return named.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
     def body(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Error as JSON values."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}

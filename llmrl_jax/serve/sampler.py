@@ -36,7 +36,7 @@ class Sampler:
         self._shared: tuple[int, ...] = ()
 
     def check(self, ask: Ask) -> Ask:
-        """The checked request. **Raises:** `ContextOverflow`, or `ValueError` if `n` is more than a batch holds."""
+        """Checked request. **Raises:** `ContextOverflow`, or `ValueError` if `n` is more than a batch holds."""
         prompt, limit = len(ask.tokens), self.served.context
         if prompt + ask.sampling.max_tokens > limit:
             left = limit - prompt
@@ -53,16 +53,16 @@ class Sampler:
         return ask
 
     def group(self, ask: Ask) -> Hashable:
-        """The part of the shape that all requests of a batch must share."""
+        """Part of the shape that all requests of a batch must share."""
         ladder = self.programs.ladder
         return ladder.samples(ask.sampling.n), ladder.length(len(ask.tokens))
 
     def capacity(self, ask: Ask) -> int:
-        """The number of requests like this one that fit into a batch."""
+        """Number of requests like this one that fit into a batch."""
         return max(1, self.max_batch // self.programs.ladder.samples(ask.sampling.n))
 
     def batches(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """The indices of requests per batch, in the order of each batch's first request."""
+        """Indices of requests per batch, in the order of each batch's first request."""
         groups: dict[Hashable, list[int]] = {}
         for i, ask in enumerate(asks):
             groups.setdefault(self.group(ask), []).append(i)
@@ -70,7 +70,7 @@ class Sampler:
         return [g[i : i + sizes[name]] for name, g in groups.items() for i in range(0, len(g), sizes[name])]
 
     def prefix(self, asks: Sequence[Ask]) -> Prefix | None:
-        """The common prefix of all prompts, computed; None if that is not worth a program: less than `SHARED` tokens.
+        """Common prefix of all prompts, computed; None if that is not worth a program: less than `SHARED` tokens.
 
         The last prefix is kept and returned again while all prompts begin with it, so that requests that differ at
         their ends only, asked at different times, share one."""

@@ -54,7 +54,7 @@ class Scorer:
     def encode(
         self, prompt: str | Sequence[int], candidate: str | Sequence[int], tokens: list[int] | None = None
     ) -> Pair:
-        """A pair from texts or tokens.
+        """Pair from texts or tokens.
 
         A candidate's tokens are those that it adds to the prompt's. If the tokenizer merges across the boundary, they
         are those of the candidate alone.
@@ -72,7 +72,7 @@ class Scorer:
         return self.pair(tokens, self.served.tokenizer.encode(candidate))
 
     def run(self, pairs: Sequence[Pair]) -> Iterator[list[list[float]]]:
-        """The log-probability of each token of each candidate, a piece at a time, in order.
+        """Log-probability of each token of each candidate, a piece at a time, in order.
 
         Prompts are computed once for all pieces that follow with the same ones."""
         start, read = 0, None

@@ -31,7 +31,7 @@ class ContextOverflow(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A language model with its tokenizer and chat template."""
+    """Language model with its tokenizer and chat template."""
 
     name: str
     """Name that requests use."""
@@ -110,14 +110,14 @@ class Served:
 
     @cached_property
     def byte_tokens(self) -> frozenset[int]:
-        """The tokens that are one byte each (`<0x0A>`), where the tokenizer decodes them so, as Llama 2's does."""
+        """Tokens that are one byte each (`<0x0A>`), where the tokenizer decodes them so, as Llama 2's does."""
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         tokens = {name: self.tokenizer.backend.token_to_id(name) for name in names}
         present = {name: token for name, token in tokens.items() if token is not None}
         return frozenset(token for name, token in present.items() if self.tokenizer.decode([token]) != name)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
+        """Tokens of a text to continue, after what the tokenizer puts before a text (`FastTokenizer.encode_start`).
 
         **Raises:** `ValueError` where there is none, or a word that the tokenizer does not have."""
         self.refuse_early(text)
@@ -126,7 +126,7 @@ class Served:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
     ) -> list[int]:
-        """The tokens of a conversation up to where the assistant's answer begins.
+        """Tokens of a conversation up to where the assistant's answer begins.
 
         **Arguments:** `variables`, of the template, such as `enable_thinking`: texts, numbers and booleans.
         **Raises:** `ValueError` where the model has no chat template, or that refuses the messages."""
@@ -152,7 +152,7 @@ class Served:
                 )
 
     def check(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens. **Raises:** `ValueError` where there is none, or one outside of the vocabulary."""
+        """Tokens. **Raises:** `ValueError` where there is none, or one outside of the vocabulary."""
         if not tokens:
             raise ValueError("the prompt is empty, and the tokenizer has no beginning-of-sequence token to start from")
         low, high, vocab = min(tokens), max(tokens), self.model.config.vocab_size

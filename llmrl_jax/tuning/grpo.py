@@ -79,7 +79,7 @@ class GRPOConfig(Checked):
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> config = lr.GRPOConfig(prompts=4, group=8, max_new_tokens=16, kl_coef=0.01)
+    >>> config = lr.tuning.GRPOConfig(prompts=4, group=8, max_new_tokens=16, kl_coef=0.01)
     >>> config.prompts * config.group  # continuations of an update
     32
     ```
@@ -292,8 +292,8 @@ def make_grpo(
     >>> prompts = lr.tuning.pad_prompts([tokenizer.encode(text) for text in questions], tokenizer.pad_id)
     >>> red = tokenizer.encode("red")[0]
     >>> reward = lambda result, rows: jnp.mean(result.tokens == red, axis=-1)  # float32 [prompts, group]
-    >>> config = lr.GRPOConfig(prompts=2, group=2, max_new_tokens=4)
-    >>> learner = lr.make_grpo(config, model, variables, prompts, reward)
+    >>> config = lr.tuning.GRPOConfig(prompts=2, group=2, max_new_tokens=4)
+    >>> learner = lr.tuning.make_grpo(config, model, variables, prompts, reward)
     >>> state = learner.init(jax.random.key(0))
     >>> "first_ratio_error" in jax.eval_shape(learner.update, state)[1]
     True
@@ -493,7 +493,7 @@ class GRPO:
 def make_reward_evaluation(
     config: GRPOConfig, model: Llama, prompts: Prompts, reward: Reward, *, stops: StopStrings | None = None
 ) -> Callable[[GRPOState, jax.Array], dict[str, float]]:
-    """The mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
+    """Mean reward on held-out prompts: `evaluate(state, key) -> {reward, length, unfinished}`, and the parts of the
     reward if it has any.
 
     **Arguments:** as for `make_grpo`; one continuation is sampled per prompt, `config.prompts` prompts at a time.

@@ -19,7 +19,7 @@ def token_log_probs(
     chunk: int = 0,
     temperature: Any = 1.0,
 ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """The log-probability of each target under the head's softmax, and the softmax's entropy.
+    """Log-probability of each target under the head's softmax, and the softmax's entropy.
 
     **Arguments:** `model`, `variables`; `hidden`, states after the last norm; `targets`; `chunk`, positions whose
     logits are in memory at once, which must divide `S` (0: all): the backward pass recomputes each chunk's logits, so

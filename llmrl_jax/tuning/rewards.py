@@ -100,7 +100,7 @@ def check_response(reward: str, row: Mapping[str, Any], name: str) -> None:
 
 
 def load_reward(name: str) -> TextReward:
-    """A reward by its name in `REWARDS`, or as `FILE.py:FUNCTION` or `package.module:FUNCTION`.
+    """Reward by its name in `REWARDS`, or as `FILE.py:FUNCTION` or `package.module:FUNCTION`.
 
     The file or module is the user's own program and is executed: it is named on the command line and never by a model,
     a checkpoint or the data.
@@ -119,7 +119,7 @@ def load_reward(name: str) -> TextReward:
 
 
 class RewardError(ValueError):
-    """A reward's function that raised an error, or gave something other than a finite number for each text."""
+    """Function of a reward that raised an error, or gave something other than a finite number for each text."""
 
 
 def rate(
@@ -191,7 +191,7 @@ def from_text(
     stops: StopStrings | None = None,
     shape: tuple[int, ...] = (),
 ) -> FromText:
-    """A Python function on text, inside jit: the device waits for the host.
+    """Python function on text, inside jit: the device waits for the host.
 
     **Arguments:** `function(prompts, completions, rows)`, which returns an array of `shape` for each completion, and
     is deterministic (a resumed run relies on it); `tokenizer`; `rows`, the data, whose `prompt` is passed on; `stops`,
@@ -241,7 +241,7 @@ class FromText:
 def text_reward(
     function: TextReward, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stops: StopStrings | None = None
 ) -> FromText:
-    """A Python function on text as a `Reward`, see `from_text`: a finite number for each completion."""
+    """Python function on text as a `Reward`, see `from_text`: a finite number for each completion."""
     return FromText(function, tokenizer, rows, stops, (), finite=True)
 
 

@@ -25,12 +25,12 @@ RESERVED = ("messages", "add_generation_prompt", *LISTS)
 
 
 class DataError(ValueError):
-    """A row that cannot be used; the message names the file and the line."""
+    """Row that cannot be used; the message names the file and the line."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row as tokens."""
+    """Row as tokens."""
 
     tokens: list[int]
     learn: list[bool]
@@ -38,7 +38,7 @@ class Example:
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a `.jsonl` or `.parquet` file, each with its name for errors (`file.jsonl:12`, counted from 1).
+    """Rows of a `.jsonl` or `.parquet` file, each with its name for errors (`file.jsonl:12`, counted from 1).
 
     **Raises:** `FileNotFoundError`; `DataError` for another kind of file, an encoding other than UTF-8, a line that is
     not a JSON object, or a file that is no parquet.
@@ -142,7 +142,7 @@ def _row(name: str) -> Iterator[None]:
 def encode_row(
     row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate | None = None
 ) -> Example:
-    """The tokens of one row.
+    """Tokens of one row.
 
     The tokens begin with those of the prompt (`encode_prompt`), whatever follows it; see `FastTokenizer.encode_parts`.
 
@@ -178,7 +178,7 @@ def encode_row(
 def encode_prompt(
     row: Mapping[str, Any], name: str, tokenizer: FastTokenizer, template: ChatTemplate | None = None
 ) -> tuple[str, list[int]]:
-    """The prompt of a row as text and as tokens: its `prompt`, or its `messages` up to the assistant's turn.
+    """Prompt of a row as text and as tokens: its `prompt`, or its `messages` up to the assistant's turn.
 
     **Arguments:** as for `encode_row`; the row's other fields are for the reward.
     **Returns:** the text, and its tokens after what the tokenizer puts before a text (chat templates write it).

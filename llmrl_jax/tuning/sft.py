@@ -48,7 +48,7 @@ class SFTConfig(Checked):
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> lr.SFTConfig(batch_size=4, learning_rate=1e-3).batch_size
+    >>> lr.tuning.SFTConfig(batch_size=4, learning_rate=1e-3).batch_size
     4
     ```
     """
@@ -209,7 +209,7 @@ def make_sft(
     >>> rows = [{"prompt": "what colour is blood ?", "response": " red"}, {"prompt": "the sky ?", "response": " blue"}]
     >>> examples = [lr.tuning.encode_row(row, f"row {i}", tokenizer) for i, row in enumerate(rows)]
     >>> data = lr.tuning.pack(examples, 16, several=False)
-    >>> learner = lr.make_sft(lr.SFTConfig(batch_size=2), model, variables, data, updates=10)
+    >>> learner = lr.tuning.make_sft(lr.tuning.SFTConfig(batch_size=2), model, variables, data, updates=10)
     >>> state = learner.init(jax.random.key(0))
     >>> sorted(state.params), "loss" in jax.eval_shape(learner.update, state)[1]
     (['layers'], True)
@@ -300,7 +300,7 @@ class SFT:
 
 
 def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int = 0) -> Callable[[Any, Any], dict]:
-    """The loss on held-out rows: `evaluate(state, key) -> {loss, perplexity, taught_tokens}`.
+    """Loss on held-out rows: `evaluate(state, key) -> {loss, perplexity, taught_tokens}`.
 
     **Arguments:** `model`; `data`; `batch_size`, rows at a time (the last batch is filled up with empty rows).
     """

@@ -21,11 +21,11 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 class TemplateError(ValueError):
-    """A chat template that cannot be parsed, that rejects its arguments, or that does not end."""
+    """Chat template that cannot be parsed, that rejects its arguments, or that does not end."""
 
 
 class ChatTemplate:
-    """A function from messages to the text that the model was trained on.
+    """Function from messages to the text that the model was trained on.
 
     Templates are Jinja programs distributed with a model. They run in Jinja's immutable sandbox, in which they can
     only read their arguments; they have no access to Python. They have the functions, blocks and variables that
@@ -62,7 +62,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, choice: str = "", *, date: datetime | None = None) -> ChatTemplate | None:
-        """The template of a model, from `chat_template.jinja` or `tokenizer_config.json` of its folder, or from a GGUF
+        """Template of a model, from `chat_template.jinja` or `tokenizer_config.json` of its folder, or from a GGUF
         file; None without one.
 
         **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template; `date`,
@@ -93,7 +93,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
-        """The names of the variables that the template may read."""
+        """Names of the variables that the template may read."""
         from jinja2 import meta
 
         return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
@@ -109,7 +109,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = False, **variables: Any
     ) -> str:
-        """The text of a conversation. As in transformers, a key of a message whose value is None is left out.
+        """Text of a conversation. As in transformers, a key of a message whose value is None is left out.
 
         **Arguments:** `variables`, of the template: `tools`, `documents`, its options.
         **Raises:** `TemplateError` if the template rejects the conversation, fails, violates the sandbox, or exceeds
@@ -145,7 +145,7 @@ class ChatTemplate:
     def encode(
         self, tokenizer: FastTokenizer, messages: Sequence[Mapping[str, Any]], /, **variables: Any
     ) -> tuple[str, list[int]]:
-        """A conversation up to where the assistant's answer begins, as text and as tokens: those with which a row that
+        """Conversation up to where the assistant's answer begins, as text and as tokens: those with which a row that
         holds the answer begins, too. **Arguments** and **Raises** as `render`."""
         text = self.render(messages, add_generation_prompt=True, **variables)
         before = self.render(messages, **variables)
@@ -156,7 +156,7 @@ class ChatTemplate:
         return text, [token for ids, _ in encoded for token in ids]
 
     def parts(self, text: str, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[str]:
-        """The rendered text of a conversation in parts, one more than answers that the model begins after reading the
+        """Rendered text of a conversation in parts, one more than answers that the model begins after reading the
         text up to there: each part but the first begins with an answer."""
         borders = [0]
         for i, message in enumerate(messages):

@@ -42,7 +42,7 @@ def _variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a run trains, and how it is judged.
+    """Environment, learner and evaluation of a run.
 
     `train` trains it, `load` and `evaluate` read it from its run's folder.
 
@@ -92,7 +92,7 @@ class Experiment:
     """What the learner's steps are called."""
 
     def key(self, seed: int) -> jax.Array:
-        """The key of held-out episodes."""
+        """Key of held-out episodes."""
         return jax.random.fold_in(jax.random.key(seed), self.held_out)
 
     def results(self, state: Any, key: jax.Array, episodes: int) -> Results:

@@ -57,7 +57,7 @@ class Loaded:
 
 
 def load(folder: str | Path, checkpoint: int = -1) -> Loaded:
-    """A run's experiment with the state of a checkpoint, by update number (-1: the newest).
+    """Experiment of a run with the state of a checkpoint, by update number (-1: the newest).
 
     **Raises:** as `settings_of`; `FileNotFoundError` for a missing checkpoint.
     **Returns:** `Loaded`: `experiment`, `state`, `update`, and `act`, the most likely actions.

@@ -139,7 +139,8 @@ class GrpoRun(Tuned):
 
     ```pycon
     >>> import llmrl_jax as lr
-    >>> config = lr.GrpoRun(model="tiny", data="rows.jsonl", reward="exact", grpo=lr.GRPOConfig(max_new_tokens=4))
+    >>> grpo = lr.tuning.GRPOConfig(max_new_tokens=4)
+    >>> config = lr.GrpoRun(model="tiny", data="rows.jsonl", reward="exact", grpo=grpo)
     >>> config.updates
     100
     ```
@@ -292,7 +293,8 @@ def sft(config: TuneConfig) -> RunResult:
     >>> import json, pathlib, llmrl_jax as lr
     >>> rows = [{"prompt": f"what colour is {thing} ?", "response": " red"} for thing in ("blood", "grass", "the sky")]
     >>> _ = pathlib.Path("rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-    >>> options = {"length": 16, "pack": False, "sft": lr.SFTConfig(batch_size=3), "run": lr.RunConfig(name="red")}
+    >>> config = lr.tuning.SFTConfig(batch_size=3)
+    >>> options = {"length": 16, "pack": False, "sft": config, "run": lr.RunConfig(name="red")}
     >>> result = lr.sft(lr.TuneConfig(model="tiny", data=pathlib.Path("rows.jsonl"), **options))
     >>> result.update, sorted(path.name for path in result.folder.glob("adapter*/*.safetensors"))
     (1, ['adapter_model.safetensors'])
@@ -367,7 +369,8 @@ def grpo(config: GrpoRun) -> RunResult:
     ```pycon
     >>> import pathlib, llmrl_jax as lr
     >>> _ = pathlib.Path("questions.jsonl").write_text('{"prompt": "what colour is blood ?", "response": "red"}\\n')
-    >>> options = {"grpo": lr.GRPOConfig(prompts=1, group=2, max_new_tokens=4), "run": lr.RunConfig(name="answers")}
+    >>> config = lr.tuning.GRPOConfig(prompts=1, group=2, max_new_tokens=4)
+    >>> options = {"grpo": config, "run": lr.RunConfig(name="answers")}
     >>> config = lr.GrpoRun(model="tiny", data=pathlib.Path("questions.jsonl"), reward="exact", updates=1, **options)
     >>> result = lr.grpo(config)
     >>> result.update, result.steps  # completions

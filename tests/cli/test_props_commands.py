@@ -83,7 +83,7 @@ def test_a_published_file_runs_unchanged(tmp_path, capsys):
     [
         (["--tasks", "cartpol"], "'cartpol'"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["--chat.base-url", "http://127.0.0.1:1/v1"], "in this process"),
+        (["--chat.base-url", "http://127.0.0.1:1/v1"], "this process"),
         (["--chat.template", "plain"], "'scripted'"),
         (["--seeds", "0"], "seeds is 0"),
     ],

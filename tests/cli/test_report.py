@@ -183,9 +183,9 @@ def test_runs_without_metrics_are_listed(two_settings):
 
 def test_bad_input(two_settings, capsys):
     for args, message in (
-        ([], "folders of runs"),
+        ([], "of runs"),
         (["runs/q"], "runs/q"),
-        (["runs", "runs/b"], "each run once"),
+        (["runs", "runs/b"], "run once"),
         (["runs/b", "--metrics", "nope"], "'nope'"),
         (["runs/b", "--out", "a.png"], ".png"),
         (["runs/b", "--out", "runs/b/config.json"], "exists already"),

@@ -44,6 +44,13 @@ PACKAGES = (
 MODULES = {"envs_jax": {"babyai", "control", "housekeep", "mujoco", "spaces", "textgames", "toytext"}}
 MODULES["llmrl_jax"] = {"agents", "chat", "data", "lm", "rl", "run", "tuning"}
 """Public names that are packages or modules, by package."""
+STOP_WORDS = set(
+    """
+    a all an and any as at both but by each every for from here how if in it its no of on one or some that the their
+    there these they this those three to two what when where whether which who whose why with without
+    """.split()
+)
+"""Words that begin no docstring: it begins with a noun or a verb."""
 EXAMPLE = re.compile(r"^```pycon\n(.*?)^```$", re.M | re.S)
 FIRST = ("load_model", "read_data", "train")
 
@@ -80,6 +87,11 @@ def test_lazy_names_are_those_of_type_checkers(package):
         assert inspect.ismodule(value) == (name in MODULES.get(package, ())), name
 
 
+def test_names_that_are_not_listed_any_more():
+    assert llmrl_jax.network_policy is llmrl_jax.rl.network_policy
+    assert llmrl_jax.make_sft is llmrl_jax.tuning.make_sft
+
+
 def test_a_submodule_does_not_hide_the_function_of_its_name():
     for name in ("generate", "quantize", "score"):
         module = importlib.import_module(f"llmrl_jax.lm.{name}")
@@ -95,6 +107,30 @@ def test_every_public_name_has_a_page(package):
     assert sorted(entry.split(".")[-1] for entry in entries) == public(package)  # `score.score` beside a module `score`
 
 
+def documented(package: str) -> Iterator[tuple[str, str | None]]:
+    """`(name, docstring)` of a package, its public classes and functions, and the public methods of the classes."""
+    module = importlib.import_module(package)
+    yield package, inspect.getdoc(module)
+    for name in public(package):
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            yield f"{package}.{name}", value.__doc__
+        for key, member in vars(value).items() if inspect.isclass(value) else ():
+            member = getattr(member, "__func__", member)
+            if (inspect.isfunction(member) or isinstance(member, property)) and key[0] != "_" and member.__doc__:
+                yield f"{package}.{name}.{key}", member.__doc__
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_begin_with_a_noun_or_a_verb(package):
+    for name, text in documented(package):
+        assert text, name
+        summary = text.strip().split("\n\n")[0].rstrip()
+        word = re.split(r"[\s,:;.]", summary)[0]
+        assert word.lower() not in STOP_WORDS, (name, summary)
+        assert summary[-1] == "." and not summary.startswith(f"{name.rpartition('.')[2]}("), (name, summary)
+
+
 def test_every_package_with_public_names_is_listed():
     with_names = {
         ".".join(path.parent.relative_to(ROOT).parts)
@@ -104,10 +140,23 @@ def test_every_package_with_public_names_is_listed():
     assert with_names - {"llmrl_jax.lm.gguf"} == set(PACKAGES) - {"envs_jax"}
 
 
-def example(name: str) -> str:
-    """The example of a public name of `llmrl_jax`."""
-    (block,) = EXAMPLE.findall(inspect.getdoc(getattr(llmrl_jax, name)) or "")
+def example(name: str, package: str = "llmrl_jax") -> str:
+    """The example of a public name."""
+    (block,) = EXAMPLE.findall(inspect.getdoc(getattr(importlib.import_module(package), name)) or "")
     return block
+
+
+def with_examples() -> list[tuple[str, str]]:
+    """`(package, name)` of what has an example: every name of `llmrl_jax`, and some of its packages."""
+    examples = {id(getattr(llmrl_jax, name)): ("llmrl_jax", name) for name in public("llmrl_jax")}
+    for package in PACKAGES[1:]:
+        module = importlib.import_module(package)
+        for name in public(package):
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                if EXAMPLE.search(inspect.getdoc(value) or ""):
+                    examples.setdefault(id(value), (package, name))
+    return sorted(examples.values())
 
 
 class Shown(doctest.OutputChecker):
@@ -117,10 +166,10 @@ class Shown(doctest.OutputChecker):
         return not want or super().check_output(want, got, optionflags)
 
 
-def run(name: str) -> None:
+def run(name: str, package: str = "llmrl_jax") -> None:
     """Run an example. **Raises** `AssertionError` with the report of doctest."""
     report: list[str] = []
-    test = doctest.DocTestParser().get_doctest(example(name), {}, name, name, 0)
+    test = doctest.DocTestParser().get_doctest(example(name, package), {}, name, name, 0)
     doctest.DocTestRunner(Shown(), verbose=False).run(test, out=report.append)
     assert not report, "".join(report)
 
@@ -136,9 +185,9 @@ def folder(tmp_path_factory) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("name", sorted(set(public("llmrl_jax")) - set(FIRST)))
-def test_the_example_of(name, folder):
-    run(name)
+@pytest.mark.parametrize(("package", "name"), [x for x in with_examples() if x[1] not in FIRST])
+def test_the_example_of(package, name, folder):
+    run(name, package)
 
 
 @pytest.mark.parametrize("name", public("llmrl_jax"))

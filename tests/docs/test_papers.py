@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -43,3 +44,12 @@ def test_every_row_says_what_theirs_is():
     for system in SYSTEMS:
         for cells in rows(system):
             assert len(cells) == 6 and cells[0] and cells[3], cells
+
+
+def test_chance_in_balrog_is_as_recorded():
+    page = (ROOT / "docs" / "systems" / "balrog-results.md").read_text()
+    for path in (ROOT / "experiments" / "results" / "balrog_chance").glob("*.json"):
+        for task, row in json.loads(path.read_text())["results"].items():
+            low, mean, high = (100 * row[name] for name in ("progression_low", "progression", "progression_high"))
+            cells = f"`{task}` | {mean:.1f}% | [{low:.1f}, {high:.1f}] | {row['episodes']} | {row['steps']:,.0f} |"
+            assert f"| {cells}" in page, cells

@@ -115,7 +115,7 @@ def test_the_rule(tmp_path):
     ]
     run("page", found, tmp_path)
     assert (tmp_path / "out").read_text() == "hi\n"
-    with pytest.raises(AssertionError, match="block at line 1:(.|\n)*ZeroDivisionError"):
+    with pytest.raises(AssertionError, match="line 1:(.|\n)*ZeroDivisionError"):
         run("page", blocks("```python\n1/0\n```\n"), tmp_path)
 
 

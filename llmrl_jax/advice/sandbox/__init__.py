@@ -1,4 +1,4 @@
-"""The gate for programs that a language model wrote: text in, a trusted program or a reason out."""
+"""Gate for programs that a language model wrote: text in, a trusted program or a reason out."""
 
 from llmrl_jax.advice.sandbox.admission import admit, admit_many, code_block
 from llmrl_jax.advice.sandbox.program import Program

@@ -133,7 +133,7 @@ _PYTHON = ("python", "py", "python3")
 
 
 def code_block(reply: str) -> str:
-    """The one Python block of a reply without its thoughts, between lines of three backquotes; a block without a
+    """Python block of a reply without its thoughts, between lines of three backquotes; a block without a
     language counts only if no block is marked as Python.
 
     **Raises:** `SandboxError` if there is none, more than one, or one without an end.

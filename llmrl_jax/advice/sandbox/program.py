@@ -21,7 +21,7 @@ _LARGEST = 32 << 20
 
 
 class Program:
-    """A potential over windows, which runs inside jit, vmap, scan and shard_map, on CPUs and accelerators.
+    """Potential over windows, which runs inside jit, vmap, scan and shard_map, on CPUs and accelerators.
 
     Made by `admit` or `Program.load`, never from text.
 
@@ -57,7 +57,7 @@ class Program:
         return self.spec.window
 
     def raw(self, obs: Any, past_obs: Any, past_actions: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """As `__call__`, without the guarantee that values are finite and bounded."""
+        """Compute `__call__` without the guarantee that values are finite and bounded."""
         flat = [jnp.asarray(x)[None] for x in self.spec.flat(obs, past_obs, past_actions)]
         potential, *components = (x[0] for x in self._call(*flat))
         return potential, dict(zip(self.components, components))

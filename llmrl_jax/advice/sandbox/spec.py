@@ -15,7 +15,7 @@ from llmrl_jax.core.checks import Checked, In, PositiveInt
 
 
 class SandboxError(ValueError):
-    """A program that is refused. The message is written for the author of the program, a language model included.
+    """Program that is refused. The message is written for the author of the program, a language model included.
 
     **Arguments:** `reason`; `line`, the line of the source, from 1, or None where no single line is the cause;
     `source`, from which the line is quoted.
@@ -36,7 +36,7 @@ def lines_of(source: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Limits(Checked):
-    """The limits of one admission. Sizes of arrays are those of one window, without the batch.
+    """Limits of one admission. Sizes of arrays are those of one window, without the batch.
 
     **Raises:** `ValueError` for a limit that is not positive.
     """
@@ -105,14 +105,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Spec:
-    """The inputs of a program: the observation's parts, ordered by name, and the window."""
+    """Inputs of a program: the observation's parts, ordered by name, and the window."""
 
     parts: tuple[Part, ...]
     window: int
     """Earlier observations and actions, K."""
 
     def inputs(self, batch: tuple[Any, ...] = ()) -> list[jax.ShapeDtypeStruct]:
-        """The flat inputs of the exported program: each part now, each part `[K, ...]` earlier, actions `[K]`."""
+        """Flat inputs of the exported program: each part now, each part `[K, ...]` earlier, actions `[K]`."""
         now = [jax.ShapeDtypeStruct((*batch, *p.shape), p.program_dtype) for p in self.parts]
         past = [jax.ShapeDtypeStruct((*batch, self.window, *p.shape), p.program_dtype) for p in self.parts]
         return [*now, *past, jax.ShapeDtypeStruct((*batch, self.window), jnp.int32)]
@@ -126,7 +126,7 @@ class Spec:
         return now, past, flat[2 * n]
 
     def flat(self, obs: Any, past_obs: Any, past_actions: Any, leading: int = 0) -> list[Any]:
-        """The flat inputs of `(obs, past_obs, past_actions)` as the world gives them; parts that the program does not
+        """Flat inputs of `(obs, past_obs, past_actions)` as the world gives them; parts that the program does not
         see are ignored.
 
         **Arguments:** `leading`, the number of batch dimensions, whose sizes are not checked.
@@ -169,7 +169,7 @@ class Spec:
 
 
 def spec_of(observation: Any, window: int = 5, parts: Sequence[str] | None = None) -> Spec:
-    """The inputs of programs for the world of an observation.
+    """Inputs of programs for the world of an observation.
 
     **Arguments:** `observation`, a dict of arrays or an array, without a batch; `window`, K; `parts`, the parts that
     programs see; None: all that are numbers, without captions (`text`, `mission`) and keys.

@@ -140,8 +140,12 @@ def fixed_scale(potential: Any, windows: Windows) -> tuple[float, dict[str, floa
 
 FORMAT = 1
 MANIFEST, PINNED = "potential.json", "potential.sha256"
-_PUBLISHED = {"code-final.py": "code --program FILE", "goal_index.json": "goals --library FOLDER"}
-"""Files of the published programs -> the command that makes a potential of them."""
+_PUBLISHED = {
+    "code-final.py": "`llmrl bkrl code --program FILE` reads it",
+    "goal_index.json": "`llmrl bkrl goals --library FOLDER` reads it",
+    "best_model.pt": "its weights are not read; `llmrl bkrl prefer --labels FILE` fits a model to answers",
+}
+"""Files that the published programs write, which `--pretrain_path` names -> the way to a potential."""
 Kind = Literal["bk-code", "bk-pref", "bk-goal"]
 
 
@@ -215,8 +219,8 @@ def load_manifest(folder: str | Path, kind: str = "") -> Manifest:
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
-        published = [command for name, command in _PUBLISHED.items() if (folder / name).is_file()]
-        remedy = f"; its files are published ones, which `llmrl bkrl {published[0]}` reads" if published else ""
+        published = [name for name in _PUBLISHED if (folder / name).is_file() or folder.name == name]
+        remedy = f"; {published[0]} is the published program's: {_PUBLISHED[published[0]]}" if published else ""
         raise FileNotFoundError(
             f"there is no potential in {folder}: `llmrl bkrl code`, `prefer` and `goals` write them, with a {MANIFEST}"
             + remedy

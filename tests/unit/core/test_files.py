@@ -172,8 +172,8 @@ def test_what_cannot_be_written_is_known_before_and_nothing_is_made(tmp_path):
     files.check_writable(tmp_path, "--out", folder=True)
     files.check_writable(tmp_path / "new", "--out", folder=True)
     for path, how, error, message in (
-        (tmp_path, {}, IsADirectoryError, "--out.*is a folder"),
-        (tmp_path / "file" / "a.gif", {}, NotADirectoryError, r"--out.*a\.gif.*is a file"),
+        (tmp_path, {}, IsADirectoryError, "--out.*a folder"),
+        (tmp_path / "file" / "a.gif", {}, NotADirectoryError, r"--out.*a\.gif.*a file"),
         (tmp_path / "file", {"folder": True}, NotADirectoryError, r"--out.*/file\b"),
         (Path("/proc/a.gif"), {}, PermissionError, "/proc"),
     ):

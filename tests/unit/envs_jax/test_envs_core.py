@@ -40,7 +40,7 @@ def test_make_takes_options_in_the_id_and_by_keyword():
         ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps.*100.0"),
         ("Pendulum-v1?g=true", TypeError, "g.*True"),
         ("CartPole-v1?sutton_barto_reward=2", TypeError, "sutton_barto_reward.*2; true.*false"),
-        ("CartPol-v1", KeyError, "did you mean 'CartPole-v1'"),
+        ("CartPol-v1", KeyError, "mean 'CartPole-v1'"),
         ("BabyAI-GoToLocl-v0", KeyError, "BabyAI-GoToLocal-v0"),
         ("CartPole-v1?sutton_barto=true", TypeError, "'sutton_barto_reward'"),
     ],

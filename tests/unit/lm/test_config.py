@@ -79,7 +79,7 @@ def test_defaults_follow_from_the_sizes():
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*0.5"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
-        ({"rope_scaling": {"type": "liner", "factor": 2.0}}, "did you mean 'linear'"),
+        ({"rope_scaling": {"type": "liner", "factor": 2.0}}, "mean 'linear'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "needs 'factor'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "factr": 1}}, "'factr'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.*layers"),

@@ -119,7 +119,7 @@ def test_every_place_asks_the_tokenizer(bpe, name, tmp_path, monkeypatch):
     compiled = Prompt(Literal(prompt)).compile(tokenizer)
     assert np.asarray(compiled({})[0]).tolist() == start + head and compiled.top_token == max(head)
     check_vocabulary(compiled, max(head) + 1, "m")
-    with pytest.raises(ValueError, match=f"token {max(head)}.*0 to {max(head) - 1}:"):
+    with pytest.raises(ValueError, match=f"{max(head)}.*0 to {max(head) - 1}:"):
         check_vocabulary(compiled, max(head), "m")
     forced = [np.asarray(Prompt(Literal(prompt)).compile(tokenizer, bos=b)({})[0]).tolist() for b in (True, False)]
     assert forced == [[0, *head], head]

@@ -330,7 +330,7 @@ def test_the_wrong_command_names_the_right_one(tmp_path):
     right = f"{tmp_path}/b.*`llmrl lm other --run.resume {tmp_path}/b`"
     with pytest.raises(ValueError, match=right):
         train.prepare(["--run.resume", f"{tmp_path}/b"])
-    with pytest.raises(ValueError, match="toy train run.*`llmrl toy train"):
+    with pytest.raises(ValueError, match="toy train.*`llmrl toy train"):
         configs.load_config(Other, tmp_path / "a" / "config.json")
 
 

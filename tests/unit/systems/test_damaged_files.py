@@ -112,8 +112,8 @@ def test_the_record_of_the_committed_table_is_read():
     ("content", "message"),
     [
         ("{", "props-table.json.*JSON"),
-        ("{}", r"props-table\.json.*list of rows"),
-        ("[]", r"props-table\.json.*list of rows"),
+        ("{}", r"props-table\.json.*list"),
+        ("[]", r"props-table\.json.*list"),
         ('{"rows": [5]}', "1.*`rows`.*5"),
         ('{"rows": [{"task": "nim"}]}', "1.*`rows`"),
     ],

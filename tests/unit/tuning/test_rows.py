@@ -108,7 +108,7 @@ def test_rows_that_cannot_be_used(tokenizer, template, row, message):
 
 
 def test_messages_need_a_template(tokenizer):
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(DataError, match="chat template"):
         encode_row({"messages": [{"role": "assistant", "content": "x"}]}, "f:3", tokenizer)
 
 
@@ -229,7 +229,7 @@ def test_a_template_in_place_of_the_models_own(tmp_path):
 def test_a_template_that_is_not_jinja():
     with pytest.raises(TemplateError, match="Jinja.*1"):
         ChatTemplate("{% for %}", {})
-    with pytest.raises(TemplateError, match="Jinja: No filter named 'nope'"):
+    with pytest.raises(TemplateError, match="Jinja.*'nope'"):
         ChatTemplate("{{ messages | nope }}", {})
 
 
@@ -357,7 +357,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with unreadable(), pytest.raises(ValueError, match="tokenizer_config.json.*Permission denied"):
         ChatTemplate.load(tmp_path)
-    with pytest.raises(DataError, match="File name too long"):
+    with pytest.raises(DataError, match="too long"):
         list(read_rows(tmp_path / ("x" * 300 + ".jsonl")))
 
 

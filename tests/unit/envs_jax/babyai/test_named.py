@@ -67,7 +67,7 @@ def test_missions_name_the_target():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"target": "red bal"}, "did you mean 'red ball'"),
+        ({"target": "red bal"}, "mean 'red ball'"),
         ({"target": "random", "then": "blue box"}, "target.*'blue box'"),
         ({"then": "blue door"}, "'blue door'"),
         ({"verb": "goto"}, "verb.*'goto'"),

@@ -52,10 +52,12 @@ def test_a_published_program_is_converted_as_text(tmp_path):
 
 
 def test_published_folders_are_no_potentials_yet(tmp_path):
-    for name, option in (("code-final.py", "--program"), ("goal_index.json", "--library")):
+    options = {"code-final.py": "--program", "goal_index.json": "--library", "best_model.pt": "--labels"}
+    for name, option in options.items():
         (tmp_path / name).touch()
-        with pytest.raises(FileNotFoundError, match=option):
-            load_manifest(tmp_path)
+        for path in (tmp_path, tmp_path / name):
+            with pytest.raises(FileNotFoundError, match=f"{name}.*{option}"):
+                load_manifest(path)
         (tmp_path / name).unlink()
 
 

@@ -91,7 +91,7 @@ def test_a_spent_budget_loses_no_answer(tmp_path):
     assert len(judge.asked) == len(set(judge.asked)) == 6 and found.yes.sum() == 3  # a cup's only sample says yes
     replay = Cached("judge", tmp_path / "chat.sqlite", "replay")
     np.testing.assert_array_equal(closed_goals.ask_pairs(replay, items, places, {}).yes, found.yes)
-    with pytest.raises(ReplayMiss, match="sample 0.*'judge'.*a fork in/on the kitchen floor"):
+    with pytest.raises(ReplayMiss, match="0.*'judge'.*fork"):
         closed_goals.ask_pairs(replay, items, places, {"temperature": 0.5})
 
 

@@ -194,7 +194,7 @@ def test_what_cannot_be_cloned_is_refused(tmp_path, capsys):
         assert main([*run, *flags.split()]) == 2, flags
         assert said in capsys.readouterr().err
     assert main([*run, "--preset", "bc-demo", "--demos", str(tmp_path / "none.parquet")]) == 2
-    assert "file of demonstrations" in capsys.readouterr().err
+    assert "of demonstrations" in capsys.readouterr().err
 
 
 FLAGS = (

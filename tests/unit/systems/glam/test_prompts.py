@@ -285,5 +285,5 @@ def test_an_agent_is_given_another_prompt_and_keeps_the_rest(obs):
         prepare(glam, parse_test("tagged"))
     short = program()
     for name in ("goal_first", "no_action_list"):
-        with pytest.raises(NotTestable, match=f"{name}.*list of actions"):
+        with pytest.raises(NotTestable, match=f"{name}.*of actions"):
             prepare(short, parse_test(name))
