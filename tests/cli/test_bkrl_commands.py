@@ -162,7 +162,9 @@ ASKING = {
 """The commands that ask, with the kind of their potentials and small settings."""
 
 
-@pytest.mark.parametrize("command", ASKING)
+@pytest.mark.parametrize(
+    "command", [command if command == "code" else pytest.param(command, marks=pytest.mark.slow) for command in ASKING]
+)
 def test_crafter_has_every_potential(command, tmp_path):
     """From collected episodes to a potential that differs between windows."""
     data = crafter_played()

@@ -112,6 +112,7 @@ def test_finetuning_trains_a_part(run, tune, capsys):
     check_eval_and_play(out / name, capsys)
 
 
+@pytest.mark.slow
 def test_learning_from_recorded_play(run, capsys):
     """The agent's play is recorded, given other goals, and learned from; the run serves as a pretrained one."""
     out = run.parent
@@ -135,6 +136,7 @@ def test_learning_from_recorded_play(run, capsys):
     assert "llmrl ellm collect" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exploring_with_a_guide(run, capsys):
     out = run.parent
     args = f"--from {run} --task table --subgoals --steps 64 --run.name explored --run.out {out} --run.progress off"
