@@ -167,6 +167,7 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
     assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
     options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 680, "final_episodes": 4}
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")

@@ -92,6 +92,7 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     assert set(np.asarray(state.extra["elite"])) == set(np.argsort(errors)[:2])
 
 
+@pytest.mark.slow
 def test_rollouts_are_not_computed_in_every_step():
     """XLA moves out of a loop what does not depend on its turn: the step's own computation would then have them."""
     config = dataclasses.replace(SMALL, rollouts=37)  # a size of nothing else

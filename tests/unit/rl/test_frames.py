@@ -268,6 +268,7 @@ def test_dqn_learns_the_same_from_frames_held_once():
     assert whole.replay.items.obs["image"].shape == (24, 8, 4, 3) and not once.replay.items.obs
 
 
+@pytest.mark.slow
 def test_frames_are_split_over_eight_devices():
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     (one, _), (eight, _) = learned(1, True), learned(1, True, mesh)
