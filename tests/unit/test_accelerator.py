@@ -242,6 +242,7 @@ def test_what_another_run_measured_is_measured_again_and_a_part_that_cannot_be_l
     assert stubs.begun == 2
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_all_ends_when_the_time_is_over(tmp_path, monkeypatch):
     stubs = Stubs(tmp_path, monkeypatch, "[('a', hang), ('b', measured)]")

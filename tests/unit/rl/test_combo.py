@@ -60,6 +60,7 @@ def test_the_loss_of_the_model_by_hand():
     np.testing.assert_allclose(error, [np.mean((mean - wanted) ** 2)], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     method = COMBO(SMALL, LINE)
     learner = make_offline(method, SMALL, record(), LINE, table=TABLE)

@@ -281,6 +281,7 @@ def test_frames_are_split_over_eight_devices():
             assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, wanted[0]), leaf.ndim), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_every_frame(tmp_path):
     """Saved in mid-episode and restored into a new state: the same bits, and the same next update."""
     (state, _), (other, update) = learned(4, True), programs(True)

@@ -432,6 +432,7 @@ def test_bcq_by_hand():
     np.testing.assert_allclose(same, np.broadcast_to(acted[:1], same.shape), atol=1e-6)  # of the state, not of the row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said, kept", [(-30.0, -4.0), pytest.param(30.0, 15.0, marks=pytest.mark.slow)])
 def test_bcq_bounds_its_deviation(said, kept):
     """The log of the autoencoder's deviation stays between -4 and 15, as in d3rlpy and in the authors' code."""

@@ -105,6 +105,7 @@ class Biased(NetworkPolicy):
         return distribution, value + frozen["bias"]
 
 
+@pytest.mark.slow
 def test_a_frozen_part_that_is_drawn_is_each_seeds_own():
     env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
     policy = Biased(env.action_space(params), hidden=(8,))
@@ -131,6 +132,7 @@ def check_frozen(learner, copies):
     assert_close(select_run(state, 1), alone, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_seeds_has_means_and_intervals_and_continues_exactly(tmp_path):
     both = vmap_learners(learner_of("ppo"), 3)
 
