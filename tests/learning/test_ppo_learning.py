@@ -51,6 +51,7 @@ def test_memory_solves_what_needs_memory():
     assert mean(with_memory, "episode_return", 5) > 0.95
 
 
+@pytest.mark.slow
 def test_without_memory_it_stays_unsolved():
     without, _ = train("Debug-Recall-v0", RECALL, 80, hidden=(16,))
     assert abs(mean(without, "episode_return", 20)) < 0.2

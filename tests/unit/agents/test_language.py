@@ -160,6 +160,7 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cloning_expects_over_the_noise():
     """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
     glam = program(FULL)
