@@ -197,7 +197,7 @@ def test_ppo_learns_in_crafter(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [command if command == "prefer" else pytest.param(command, marks=pytest.mark.slow) for command in ASKING]
+    "command", [command if command == "goals" else pytest.param(command, marks=pytest.mark.slow) for command in ASKING]
 )
 def test_a_server_takes_the_place_of_the_scripted_adviser(command, out, server, capsys):
     """An OpenAI-compatible one, which gets the same prompts and answers in the same format."""

@@ -105,6 +105,8 @@ def test_finetuning_trains_a_part(run, tune, capsys):
     config = json.loads((out / name / "config.json").read_text())
     assert config["ellm"]["dqn"]["epsilon_start"] == 0.5 and config["task"] == "wood" and config["tune"] == tune
     assert (out / name / "summary.json").exists()
+    if tune == "linear":  # as of any other run; the slow case looks at it
+        return
     more = ["--run.resume", str(out / name), "--steps", "96", "--run.progress", "off"]
     assert main(["ellm", "finetune", *more]) == 0
     assert json.loads((out / name / "summary.json").read_text())["steps"] == 96
