@@ -232,6 +232,7 @@ def test_heads_start_where_they_say(world, states):
     )
 
 
+@pytest.mark.slow
 def test_it_learns_to_carry_out_instructions():
     """A line world whose instruction says which way: imagined episodes obey it, and move as the world does."""
     data, chosen = walks(96, seed=1)
