@@ -162,7 +162,9 @@ ASKING = {
 """The commands that ask, with the kind of their potentials and small settings."""
 
 
-@pytest.mark.parametrize("command", ASKING)
+@pytest.mark.parametrize(
+    "command", [command if command == "code" else pytest.param(command, marks=pytest.mark.slow) for command in ASKING]
+)
 def test_crafter_has_every_potential(command, tmp_path):
     """From collected episodes to a potential that differs between windows."""
     data = crafter_played()
@@ -194,7 +196,9 @@ def test_ppo_learns_in_crafter(tmp_path):
         assert found[f"{how}/success"] == pytest.approx(found[f"{how}/episode_return"], abs=1e-6)
 
 
-@pytest.mark.parametrize("command", ASKING)
+@pytest.mark.parametrize(
+    "command", [command if command == "goals" else pytest.param(command, marks=pytest.mark.slow) for command in ASKING]
+)
 def test_a_server_takes_the_place_of_the_scripted_adviser(command, out, server, capsys):
     """An OpenAI-compatible one, which gets the same prompts and answers in the same format."""
     adviser = {"code": ScriptedCoder, "prefer": ScriptedJudge, "goals": ScriptedGoals}[command](world_of(world()))

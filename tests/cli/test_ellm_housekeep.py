@@ -51,6 +51,7 @@ def test_a_budget_that_ends_between_two_answers(tmp_path, capsys):
     assert (tmp_path / "poor" / "chat.jsonl").read_text().count("Should you store a honey dipper in/on the lobby") > 1
 
 
+@pytest.mark.slow
 def test_accuracy_of_the_scripted_adviser(tmp_path, capsys):
     """It answers by the shipped table, which is that of the world: every answer is right."""
     args = ["--env", "Housekeep-Task1-v0", "--run.out", str(tmp_path), "--run.name"]

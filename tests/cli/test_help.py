@@ -118,11 +118,13 @@ def test_every_help_is_made_without_jax(without_jax):
     assert {"", "glam", "glam train", "props run", "lm sft", "serve", "envs list"} <= set(without_jax["texts"])
 
 
+@pytest.mark.slow
 def test_every_help_is_that_of_the_real_packages(without_jax, with_jax):
     for name, text in with_jax["texts"].items():
         assert without_jax["texts"][name] == text, name
 
 
+@pytest.mark.slow
 def test_every_help_names_every_option(without_jax, with_jax):
     for name in set(with_jax["options"]) - {"dqn"}:
         options = with_jax["options"][name]
@@ -133,6 +135,7 @@ def test_every_help_names_every_option(without_jax, with_jax):
     assert "--run.seed" in with_jax["options"]["glam demo"] and "--seed" in with_jax["options"]["glam eval"]
 
 
+@pytest.mark.slow
 def test_help_describes_the_frequent_options_and_names_the_others(without_jax, with_jax):
     texts = without_jax["texts"]
     short, whole = texts["glam train --help"], texts["glam train"]
@@ -177,6 +180,7 @@ def test_help_keeps_to_the_width_and_breaks_lines_only_there(without_jax):
     assert all(len(line) > 90 for line in lines[start : start + 2])
 
 
+@pytest.mark.slow
 def test_every_frequent_option_exists(with_jax):
     assert "glam train" in with_jax["frequent"]
     for name, frequent in with_jax["frequent"].items():

@@ -78,6 +78,7 @@ def test_a_grounded_model_is_read_as_it_was_written(out):
         ground.load_model(out / "recorded")
 
 
+@pytest.mark.slow
 def test_grounding_goes_on_where_it_stopped(out):
     args = ["--data", str(out / "recorded"), *SMALL, "--sft.batch-size", "4", "--epochs", "2", "--held-out", "0.45"]
     args += [*QUIET, "--run.out", str(out), "--run.name", "stopped"]
@@ -90,6 +91,7 @@ def test_grounding_goes_on_where_it_stopped(out):
     assert summary_of(out / "stopped")["held_out/state"] == summary_of(out / "model")["held_out/state"]
 
 
+@pytest.mark.slow
 def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", "easy"]
     args += ["--episodes", "6", "--together", "2", "--run.out", str(out)]
@@ -115,7 +117,7 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     np.testing.assert_array_equal(found.obs["state"], whole.obs["state"] + moved)
 
 
-@pytest.mark.parametrize("level", ["rephrase", "easy"])
+@pytest.mark.parametrize("level", ["rephrase", pytest.param("easy", marks=pytest.mark.slow)])
 def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, capsys):
     here = ["--run.out", str(out)]
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
@@ -177,6 +179,7 @@ def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, c
     }
 
 
+@pytest.mark.slow
 def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_model(out, capsys):
     args = ["--data", str(out / "recorded"), "--run.out", str(out), "--grounded", str(out / "model")]
     for level in ("rephrase", "easy"):
@@ -197,6 +200,7 @@ def test_an_agent_learns_from_several_levels_with_the_words_of_the_grounded_mode
     assert "2:1:1" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys):
     args = [
         "--data",
@@ -232,6 +236,7 @@ def test_agents_learn_in_one_program_and_the_first_records_episodes(out, capsys)
     assert "llmrl rl train" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_an_agent_of_online_rl_records_episodes(out, capsys):
     """It sees the goal as a vector; what it records are observations with words, as of any other."""
     here = ["--run.out", str(out), "--run.name"]
@@ -258,6 +263,7 @@ def state_of(balls, goal):
     return empty.replace(balls=balls, goal=goal)
 
 
+@pytest.mark.slow
 def test_a_grounded_model_acts_and_one_with_returns_cannot_imagine(out, capsys):
     data = ["--dataset_path", str(out / "recorded"), "--run.out", str(out)]
     args = ["--pattern-num", "0", "--returns", "--epochs", "1", "--sft.batch-size", "4", "--held-out", "0"]
@@ -435,6 +441,7 @@ def test_episodes_begin_at_the_cases_of_a_file(cases):
         dataclasses.replace(world, cases=given).make("easy")
 
 
+@pytest.mark.slow
 def test_agents_are_tested_at_the_cases_of_a_file(out, cases, capsys):
     args = ["kalm", "test", str(out / "model"), "--episodes", "3", "--together", "3", "--cases", str(cases)]
     assert main([*args, "--levels", "rephrase"]) == 0
@@ -473,6 +480,7 @@ def test_tasks_of_published_files_are_ours():
         metaworld_goals({}, "real")
 
 
+@pytest.mark.slow
 def test_the_published_test_command(out):
     """Its folder is the value of a flag, and ours has none."""
     args = ["--level", "easy", "--model_path", str(out / "model"), "--episodes", "2", "--together", "2"]

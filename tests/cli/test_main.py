@@ -192,7 +192,17 @@ def test_defaults_may_depend_on_the_arguments(capsys, monkeypatch):
     assert call(capsys, "fake", "do", "--x", "5")[0] == 5
 
 
-def test_the_compilation_cache_is_on_by_default(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, ".cache/llmrl_jax"),
+        ({"LLMRL_COMPILATION_CACHE": "off"}, ""),
+        pytest.param({"LLMRL_COMPILATION_CACHE": "{}/other"}, "other", marks=pytest.mark.slow),
+        pytest.param({"JAX_COMPILATION_CACHE_DIR": "{}/theirs"}, "theirs", marks=pytest.mark.slow),
+    ],
+    ids=["default", "off", "ours", "theirs"],
+)
+def test_the_compilation_cache_is_on_by_default(tmp_path, given, folder):
     code = "import sys; from llmrl_jax.cli import main as cli; cli.main(['envs', 'list', 'CartPole']);"
     code += "assert not {'jax', 'numpy'} & set(sys.modules), 'envs list needs no jax';"
     code += f"cli.main(['runs', 'list', {str(tmp_path)!r}]);"
@@ -200,12 +210,9 @@ def test_the_compilation_cache_is_on_by_default(tmp_path):
     code += "print(jax.config.jax_compilation_cache_dir, jax.config.jax_enable_compilation_cache)"
     clean = {n: v for n, v in os.environ.items() if n not in ("JAX_COMPILATION_CACHE_DIR", "LLMRL_COMPILATION_CACHE")}
 
-    def found(**extra):
-        env = {**clean, "HOME": str(tmp_path), **extra}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-        return done.stdout.split()[-2:]
-
-    assert found() == [str(tmp_path / ".cache" / "llmrl_jax"), "True"]
-    assert found(LLMRL_COMPILATION_CACHE=str(tmp_path / "other")) == [str(tmp_path / "other"), "True"]
-    assert found(LLMRL_COMPILATION_CACHE="off")[1] == "False"
-    assert found(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))[0] == str(tmp_path / "theirs")
+    env = {**clean, "HOME": str(tmp_path), **{name: value.format(tmp_path) for name, value in given.items()}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    where, on = done.stdout.split()[-2:]
+    assert on == "False" if not folder else where == str(tmp_path / folder)
+    if folder != "theirs":
+        assert on == str(bool(folder))

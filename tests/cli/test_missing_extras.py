@@ -71,6 +71,7 @@ def test_a_missing_key_is_named_first(command, monkeypatch, tmp_path, capsys):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_a_method_that_asks_no_model_needs_no_server(monkeypatch, tmp_path):
     hide(monkeypatch, ["openai"])
     small = "--method ars --tasks nim --iterations 2 --episodes 2 --final-episodes 2".split()

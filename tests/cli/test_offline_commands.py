@@ -65,6 +65,7 @@ def test_a_run_is_kept_evaluated_and_continued_with_its_data_only(tmp_path, caps
     assert (folder / "eval-6.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_world_is_not_evaluated(tmp_path, capsys, file):
     sizes = ["--td3-bc.hidden", "8", "--td3-bc.gradient-steps", "2", "--td3-bc.batch-size", "4", "--steps", "2"]
     assert main(command(tmp_path, file, *sizes, algo="td3+bc")) == 0

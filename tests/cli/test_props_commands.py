@@ -137,6 +137,7 @@ def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["spent"]["calls"] == 6
 
 
+@pytest.mark.slow
 def test_a_search_that_fails_leaves_the_others_their_results(tmp_path, capsys):
     args = ["props", "run", "--tasks", "nim", "navigation", "--iterations", "2", *SMALL, "--run.out", str(tmp_path)]
     assert main([*args, "--run.name", "two", "--history.tokens", "120"]) == 1
@@ -166,6 +167,7 @@ def test_a_video_that_cannot_be_drawn_costs_nothing_else(tmp_path, capsys, monke
     assert (tmp_path / "one" / "summary.json").exists() and (tmp_path / "one" / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_numeric_search_goes_on_to_the_bit(tmp_path, capsys, monkeypatch):
     options = {"tasks": ("nim",), "methods": ("ars",), "seeds": 2, "budget": 680, "final_episodes": 4}
     table(**options, out=tmp_path / "whole", work=tmp_path / "whole")
@@ -237,6 +239,7 @@ def test_a_job_goes_on_though_one_search_had_ended_early(tmp_path):
             assert props.finish(tmp_path, PropsRun(), [], [shown | r for r in results], chat, stopped) == code
 
 
+@pytest.mark.slow
 def test_a_table_measures_anew_and_knows_what_it_measured(tmp_path, capsys, monkeypatch):
     options = {"tasks": ("nim",), "seeds": 1, "budget": 200, "out": tmp_path, "work": tmp_path}
     table(methods=("ars", "scripted"), final_episodes=4, **options)

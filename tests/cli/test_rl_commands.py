@@ -69,7 +69,8 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("env", ["Debug-Aim-v0", pytest.param("Debug-Catch-v0", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["Debug-Aim-v0", "Debug-Catch-v0"])
 def test_other_worlds_are_played(env, tmp_path, capsys):
     """Continuous actions; pictures."""
     options = ["--network.channels", "4"] if env == "Debug-Catch-v0" else []
@@ -78,6 +79,7 @@ def test_other_worlds_are_played(env, tmp_path, capsys):
     assert "everything is in" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_seeds_are_evaluated_compared_and_resumed(tmp_path, capsys):
     options = ["--run.out", str(tmp_path), "--steps", "64"]
     assert main(command("ppo", "CartPole-v1", *options, "--run.name", "both", "--seeds", "2", "--run.seed", "3")) == 0

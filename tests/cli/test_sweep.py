@@ -221,6 +221,7 @@ def test_metrics_of_the_table(capfd):
     assert "'nope'" in err and "greedy/episode_return" in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_resumes_its_job(folder):
     planned(POINTS)
     (folder / "wait").touch()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import envs_jax
 from envs_jax.wrappers import EpisodeStatistics
@@ -151,6 +152,16 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "ellm": ellm,
     **{f"agent, {name}": partial(writes, name) for name in get_args(Algorithm)},
 }
+
+
+def quickly(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
+    """Parameters of a test: those of `quick` as they are, the others of `names` slow."""
+    assert set(quick) <= set(names)
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+ONE_OF_EACH = ("ppo", "sac", "iql", "dqn, RND", "sft", "agent, gigpo")
+"""Learners of each kind of program, the cheapest of each."""
 
 
 def one_update(name: str) -> tuple[Callable[..., Any], Any]:

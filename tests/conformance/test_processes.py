@@ -20,7 +20,7 @@ from envs_jax.bridges import gymnasium as bridge
 from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm
-from tests.conformance.subjects import LEARNERS, first_of_each_kind, one_update
+from tests.conformance.subjects import LEARNERS, ONE_OF_EACH, first_of_each_kind, one_update, quickly
 from tests.conformance.test_settings import bits, program, types
 
 
@@ -80,7 +80,7 @@ def test_configurations_are_copied(name):
     assert all(made(config) == config for made in COPIES.values())
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
 def test_learners_are_copied(name):
     """By `cloudpickle`, as Ray, joblib and submitit do: schedules of optax are local functions."""
     learner = LEARNERS[name]()
@@ -161,7 +161,7 @@ def test_gymnasium_workers(tmp_path):
 
 def test_threads_have_settings_of_their_own():
     """One traces under x64, one under strict promotion, one under neither, all at once, a world made elsewhere."""
-    made = {id: envs_jax.make(id) for id in RUN}
+    made = {id: envs_jax.make(id) for id in ("Pendulum-v1", "Taxi-v3")}
 
     def run(number: int) -> dict[str, Any]:
         settings: Any = (jax.enable_x64(True), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("standard"))
@@ -204,9 +204,7 @@ def test_worlds_under_settings_for_debugging(id):
         )
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("ppo", "iql") else pytest.param(n, marks=pytest.mark.slow) for n in LEARNERS]
-)
+@pytest.mark.parametrize("name", quickly(LEARNERS, ("ppo", "iql")))
 def test_states_have_no_nan(name):
     """A metric may be nan, where an update has nothing to report; so it is left out here."""
     update, start = one_update(name)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 import envs_jax
 from envs_jax.resets import VectorEnv
-from tests.conformance.subjects import LANGUAGE, LEARNERS, first_of_each_kind, one_update
+from tests.conformance.subjects import LANGUAGE, LEARNERS, ONE_OF_EACH, first_of_each_kind, one_update, quickly
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def over_devices(function: Callable[..., Any], *, rows: Any, out: Any = None) ->
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=rows, out_specs=rows if out is None else out))
 
 
-@pytest.mark.parametrize("id", WORLDS)
+@pytest.mark.parametrize("id", quickly(KINDS, CHEAP))
 def test_worlds_trace_in_shard_map(id):
     play = steps(id)
 
@@ -141,8 +141,11 @@ def program(function: Callable[..., Any], *args: Any) -> str:
     return re.sub(r"\b[a-z]{1,4}\b", lambda name: numbers.setdefault(name[0], str(len(numbers))), text)
 
 
+AGENTS = {name for name in LEARNERS if name.startswith("agent, ")}
+
+
 @pytest.mark.parametrize("setting", UNDER)
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", quickly(LEARNERS, {*LEARNERS} - AGENTS | {"agent, gigpo", "agent, turn_ppo"}))
 def test_learners_trace(name, setting):
     update, start = one_update(name)
     plain = jax.eval_shape(update, start)
@@ -151,7 +154,7 @@ def test_learners_trace(name, setting):
         assert types(jax.eval_shape(update, start)) == types(plain)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
 def test_learners_compute_the_same_under_x64(name):
     update, start = one_update(name)
     plain = program(update, start)
@@ -165,7 +168,7 @@ def bits(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
 def test_learners_trace_in_shard_map(name):
     update, start = one_update(name)
     if name == "sft":

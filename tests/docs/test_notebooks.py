@@ -87,14 +87,13 @@ def run(path: Path, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-LONG = {"bkrl", "ellm", "glam", "kalm", "props"}
-"""Notebooks that compile or play for a minute or two: they run in the long tests, and their commands are checked in
-all."""
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_its_cells_compile(path):
+    compile(script(path), path.name, "exec")
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in NOTEBOOKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     """The same cells, with a GGUF file of a Llama of one layer whose answers are noise."""
     config = lm.LlamaConfig(bpe.vocab_size, 32, 32, 1, 2, 1, max_position_embeddings=2048)

@@ -1,10 +1,10 @@
 """What the README and the pages show is what happens.
 
-Every block of Python runs; those of one page run in order, in one process, as a reader would. The line before a block
-may have tags, as in `<!-- test: run needs=curl -->`: a block of Python tagged `slow` runs with the slow tests, one
-tagged `no-run` never; a block of shell runs if it is tagged `run`, with the project's programs on the path.
-`needs=NAME` skips a block where that program, packaged model or Python module is not installed. Pages run in an empty
-folder.
+Every block of Python runs, those of most pages with the slow tests; those of one page run in order, in one process, as
+a reader would. The line before a block may have tags, as in `<!-- test: run needs=curl -->`: a block of Python tagged
+`slow` runs with the slow tests, one tagged `no-run` never; a block of shell runs if it is tagged `run`, with the
+project's programs on the path. `needs=NAME` skips a block where that program, packaged model or Python module is not
+installed. Pages run in an empty folder.
 """
 
 from __future__ import annotations
@@ -87,9 +87,23 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.exists() and (found := blocks(path.read_text()))
 }
+QUICK = {
+    "README.md",
+    *(f"docs/{name}.md" for name in ("agents", "scaling", "security", "tour")),
+    *(f"docs/environments/{name}.md" for name in ("control", "notes", "toytext")),
+    *(f"docs/how-to/{name}.md" for name in ("eight-gpus", "math", "offline")),
+}
+"""What is read first, and the pages of each kind that take a few seconds. The others run with the slow tests."""
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(not b.slow for b in PAGES[p])])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] * (p not in QUICK))
+        for p in PAGES
+        if any(not block.slow for block in PAGES[p])
+    ],
+)
 def test_page(page, tmp_path):
     run(page, [block for block in PAGES[page] if not block.slow], tmp_path)
 
@@ -98,6 +112,10 @@ def test_page(page, tmp_path):
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.slow for b in PAGES[p])])
 def test_slow_page(page, tmp_path):
     run(page, PAGES[page], tmp_path)
+
+
+def test_quick_pages_have_blocks():
+    assert QUICK <= set(PAGES)
 
 
 def test_the_rule(tmp_path):

@@ -1,5 +1,5 @@
 """The documentation as a site: every page is in its navigation, code is code, pictures and links are there, and a
-browser opens every page."""
+browser opens pages of each kind, or with the slow tests every one."""
 
 from __future__ import annotations
 
@@ -93,12 +93,17 @@ SEEN = """({
 """Facts of a page as a browser lays it out: sizes are in pixels."""
 
 
+FEW = ("index.html", "tour/index.html", "command-line/index.html", "benchmarks/index.html")
+"""Pages of each kind: text, code with pictures, long code, and wide tables."""
+
+
 @pytest.mark.skipif(browser.PROGRAM is None, reason="no browser is installed: Chromium or Chrome, on the path")
-def test_a_browser_opens_every_page(folder, site, tmp_path):
+@pytest.mark.parametrize("chosen", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_browser_opens_pages(folder, site, tmp_path, chosen):
     pages = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     wrong = {}
     with browser.served(folder) as address, browser.opened(tmp_path) as tab:
-        for path in site:
+        for path in map(folder.joinpath, chosen) if chosen else site:
             name = str(path.relative_to(folder))
             errors = tab.open(f"{address}/{name}")
             errors += [f"no picture: {source}" for source in tab.broken_pictures()]

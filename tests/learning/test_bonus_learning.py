@@ -67,6 +67,7 @@ def test_farthest_by_hand():
     assert farthest(np.full(4, 0.5), 2) == pytest.approx(0.25 * 0 + 0.5 * 1 + 0.25 * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rnd", "noveld"])
 def test_agents_stay_as_curious_as_random_play_when_nothing_is_new(kind):
     """Twelve cells are soon known. Advantages are then noise; normalised to a deviation of 1, it made agents stay at

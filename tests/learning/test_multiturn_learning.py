@@ -29,13 +29,14 @@ PPO = TurnPPOConfig(**SHARED, learning_rate=1e-3, minibatches=4, num_steps=32, e
 GROUP = GroupConfig(**SHARED, learning_rate=3e-3, minibatches=1, epochs=2, group=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "updates", "least"),
     [
         ("turn_ppo", 60, 0.75),  # chance is 1/25: waiting, then one of four words and waiting
-        pytest.param("token_ppo", 150, 0.8, marks=pytest.mark.slow),
-        pytest.param("grpo", 300, 0.8, marks=pytest.mark.slow),
-        pytest.param("gigpo", 300, 0.8, marks=pytest.mark.slow),
+        ("token_ppo", 150, 0.8),
+        ("grpo", 300, 0.8),
+        ("gigpo", 300, 0.8),
     ],
 )
 def test_the_answer_is_read_and_written(algo, updates, least):

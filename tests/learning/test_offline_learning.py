@@ -106,7 +106,7 @@ def learned(name, *, discrete, updates=15, **changes):
     return success(learner, state, discrete=discrete)
 
 
-QUICK = [("iql", False), ("combo", False), ("discrete_cql", True), ("discrete_bcq", True)]
+QUICK = [("iql", False), ("discrete_cql", True)]
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,13 @@ def test_memory_solves_what_needs_memory():
     assert mean(with_memory, "episode_return", 5) > 0.95
 
 
+@pytest.mark.slow
 def test_without_memory_it_stays_unsolved():
     without, _ = train("Debug-Recall-v0", RECALL, 80, hidden=(16,))
     assert abs(mean(without, "episode_return", 20)) < 0.2
 
 
+@pytest.mark.slow
 def test_pictures():
     config = PPOConfig(num_envs=32, num_steps=20, learning_rate=3e-3)
     metrics, _ = train("Debug-Catch-v0", config, 50, hidden=(32,), channels=(8,), activation="relu")

@@ -123,7 +123,15 @@ def episodes(level, version="v0"):
     return jax.device_get(player()(*worlds(f"BabyAI-{level}-{version}")))
 
 
-@pytest.mark.parametrize("level", RECORDED)
+QUICK = ("GoToLocal", "PickupLoc", "UnlockPickup", "MiniBossLevel", "KeyInBox")
+
+
+def levels(names):
+    """Parameters of a test: levels of which most are slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("level", levels(RECORDED))
 def test_it_succeeds_as_often_and_about_as_quickly(level):
     success, length = episodes(level)
     assert success.all(), np.flatnonzero(~success)
@@ -133,7 +141,7 @@ def test_it_succeeds_as_often_and_about_as_quickly(level):
     assert length.mean() < mean + 2 * length.std() * (1 / count + 1 / EPISODES) ** 0.5
 
 
-@pytest.mark.parametrize("level", UNSOLVED)
+@pytest.mark.parametrize("level", levels(UNSOLVED))
 def test_it_masters_what_the_other_does_not(level):
     success, length = episodes(level)
     assert success.all(), np.flatnonzero(~success)

@@ -50,6 +50,8 @@ WORLDS = [
     ("Acrobot-v1", {}, pump, 2, 0, 2e-6, 1e-2),
 ]
 NAMES = [" ".join([id, *options]) for id, options, *_ in WORLDS]
+CASES = [pytest.param(*world, marks=[pytest.mark.slow] * bool(world[1])) for world in WORLDS]
+"""Worlds with their defaults, and with an option in the slow run."""
 
 
 def stacked(trees):
@@ -87,7 +89,7 @@ def compare(found, expected, tol):
 
 
 @pytest.mark.parametrize(
-    ("id", "options", "policy", "episodes", "replayed", "step_tol", "episode_tol"), WORLDS, ids=NAMES
+    ("id", "options", "policy", "episodes", "replayed", "step_tol", "episode_tol"), CASES, ids=NAMES
 )
 def test_gymnasium(id, options, policy, episodes, replayed, step_tol, episode_tol):
     theirs = gymnasium.make(id, **options)

@@ -94,7 +94,7 @@ def test_pictures_by_day_are_the_packages_to_the_byte(source, program, asleep):
     np.testing.assert_array_equal(pictures, truth)
 
 
-@pytest.mark.parametrize("size", [18, 83, 299])
+@pytest.mark.parametrize("size", [18, *(pytest.param(size, marks=pytest.mark.slow) for size in (83, 299))])
 def test_pictures_of_other_sizes_are_the_packages(source, size):
     source._world.daylight = 1.0
     columns, truth = batch(source, np.random.default_rng(size), PLACES[:2], False, size)
@@ -104,7 +104,7 @@ def test_pictures_of_other_sizes_are_the_packages(source, size):
         np.testing.assert_array_equal(drawn, picture)
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("asleep", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_dim_light_without_noise(source, program, asleep):
     """Half of the colours are of the night; float32 may cut off another integer than the package's float64."""
     columns, truths, lights = [], [], np.repeat(np.linspace(0.5, 0.999, 5), 4).astype(np.float32)
@@ -120,7 +120,7 @@ def test_dim_light_without_noise(source, program, asleep):
     assert error.max() <= 1 and (error > 0).mean() < 2e-3
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("asleep", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_nights_have_the_packages_distribution(source, program, asleep):
     """Means and variances of every byte over 300 pictures of one world, and the noise of neighbours and colours."""
     rng, count = np.random.default_rng(3), 300

@@ -117,7 +117,7 @@ def test_action_masks():
     assert [taxi.encode(r * 5 + c, p, d) for r, c, p, d in map(theirs.decode, range(500))] == list(range(500))
 
 
-@pytest.mark.parametrize("rainy", [False, True])
+@pytest.mark.parametrize("rainy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_fickle_passengers(rainy):
     """The distribution over outcomes, with every random choice of Gymnasium's `step` tried."""
     options = {"is_rainy": rainy, "fickle_passenger": True}

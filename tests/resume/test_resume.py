@@ -149,6 +149,7 @@ def test_killed_while_the_host_is_asked(learner, tmp_path, capfd):
     assert len(whole) == 4 and first == whole[:3] and second == whole[-len(second) :]
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_is_killed_in_the_middle_of_its_turns(tmp_path):
     """`llmrl agent train`, SIGKILL, and the rest in this process: every leaf is that of a run without a stop."""
     flags = ["--env", "Notes-Recall-v0", "--tune", "full", "--reply-tokens", "5", "--decoding", "constrained"]

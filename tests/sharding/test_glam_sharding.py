@@ -65,6 +65,7 @@ SORTED = replace(CONFIG, score_rows=8, score_widths=4, ppo=replace(CONFIG.ppo, m
 """Groups of one prompt for each of eight devices: two in play, eight in a minibatch."""
 
 
+@pytest.mark.slow
 def test_lengths_by_group_on_eight_devices_change_nothing_but_the_speed(alone):
     """The same play and update as with one length on one device, in one program, and every row stays on its device."""
     one, _, expected = alone

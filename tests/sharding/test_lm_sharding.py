@@ -36,7 +36,11 @@ def outcome(model, rows):
 
 @pytest.mark.parametrize(
     ("spec", "unroll", "rows"),
-    [("data=8", None, None), ("fsdp=4,tensor=2", None, None), ("data=2,fsdp=2,tensor=2", 1, 4)],
+    [
+        pytest.param("data=8", None, None, marks=pytest.mark.slow),
+        pytest.param("fsdp=4,tensor=2", None, None, marks=pytest.mark.slow),
+        ("data=2,fsdp=2,tensor=2", 1, 4),
+    ],
 )
 def test_scores_and_gradients_do_not_depend_on_the_mesh(variables, spec, unroll, rows):
     model = Llama(CONFIG, lora=LoRAConfig(rank=2), unroll=unroll)
@@ -66,7 +70,9 @@ def test_each_device_holds_its_part(variables):
     np.testing.assert_allclose(logits, model.apply(variables, TOKENS).logits, atol=5e-5)
 
 
-@pytest.mark.parametrize("spec", ["fsdp=8", "data=2,fsdp=4", "fsdp=4,tensor=2"])
+@pytest.mark.parametrize(
+    "spec", ["fsdp=4,tensor=2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("fsdp=8", "data=2,fsdp=4"))]
+)
 def test_decoding_a_few_rows_leaves_the_weights_where_they_are(spec):
     """Each device adds up its part of a product: rows are exchanged at every token, and never a matrix."""
     model = Llama(LlamaConfig(32, 64, 128, 5, 4, 2, max_position_embeddings=32))

@@ -70,13 +70,14 @@ def spread(value) -> bool:
     return all(value[k] > 0 for k in ("median", "min", "max")) and value["min"] <= value["median"] <= value["max"]
 
 
-@pytest.mark.heavy
-def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
+def check_parts(names, tmp_path, capsys, monkeypatch):
+    """Measure parts at tiny size and look at what each wrote; none means all."""
     monkeypatch.setenv(info.COMMIT, "0123456789ab")
-    assert program.main(["--size", "tiny", "--here", "--out", str(tmp_path)]) == 0
+    assert program.main([*names, "--size", "tiny", "--here", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(PARTS)
-    for name in PARTS:
+    names = names or list(PARTS)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(names)
+    for name in names:
         value = json.loads((tmp_path / f"{name}.json").read_text())
         assert (value["name"], value["size"], value["error"] is None) == (name, "tiny", value["status"] == "ok")
         assert f"{name}: {PARTS[name]}" in printed
@@ -89,6 +90,17 @@ def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
                 continue
             assert spread(case["seconds"]) and spread(case["per_second"]) and len(case["seconds"]["samples"]) >= 5
             assert case["compile_seconds"] > 0 and case["amount"] > 0 and case["shape"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["device", "scoring"])
+def test_a_part_runs_at_tiny_size(name, tmp_path, capsys, monkeypatch):
+    check_parts([name], tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.slow
+def test_every_part_runs_at_tiny_size(tmp_path, capsys, monkeypatch):
+    check_parts([], tmp_path, capsys, monkeypatch)
     cases = {name: json.loads((tmp_path / f"{name}.json").read_text())["cases"] for name in PARTS}
     training, chunked = cases["train_mfu"]
     assert (training["shape"]["head_chunk"], chunked["shape"]["head_chunk"]) == (0, 8)
@@ -230,6 +242,7 @@ def test_what_another_run_measured_is_measured_again_and_a_part_that_cannot_be_l
     assert stubs.begun == 2
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_all_ends_when_the_time_is_over(tmp_path, monkeypatch):
     stubs = Stubs(tmp_path, monkeypatch, "[('a', hang), ('b', measured)]")

@@ -62,6 +62,7 @@ def test_the_published_sizes_of_a_head(batch):
     assert sizes == {"hidden_1": 16 * 1024 + 1024, "hidden_2": 1024 * 1024 + 1024, "logits": 1024 * 6 + 6}
 
 
+@pytest.mark.slow
 def test_only_the_choice_differs_from_scoring(heads, batch, drawn):
     """The same key draws the same adapters and critic, so that the ablation changes one thing."""
     scoring = program(SCORING)
@@ -84,6 +85,7 @@ def test_step_and_unroll_agree(heads, batch, drawn):
     np.testing.assert_allclose(values[1], value[::-1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_and_paddings_change_no_logit(heads, batch, drawn):
     params, frozen = drawn
     grouped = build(replace(HEADS, score_rows=2, score_widths=2)).policy

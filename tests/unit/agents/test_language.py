@@ -160,6 +160,7 @@ def test_cloning_lowers_the_loss_and_is_saved_as_a_model_folder(tmp_path):
     assert np.allclose(fresh, glam.policy.scores(state.params, state.frozen, obs).sum, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cloning_expects_over_the_noise():
     """Half of the loss is the expert's action and half the mean over all: one number by hand, no draw in it."""
     glam = program(FULL)
@@ -286,6 +287,7 @@ def test_options_name_groups_and_lengths(monkeypatch):
         chosen(mesh, score_rows=12, score_widths=2)
 
 
+@pytest.mark.slow
 def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
     """The same scores, values and gradients, in groups too; and PPO's first ratio is 1."""
     config = replace(TINY, history=2, list_actions=True, score_rows=2, score_widths=2)
@@ -316,6 +318,7 @@ def test_what_all_prompts_share_is_computed_once_and_changes_nothing():
     assert 0 <= float(metrics["sampling_kl"]) < 1e-10 < float(metrics["approx_kl"])
 
 
+@pytest.mark.slow
 def test_gradients_by_length_are_the_same_gradients():
     """Microbatches of rows of similar length, by the form of the policy for it, change speed only."""
     ppo = replace(TINY.ppo, microbatches=2)

@@ -95,7 +95,7 @@ def by_hand(reset_key, step_key, greedy):
     return np.stack(seen), actions, rewards, info
 
 
-@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_evaluator_beside_a_plain_loop(greedy, monkeypatch):
     """Nine episodes in four lanes that are refilled, and in nine."""
     few, all_ = (make_evaluator(SEEN, None, POLICY, episodes=9, lanes=lanes) for lanes in (4, 20))
@@ -227,7 +227,7 @@ def test_evaluation_needs_an_episode():
         make_evaluator(SEEN, None, POLICY, episodes=1, lanes=0)
 
 
-@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("greedy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_recorded_episode_beside_a_plain_loop(greedy):
     seen, actions, rewards, info = by_hand(*jax.random.split(KEY), greedy)
     frames, success = record_episode(ENV, None, POLICY, PARAMS, (), KEY, greedy=greedy)

@@ -44,7 +44,10 @@ def integers(key, shape):
     return jax.random.randint(key, shape, -1, 2).astype(jnp.float32)
 
 
-@pytest.mark.parametrize(("tokens", "dtype"), [(5, None), (64, None), (5, BF16)])
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [pytest.param(5, None, marks=pytest.mark.slow), (64, None), (5, BF16)],
+)
 @pytest.mark.parametrize(("names", "inputs", "outputs", "left_out"), SHAPES)
 def test_values_and_gradients_are_those_of_the_formula(tokens, dtype, names, inputs, outputs, left_out):
     draw = jax.random.normal if dtype is None else integers

@@ -96,7 +96,7 @@ def test_windows_bind_the_layers_that_have_them(variables):
     np.testing.assert_array_equal(out.tokens, whole_passes(model, variables, out).argmax(-1))
 
 
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", [None, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_shared_prefix_gives_what_whole_prompts_give(variables, window):
     """Read once for all rows, and attended to without a copy per row; also where windows end within it."""
     model = MODEL
@@ -247,7 +247,7 @@ def test_traced_options_are_those_compiled_in_row_by_row(variables, sampled):
     assert module._generate._cache_size() == before + 1
 
 
-@pytest.mark.parametrize(("layers", "samples"), [(10, 5), (3, 5), (3, 1)])
+@pytest.mark.parametrize(("layers", "samples"), [(10, 5), (3, 5), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_the_cache_is_written_in_place(layers, samples):
     """No instruction of the loop makes another of it, and beside it there is little: stacked, and apart."""
     model = Llama(dataclasses.replace(CONFIG, num_hidden_layers=layers, max_position_embeddings=4096), unroll=1)
@@ -317,7 +317,7 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
         stream(MODEL, None, TOKENS, LENGTHS, KEY, SAMPLED, every=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "qwen2"))])
 def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
     """As on a GPU: matrices of each layer's own, and one for all that read the same input."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=6, model_type=family)

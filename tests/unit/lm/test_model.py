@@ -81,7 +81,15 @@ def whole_gradient(model, variables):
     return gradient(model, variables)
 
 
-@pytest.mark.parametrize("change", [{"unroll": 1}, {"unroll": 1, "remat": True}, {"remat": True}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"unroll": 1}, marks=pytest.mark.slow),
+        {"unroll": 1, "remat": True},
+        pytest.param({"remat": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_scan_and_remat_change_nothing(variables, whole, whole_gradient, change):
     other = Llama(CONFIG, lora=LORA, **change)
     at = jnp.array([[9, 0], [3, 2], [5, 5]])

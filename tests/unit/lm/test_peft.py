@@ -75,7 +75,7 @@ def recorded():
         return file["adapter"]
 
 
-@pytest.mark.parametrize("mesh", [None, "fsdp=2,tensor=2"])
+@pytest.mark.parametrize("mesh", [pytest.param(None, marks=pytest.mark.slow), "fsdp=2,tensor=2"])
 def test_an_adapter_that_peft_wrote(mesh, recorded, tmp_path):
     """Ranks and alphas by layer, rslora, layers left out, a norm trained whole; its logits as peft computed them."""
     family = next(f for f in FAMILIES if f.name == ADAPTED)

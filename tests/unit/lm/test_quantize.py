@@ -135,7 +135,7 @@ def outcome(lora, params, tokens, lengths):
     return jax.value_and_grad(loss, has_aux=True)(lora)
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def test_scores_and_adapters_gradients_are_those_on_the_same_floats(variables, quantized, floats, kind):
     found = outcome(variables["lora"], quantized[kind], TOKENS, LENGTHS)
     want = outcome(variables["lora"], floats[kind], TOKENS, LENGTHS)
@@ -174,7 +174,7 @@ def test_merging_gives_floats(variables, quantized, floats):
 # --- the mesh ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def test_the_mesh_changes_nothing(variables, quantized, kind):
     mesh = make_mesh("data=2,fsdp=2,tensor=2")
     spread = jax.device_put(variables, shardings(MODEL.abstract(), MODEL.logical_axes(), mesh))
@@ -292,6 +292,7 @@ def test_fine_tuning_learns_and_resumes_over_a_quantised_base(variables, quantiz
     same(replace(again, key=()), replace(state, key=()))
 
 
+@pytest.mark.slow
 def test_glam_acts_and_learns_over_a_quantised_base():
     """Its adapters get a gradient; the base, in its frozen part, takes the room it should."""
     small = replace(

@@ -65,7 +65,7 @@ def sparse(folder: Path, config: lm.LlamaConfig) -> int:
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from /proc (Linux)")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_the_peak_of_loading(dtype, tmp_path):
     """Files in bfloat16, read as float32 (every tensor is cast) or as they are."""
     largest = sparse(tmp_path / "model", CONFIG) * (2 if dtype == "float32" else 1)

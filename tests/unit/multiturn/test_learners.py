@@ -38,7 +38,7 @@ def played(name: str):
     program = agent(**CASES[name])
     learner = make_turn_ppo(PPO, program.policy, program.env, program.env_params)
     update = jax.jit(learner.update)
-    states, metrics = [learner.init(jax.random.key(0))], []
+    states, metrics = [_read(learner.init(jax.random.key(0)))], []
     for _ in range(3):
         state, values = update(states[-1])
         states.append(state)
@@ -46,7 +46,9 @@ def played(name: str):
     return program, learner, update, states, metrics
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("free", "constrained"))) for name in CASES]
+)
 def test_the_first_ratio_is_one(name):
     _, learner, _, _, metrics = played(name)
     for values in metrics:
@@ -80,8 +82,7 @@ def test_an_update_is_a_function_of_its_state():
     _, _, update, states, _ = played("free")
     middle = states[1]
     assert ((np.asarray(middle.rows.role) == REPLY) | (np.asarray(middle.rows.read) > 0)).any()
-    again = jax.tree.map(jnp.asarray, jax.tree.map(lambda x: x, jax.device_get(_numbers(middle))))
-    after, _ = update(_keys(again, middle))
+    after, _ = update(_read(middle))
     for a, b in zip(jax.tree.leaves(_numbers(after)), jax.tree.leaves(_numbers(states[2])), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -102,6 +103,11 @@ def _keys(state, like):
     return jax.tree.map(wrap, state, like)
 
 
+def _read(state):
+    """A state as it is read from a checkpoint: equal, and without weak types, so that one program takes both."""
+    return _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(state))), state)
+
+
 def test_a_collapse_is_reported_and_remembered():
     """Replies that are longer than usual and do not end: a run that is read again reports it at the same update."""
     _, learner, update, states, metrics = played("free")
@@ -120,7 +126,7 @@ def test_a_collapse_is_reported_and_remembered():
         if i == 2:
             middle = state
     assert found == [0, 0, 0, 0, 1] and Watch().reason(state.watch) == "length_jump"
-    again = _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(middle))), middle)
+    again = _read(middle)
     for expected in found[3:]:
         again, values = update(again)
         assert values["alarm/length_jump"] == expected
@@ -162,7 +168,7 @@ def gradient(program, state, batch, **changes):
     return np.asarray(compute(state.params, batch))
 
 
-@pytest.mark.parametrize("name", ["constrained", "reprompt"])
+@pytest.mark.parametrize("name", ["constrained", pytest.param("reprompt", marks=pytest.mark.slow)])
 def test_only_replies_have_a_gradient(name):
     """What stands at the tokens of the world, of padding, and of replies without alternative is not read."""
     program, state, batch = batch_of(name)
@@ -215,44 +221,47 @@ def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
     np.testing.assert_allclose(gradient(program, state, fresh, ratio=ratio), usual, rtol=2e-3, atol=2e-6)
 
 
-def test_conversations_are_those_of_a_loop_in_python():
+MEMORIES = [{}, pytest.param({"memory": "reprompt", "window": 1}, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=["append", "reprompt"])
+def test_conversations_are_those_of_a_loop_in_python(memory):
     """Every token of whole episodes, by stepping one world at a time with the actions that the replies name."""
-    for memory in ({}, {"memory": "reprompt", "window": 1}):
-        program = agent(decoding="constrained", **memory)
-        policy, tokenizer, env = program.policy, program.tokenizer, program.env
-        evaluator = Evaluator(policy, env, program.env_params, 6, 96, chunk=32)
-        params, frozen = policy.init(jax.random.key(1))
-        key = jax.random.key(2)
-        episodes = evaluator(params, frozen, key)
-        begin, _ = jax.random.split(key)
-        for i in range(6):
-            obs, state = env.reset(jax.random.fold_in(begin, i), program.env_params)
-            tokens, roles = episodes.tokens[i].tolist(), episodes.roles[i]
-            place, total, past, turns, done = 0, 0.0, [], 0, False
-            while not done:
-                turn = tokenizer.encode(policy.text.render(obs, opening=turns == 0))
-                heard = turn if not memory else [*(past[-1] if past else []), *turn]
-                assert tokens[place : place + len(heard)] == heard
-                assert (roles[place : place + len(heard)] == WORLD).all()
-                place += len(heard)
-                said = []
-                while place < len(tokens) and roles[place] == REPLY:
-                    said.append(tokens[place])
-                    place += 1
-                past.append([*turn, *said])
-                text = tokenizer.decode([t for t in said if t != tokenizer.eos_id])
-                action = env.action_names.index(policy.replies.format.parse(text))
-                obs, state, reward, terminated, truncated, _ = env.step(
-                    jax.random.key(9), state, jnp.int32(action), program.env_params
-                )
-                total += float(reward)
-                turns += 1
-                done = bool(terminated | truncated)
-            assert place == len(tokens) and turns == episodes.turns[i] == episodes.valid[i]
-            assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
+    program = agent(decoding="constrained", **memory)
+    policy, tokenizer, env = program.policy, program.tokenizer, program.env
+    evaluator = Evaluator(policy, env, program.env_params, 6, 96, chunk=32)
+    params, frozen = policy.init(jax.random.key(1))
+    key = jax.random.key(2)
+    episodes = evaluator(params, frozen, key)
+    begin, _ = jax.random.split(key)
+    for i in range(6):
+        obs, state = env.reset(jax.random.fold_in(begin, i), program.env_params)
+        tokens, roles = episodes.tokens[i].tolist(), episodes.roles[i]
+        place, total, past, turns, done = 0, 0.0, [], 0, False
+        while not done:
+            turn = tokenizer.encode(policy.text.render(obs, opening=turns == 0))
+            heard = turn if not memory else [*(past[-1] if past else []), *turn]
+            assert tokens[place : place + len(heard)] == heard
+            assert (roles[place : place + len(heard)] == WORLD).all()
+            place += len(heard)
+            said = []
+            while place < len(tokens) and roles[place] == REPLY:
+                said.append(tokens[place])
+                place += 1
+            past.append([*turn, *said])
+            text = tokenizer.decode([t for t in said if t != tokenizer.eos_id])
+            action = env.action_names.index(policy.replies.format.parse(text))
+            obs, state, reward, terminated, truncated, _ = env.step(
+                jax.random.key(9), state, jnp.int32(action), program.env_params
+            )
+            total += float(reward)
+            turns += 1
+            done = bool(terminated | truncated)
+        assert place == len(tokens) and turns == episodes.turns[i] == episodes.valid[i]
+        assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
 
 
-@pytest.mark.parametrize("memory", [{}, {"memory": "reprompt", "window": 1}], ids=["append", "reprompt"])
+@pytest.mark.parametrize("memory", MEMORIES, ids=["append", "reprompt"])
 def test_groups_begin_in_one_state_and_rows_end(memory):
     program = agent(decoding="constrained", **memory)
     learner = make_group_learner(replace(GROUP, anchor_coef=1.0), program.policy, program.env, program.env_params)
@@ -266,6 +275,7 @@ def test_groups_begin_in_one_state_and_rows_end(memory):
     assert state.rows == ()
 
 
+@pytest.mark.slow
 def test_a_long_episode_is_cut_and_counted():
     program = agent(env="Notes-Count-v0?turns=20", decoding="constrained", reply_tokens=5)
     least = sum(program.policy.text.sizes) + program.policy.text.sizes[1] + 5

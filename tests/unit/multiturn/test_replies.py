@@ -25,7 +25,7 @@ CRAFTER = (
     "Noop,Move West,Move East,Move North,Move South,Do,Sleep,Place Stone,Place Table,Place Furnace,Place Plant,"
     "Make Wood Pickaxe,Make Stone Pickaxe,Make Iron Pickaxe,Make Wood Sword,Make Stone Sword,Make Iron Sword"
 ).split(",")
-REPLIES = 100_000
+REPLIES = 25_000
 SPACING = ["", "", "", " ", "\n", "\t", "  ", "\x0b", "\x1f", "\x85", "\xa0", "\u1680", "\u2003", "\u2028", "\u3000"]
 TAGS = ["ACTION:", "<|ACTION|>", "<|END|>", "<think>", "</think>", "<action>", "</action>", "THINK "]
 TEXTS = [
@@ -192,7 +192,7 @@ def test_the_automaton_reads_what_re_reads(form, kind):
     got = np.asarray(automaton.action)[last]
     wrong = np.flatnonzero(want != got)
     assert not len(wrong), [(texts(kind)[i], want[i], got[i]) for i in wrong[:5]]
-    assert set(want) == {-1, *range(len(ACTIONS))} and (want >= 0).sum() > 1000
+    assert set(want) == {-1, *range(len(ACTIONS))} and (want >= 0).sum() > 250
     assert np.asarray(automaton.closed)[last[(tokens == TOKENIZERS[kind]().eos_id).any(1)]].all()
 
 
@@ -220,7 +220,7 @@ LITERAL = {
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_definition_is_the_published_parser(form):
-    for text in samples(np.random.default_rng(1), 5000):
+    for text in samples(np.random.default_rng(1), 1500):
         assert FORMATS[form].parse(text) == LITERAL[form](text)
 
 
@@ -256,7 +256,7 @@ def test_other_formats_whose_tags_overlap(form, think):
     rng = np.random.default_rng(0)
     parts = [*actions, *"aabbx 1", *filter(None, [form.opening, form.closing, *(form.thought or ())])]
     parts.append("".join(form.thought or ()) + form.opening)
-    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(5000)]
+    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(2000)]
     rows = [[tokenizer.backend.token_to_id(c.replace(" ", "Ġ")) for c in text] for text in texts]
     tokens = np.array([row + [-1] * (40 - len(row)) for row in rows])
     assert decoded(tokenizer, tokens) == texts

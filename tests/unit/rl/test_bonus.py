@@ -274,6 +274,7 @@ def test_without_weight_a_bonus_changes_nothing():
     np.testing.assert_array_equal(plain.runner.obs, shaped.runner.obs)
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_memory():
     """Minibatches of whole environments: the bonus sees their steps all the same."""
     ppo = learner(RND(SMALL), memory=4)
@@ -281,6 +282,7 @@ def test_a_policy_with_a_memory():
     assert "rnd_loss" in metrics and state.bonus.rows.shape == (16,)
 
 
+@pytest.mark.slow
 def test_eight_devices():
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     there = learner(RND(SMALL), mesh)

@@ -60,6 +60,7 @@ def test_the_loss_of_the_model_by_hand():
     np.testing.assert_allclose(error, [np.mean((mean - wanted) ** 2)], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     method = COMBO(SMALL, LINE)
     learner = make_offline(method, SMALL, record(), LINE, table=TABLE)
@@ -92,6 +93,7 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     assert set(np.asarray(state.extra["elite"])) == set(np.argsort(errors)[:2])
 
 
+@pytest.mark.slow
 def test_rollouts_are_not_computed_in_every_step():
     """XLA moves out of a loop what does not depend on its turn: the step's own computation would then have them."""
     config = dataclasses.replace(SMALL, rollouts=37)  # a size of nothing else

@@ -117,6 +117,7 @@ def test_clipped_rewards_are_stored():
     assert float(metrics["episode_return"]) != float(metrics["episode_return"]) or float(metrics["episode_return"]) >= 1
 
 
+@pytest.mark.slow
 def test_targets_change_every_so_many_steps():
     large = [2**31 - 1, 2**31 - 2, *range(1_999_990, 2_000_010), *range(65_530, 65_540)]
     for every, steps in ((8000, 256), (50, 20), (20, 20), (7, 20), (2_000_000, 1999), (2**31 - 1, 2**31 - 2)):
@@ -130,6 +131,7 @@ def test_targets_change_every_so_many_steps():
     np.testing.assert_array_equal(three, np.asarray(states[3].params["head"]))  # 60 steps
 
 
+@pytest.mark.slow
 def test_the_pool_is_renewed_now_and_then():
     states, _ = updated(replace(TINY, pool_every=2), updates=3)
     pools = [np.asarray(s.runner.env_state.pool[0]) for s in states]

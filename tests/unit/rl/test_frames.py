@@ -268,6 +268,7 @@ def test_dqn_learns_the_same_from_frames_held_once():
     assert whole.replay.items.obs["image"].shape == (24, 8, 4, 3) and not once.replay.items.obs
 
 
+@pytest.mark.slow
 def test_frames_are_split_over_eight_devices():
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     (one, _), (eight, _) = learned(1, True), learned(1, True, mesh)
@@ -280,6 +281,7 @@ def test_frames_are_split_over_eight_devices():
             assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, wanted[0]), leaf.ndim), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_every_frame(tmp_path):
     """Saved in mid-episode and restored into a new state: the same bits, and the same next update."""
     (state, _), (other, update) = learned(4, True), programs(True)

@@ -120,7 +120,9 @@ def followed(trained, after, name, tau=TAU):
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outputs", [1, 3, 9])
+@pytest.mark.parametrize(
+    "outputs", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(9, marks=pytest.mark.slow)]
+)
 def test_networks_side_by_side_are_networks_of_joined_inputs(outputs):
     layers = init_mlp(jax.random.key(0), 5, (4,), outputs)
     rng = np.random.default_rng(1)
@@ -191,7 +193,9 @@ def test_likely_actions_of_the_data_depend_on_what_is_penalised():
 # --- IQL --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize(
+    "actions", [CONTINUOUS, pytest.param(DISCRETE, marks=pytest.mark.slow)], ids=["continuous", "discrete"]
+)
 def test_iql_by_hand(actions):
     """V makes its step first; the targets of Q and the weights of the actor read the new V (algorithm 1)."""
     config = small(IQLConfig, expectile=0.8, beta=2.0, max_weight=1.1, actor_decay_steps=100)
@@ -226,7 +230,10 @@ def test_iql_by_hand(actions):
     )
 
 
-@pytest.mark.parametrize("raw, log_std", [(0.0, 0.0), (-9.0, -5.0), (9.0, 2.0)])
+@pytest.mark.parametrize(
+    "raw, log_std",
+    [(-9.0, -5.0), pytest.param(0.0, 0.0, marks=pytest.mark.slow), pytest.param(9.0, 2.0, marks=pytest.mark.slow)],
+)
 def test_iql_bounds_its_deviation_as_its_authors_do(raw, log_std):
     actor = IQL(small(IQLConfig), CONTINUOUS).actor
     params = actor.init(jax.random.key(0), N)
@@ -263,7 +270,10 @@ def test_td3_bc_by_hand():
 # --- PRDC -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block, parts", [(3, 128), (8192, 128), (8192, 2), (5, 2)])
+@pytest.mark.parametrize(
+    "block, parts",
+    [(5, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 128), (8192, 128), (8192, 2)))],
+)
 def test_prdc_imitates_the_nearest_recorded_pair(block, parts, monkeypatch):
     monkeypatch.setattr(prdc, "PARTS", parts)
     config = small(PRDCConfig, beta=1.7, block=block)
@@ -422,7 +432,8 @@ def test_bcq_by_hand():
     np.testing.assert_allclose(same, np.broadcast_to(acted[:1], same.shape), atol=1e-6)  # of the state, not of the row
 
 
-@pytest.mark.parametrize("said, kept", [(-30.0, -4.0), (30.0, 15.0)])
+@pytest.mark.slow
+@pytest.mark.parametrize("said, kept", [(-30.0, -4.0), pytest.param(30.0, 15.0, marks=pytest.mark.slow)])
 def test_bcq_bounds_its_deviation(said, kept):
     """The log of the autoencoder's deviation stays between -4 and 15, as in d3rlpy and in the authors' code."""
     method, trained, rows, *_ = begun(BCQ, small(BCQConfig, action_samples=6), CONTINUOUS)
@@ -435,7 +446,7 @@ def test_bcq_bounds_its_deviation(said, kept):
     close(found, np.mean(error**2) + 0.5 * (np.exp(2 * kept) - 1) - kept)
 
 
-@pytest.mark.parametrize("beta_on", ["logits", "log_probs"])
+@pytest.mark.parametrize("beta_on", ["logits", pytest.param("log_probs", marks=pytest.mark.slow)])
 def test_discrete_bcq_by_hand(beta_on):
     config = small(DiscreteBCQConfig, beta=0.4, flexibility=0.9, beta_on=beta_on)
     method, trained, rows, _, _, metrics = begun(DiscreteBCQ, config, DISCRETE)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.awac import AWAC, AWACConfig
@@ -223,6 +224,7 @@ class Shown(COMBO):
         return trained, shown
 
 
+@pytest.mark.slow
 def test_half_of_combos_batch_is_recorded_and_half_is_of_its_memory():
     method, trained, rows, context = first(Shown, combo_config())
     memory = method.memory.add(trained.extra["ring"], model_rows(rows).replace(reward=jnp.full(ROWS, 10.0)))

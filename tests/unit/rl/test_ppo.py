@@ -223,6 +223,7 @@ def test_gradients_are_clipped_by_their_global_norm(tiny):
     np.testing.assert_allclose(step / np.linalg.norm(step), whole / np.linalg.norm(whole), atol=2e-2)
 
 
+@pytest.mark.slow
 def test_seeds_and_learning_rates_vmap(tiny):
     state, update = tiny
     learner = learner_of(TINY)
@@ -290,7 +291,7 @@ def test_frozen_passes_through_and_a_policy_that_disagrees_with_itself_exceeds_t
 # --- the rollout ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("memory", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_every_next_value_is_that_of_the_observation_reached(memory):
     """Against a plain loop that evaluates the observation before the reset at every step."""
     policy = NetworkPolicy(ENV.action_space(PARAMS), hidden=(8,), memory=memory)

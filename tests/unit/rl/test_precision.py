@@ -105,6 +105,7 @@ def test_ppo_bounds_the_ratio_by_the_kind_of_actions(id, bound):
     assert make_ppo(PPOConfig(), EpisodeStatistics(env), params, policy).bounds["first_ratio_error"] == bound
 
 
+@pytest.mark.slow
 def test_a_sound_program_in_bfloat16_stays_within_its_bound_and_not_within_that_of_float32():
     """The shapes of GLAM's preset, scaled down: a batch of environments acts, a minibatch of other rows learns. A CPU
     sums a row in the same order in any batch, so what another order of summation may do is measured against float32."""

@@ -365,6 +365,7 @@ def test_a_prioritized_memory():
 # --- many devices -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_eight_devices_hold_the_rows_and_draw_the_same():
     mesh = jax.make_mesh((4, 2, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     memory = Replay(16 * 32, rows=16, prioritized=True)

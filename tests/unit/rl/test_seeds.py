@@ -55,7 +55,10 @@ def test_keys_are_those_of_the_following_seeds():
         np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(2**32 - 3 + i)))
 
 
-@pytest.mark.parametrize(("name", "one_by_one"), [*((name, False) for name in SIZES), ("ppo", True)])
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("dqn", False), ("sac", False), ("ppo", True))]
+
+
+@pytest.mark.parametrize(("name", "one_by_one"), [("ppo", False), *SLOW])
 def test_each_run_is_that_of_its_seed_alone(name, one_by_one):
     learner = learner_of(name)
     both = vmap_learners(learner, 2, one_by_one=one_by_one)
@@ -102,12 +105,14 @@ class Biased(NetworkPolicy):
         return distribution, value + frozen["bias"]
 
 
+@pytest.mark.slow
 def test_a_frozen_part_that_is_drawn_is_each_seeds_own():
     env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
     policy = Biased(env.action_space(params), hidden=(8,))
     check_frozen(algorithm("ppo").make(PPOConfig(**SIZES["ppo"]), env, params, policy, None), copies=2)
 
 
+@pytest.mark.slow
 def test_a_frozen_model_is_held_once():
     program = glam.program()
     base = glam.weights()[1]["params"]
@@ -127,6 +132,7 @@ def check_frozen(learner, copies):
     assert_close(select_run(state, 1), alone, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_seeds_has_means_and_intervals_and_continues_exactly(tmp_path):
     both = vmap_learners(learner_of("ppo"), 3)
 

@@ -155,6 +155,7 @@ def test_a_signal_does_not_wait_for_an_answer(waits, tmp_path):
     assert answer.asked == waits[2].asked[1:]
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_does_not_change_what_is_exchanged(waits, tmp_path):
     answer = Recorded()
     learner = dataclasses.replace(waits[0], mesh=make_mesh("data=8"))

@@ -105,7 +105,7 @@ def test_the_loss_by_hand(variables, aggregate, third, gain):
     assert float(metrics["sampling_near_one"]) == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
 def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature):
     config = replace(SMALL, temperature=temperature, kl_coef=0.1)
     learner = make_grpo(config, LORA, variables, PROMPTS, first_is_blue)
@@ -182,7 +182,11 @@ def test_microbatches_and_chunks_change_memory_only(variables):
 @pytest.mark.parametrize(
     ("model", "config"),
     [
-        (LORA, replace(SMALL, group=32, advantage="leave_one_out", learning_rate=5e-3, entropy_coef=0.04)),
+        pytest.param(
+            LORA,
+            replace(SMALL, group=32, advantage="leave_one_out", learning_rate=5e-3, entropy_coef=0.04),
+            marks=pytest.mark.slow,
+        ),
         (
             FULL,
             replace(
@@ -210,6 +214,7 @@ def test_it_learns_what_a_python_function_rewards(variables, model, config):
     assert set(asked[0]) == {"sky is", "is grass is"} and len(asked[0]) == 2 * config.group
 
 
+@pytest.mark.slow
 def test_a_reward_in_parts_is_their_sum_and_each_is_reported(variables):
     def parts(found, places):
         whole = first_is_blue(found, places)

@@ -133,7 +133,7 @@ def test_learning_rates_by_hand():
         assert float(one(updates - 1)) == 1.0
 
 
-@pytest.mark.parametrize("model", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("model", [LORA, pytest.param(FULL, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_it_learns_and_leaves_the_base_alone(params, model):
     """Eight sequences by heart: the loss of a held-out copy falls to a fraction."""
     packed = pack(EXAMPLES, 16)

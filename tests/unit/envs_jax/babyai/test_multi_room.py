@@ -186,6 +186,7 @@ def test_a_boss_asks_for_all_kinds_of_things():
     assert (max_steps == 576 * ((kinds > 0).sum(1) + (kinds == 4).sum(1))).all()
 
 
+@pytest.mark.slow
 def test_a_world_depends_on_its_key_alone():
     """Four objects on nine cells: some draws are rejected, and each row is drawn as often as it needs."""
     env, params = envs_jax.make("BabyAI-GoToLocal-v0?room_size=5&num_dists=4")

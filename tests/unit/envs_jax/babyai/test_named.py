@@ -34,7 +34,9 @@ IDS = {
 """Size of the room, objects, and step limit (2407.03964)."""
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize(
+    "name", [name if i % 6 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(IDS)]
+)
 def test_rooms_objects_and_limits_are_the_published_ones(name):
     env, params = envs_jax.make(PREFIX + name)
     size, objects, limit = IDS[name]

@@ -195,6 +195,7 @@ def test_our_worlds_are_braxs(envs):
     assert (clipped.done, clipped.info["truncation"], clipped.info["time_out"]) == (1, 1, 1)
 
 
+@pytest.mark.slow
 def test_braxs_wrappers_take_our_worlds(envs):
     env = envs.training.wrap(bridge.make("CartPole-v1"), episode_length=25)
     assert env.action_size == 2 and env.observation_size == 4
@@ -209,6 +210,7 @@ def test_braxs_wrappers_take_our_worlds(envs):
     assert falls.min() >= 2  # a pole that is pushed one way falls within a dozen steps
 
 
+@pytest.mark.slow
 def test_braxs_acting_collects_from_our_worlds(envs):
     acting = pytest.importorskip("brax.training.acting")
     env = envs.training.wrap(bridge.make("Debug-Aim-v0"), episode_length=5)

@@ -164,6 +164,7 @@ def test_the_expert_solves_everything(starts):
     assert length[:4].tolist() == [178, 166, 179, 151] and 100 < length[4:].mean() < 150
 
 
+@pytest.mark.slow
 def test_the_macro_expert_solves_everything(starts):
     act = jax.vmap(lambda state: macro_expert_action(MACRO, state))
     over, (length, returns, failures), solved = play(MACRO, MACRO_PARAMS, act, starts, 24)

@@ -199,8 +199,8 @@ BALL = '<joint type="ball"/>'
     ("id", "joints", "fewest"),
     [
         ("InvertedPendulum-v5", (SLIDE, HINGE, BALL), 2),
-        ("InvertedDoublePendulum-v5", (SLIDE, HINGE, BALL), 3),
-        ("Swimmer-v5", (SLIDE, HINGE, BALL), 2),
+        pytest.param("InvertedDoublePendulum-v5", (SLIDE, HINGE, BALL), 3, marks=pytest.mark.slow),
+        pytest.param("Swimmer-v5", (SLIDE, HINGE, BALL), 2, marks=pytest.mark.slow),
         ("Hopper-v5", (SLIDE, HINGE, BALL), 3),
     ],
 )

@@ -50,9 +50,9 @@ def counted(note, phrase):
 @pytest.mark.parametrize(
     ("id", "policy", "guess", "optimum"),
     [
-        ("Notes-Recall-v0", copied(4), 3, 1 / 4),
+        pytest.param("Notes-Recall-v0", copied(4), 3, 1 / 4, marks=pytest.mark.slow),
         ("Notes-Recall-v0?words=2&turns=7", copied(2), 1, 1 / 2),
-        ("Notes-Count-v0", counted, 4, 20 / 64),  # three of six, the likeliest
+        pytest.param("Notes-Count-v0", counted, 4, 20 / 64, marks=pytest.mark.slow),  # three of six, the likeliest
         ("Notes-Count-v0?turns=3", counted, 2, 3 / 8),
     ],
 )

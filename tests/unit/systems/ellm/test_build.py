@@ -56,6 +56,7 @@ def test_ppo_is_the_second_learner():
     assert np.abs(old - new).max() > 0
 
 
+@pytest.mark.slow
 def test_eight_devices_collect_the_same():
     """Environments are split over two devices; the table of suggestions is on both."""
     alone, shared = (one_update(CHAT, mesh)[1] for mesh in (None, make_mesh("data=2")))
@@ -101,7 +102,7 @@ def test_a_network_sees_only_what_its_agent_observes():
     assert set(reads.inputs(jax.tree.map(lambda x: x[None], obs))) == {"text", "goals"}
 
 
-@pytest.mark.parametrize("tune", ["all", "critic", "linear"])
+@pytest.mark.parametrize("tune", [pytest.param("all", marks=pytest.mark.slow), "critic", "linear"])
 def test_finetuning_in_parts(tune):
     """What is trained, what is kept, and that both together give the values of the pretrained agent."""
     ellm = made(SMALL)

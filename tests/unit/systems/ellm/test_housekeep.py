@@ -72,7 +72,9 @@ def outcome(params, table, caution, seed=0):
     return jax.device_get(play(jax.random.key(seed), params, own, caution, 400))
 
 
-@pytest.mark.parametrize("share", ["oracle", 0.2, 0.6])
+@pytest.mark.parametrize(
+    "share", ["oracle", pytest.param(0.2, marks=pytest.mark.slow), pytest.param(0.6, marks=pytest.mark.slow)]
+)
 def test_rewards_are_those_of_the_world_under_the_same_table(share):
     """The world pays for suggestions too, by the published table of rewards, clipped to 1: another program with another
     memory of what was paid. At the threshold 0.99 both agree, for the oracle's table and for tables drawn at random."""

@@ -110,6 +110,7 @@ def test_the_paper_stands_beside_its_own_setting_only():
     assert paper_row(parse_test("adj_synonym"), MIXED, MIXED) == {}
 
 
+@pytest.mark.slow
 def test_other_words_reach_the_model_and_the_weights_stay(glam, weights, bpe):
     """Tokens of the rewritten prompt, candidates of the new words, French: each against the tokenizer's own."""
     obs = observations(LISTED)

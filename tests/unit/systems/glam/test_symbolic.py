@@ -62,7 +62,10 @@ def step(tiny):
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["GoToLocal", "PutNextLocal", "MixedTrainLocal", "PickupLoc"])
+@pytest.mark.parametrize(
+    "level",
+    ["PutNextLocal", *(pytest.param(x, marks=pytest.mark.slow) for x in ("GoToLocal", "MixedTrainLocal", "PickupLoc"))],
+)
 def test_missions_are_read_word_by_word(level):
     """Against the published preprocessing of the rendered mission, and with one id for each word wherever it is."""
     env, params = envs_jax.make(f"BabyAI-{level}-v0")

@@ -80,6 +80,7 @@ def written(folder, level: str, data: Trajectories) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_task_of_one_step_is_over_after_it_and_others_are_cut_off(tmp_path):
     """Blue is to go to the right, which actions 8, 12 and 14 do; red behind blue, which holds after two steps."""
     world = clevr()

@@ -322,7 +322,7 @@ def by_hand(found, key, *, text=None, predicted=False, falls=True):
     return outcomes
 
 
-@pytest.mark.parametrize("returns", [None, 30.0])
+@pytest.mark.parametrize("returns", [pytest.param(None, marks=pytest.mark.slow), 30.0])
 def test_a_player_reads_its_instruction_the_worlds_states_and_the_return_still_wanted(returns):
     found = model_of() if returns is None else model_of(3, returns=returns)
     key = jax.random.key(3)

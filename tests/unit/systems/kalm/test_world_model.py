@@ -107,8 +107,7 @@ def test_a_rollout_learns_everything_but_its_first_state(world):
     assert learned == [*tokenizer.encode(" " + TEXTS[chosen[1]]), tokenizer.eos_id]
 
 
-@pytest.mark.parametrize("size", [0.02, 0.3])
-@pytest.mark.parametrize("discrete", [True, False])
+@pytest.mark.parametrize(("size", "discrete"), [(0.02, True), (0.3, False)])
 def test_first_slots_enter_as_large_as_words_and_predict_nothing(world, size, discrete):
     _, _, _, _, model, variables, units = world
     table = size * jax.random.normal(jax.random.key(0), variables["params"]["embed_tokens"]["embedding"].shape)
@@ -233,6 +232,7 @@ def test_heads_start_where_they_say(world, states):
     )
 
 
+@pytest.mark.slow
 def test_it_learns_to_carry_out_instructions():
     """A line world whose instruction says which way: imagined episodes obey it, and move as the world does."""
     data, chosen = walks(96, seed=1)

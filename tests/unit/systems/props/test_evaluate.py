@@ -90,7 +90,7 @@ def test_a_candidate_is_worth_the_same_alone(id):
     np.testing.assert_array_equal(few.lengths, together.lengths[:, 2:4])
 
 
-@pytest.mark.parametrize("common", [True, False])
+@pytest.mark.parametrize("common", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gathering_what_still_plays_changes_no_bit(cartpole, common):
     env, env_params, policy, _ = cartpole
     params = jnp.concatenate([policy.sample(jax.random.key(3), 36), GOLDEN, policy.sample(jax.random.key(4), 13)])

@@ -227,7 +227,10 @@ TABLE = Policy("table", 2, 8, True, 0.0, 7.0, 0, "box")
         LanguageModelOptimizer(
             Drifts(), ProposalPrompt(TWO), warmup=3, query=QuerySettings(retries=0, on_failure="repeat")
         ),
-        EvoLLM(Drifts(), TWO, resolution=500, warmup=3, block=0, query=QuerySettings(retries=0)),
+        pytest.param(
+            EvoLLM(Drifts(), TWO, resolution=500, warmup=3, block=0, query=QuerySettings(retries=0)),
+            marks=pytest.mark.slow,
+        ),
         EvoLLM(Drifts(), TABLE, warmup=3, query=QuerySettings(retries=0)),
         Polished(LanguageModelOptimizer(Drifts(), ProposalPrompt(TWO), warmup=3), make_numeric("cem", TWO), rounds=2),
     ],

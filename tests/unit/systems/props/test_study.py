@@ -27,9 +27,15 @@ def study(folder, config, task="cartpole", seed=0, model=None):
     ("task", "options"),
     [
         ("cartpole", {"method": "props", "warmup": 2, "proposals": 2, "polish": "hill_climbing", "polish_rounds": 1}),
-        ("nim", {"method": "props+", "warmup": 1, "history": HistoryView(trajectory_steps=5), "max_steps": 10}),
-        ("cartpole", {"method": "legacy", "use_replay_buffer": True, "buffer_rows": 5}),
-        ("cartpole", {"method": "random_search", "iterations": 30}),
+        pytest.param(
+            "nim",
+            {"method": "props+", "warmup": 1, "history": HistoryView(trajectory_steps=5), "max_steps": 10},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "cartpole", {"method": "legacy", "use_replay_buffer": True, "buffer_rows": 5}, marks=pytest.mark.slow
+        ),
+        pytest.param("cartpole", {"method": "random_search", "iterations": 30}, marks=pytest.mark.slow),
         ("cartpole", {"method": "ars", "iterations": 30}),
     ],
     ids=["props", "props+", "legacy", "numeric", "centers"],
@@ -123,6 +129,7 @@ def test_returns_that_are_not_finite_are_told_to_nobody(tmp_path):
     assert study(tmp_path / "whole", config, "mountain_car_continuous", model=Wild()).result == found
 
 
+@pytest.mark.slow
 def test_the_last_proposal_is_polished_too(tmp_path):
     config = PropsConfig(**SMALL | {"iterations": 1, "warmup": 0, "polish": "cma_es", "polish_rounds": 2})
     searched = study(tmp_path, config, "nim")

@@ -54,7 +54,7 @@ def placed(llama, mesh):
     return jax.device_put(fresh, shardings(llama.abstract(), llama.logical_axes(), mesh))
 
 
-@pytest.mark.parametrize("tune", ["lora", "full"])
+@pytest.mark.parametrize("tune", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_fine_tuning_holds_what_it_says(model, tune):
     found = fit(FitConfig(model, batch_size=8, length=16, tune=tune, mesh=MESH, microbatches=2))
     mesh = make_mesh(MESH)
@@ -111,7 +111,7 @@ def test_sampling_counts_the_cache_once_and_in_parts(model):
     assert "trained" not in found.table() and found.parts["activations"][0] > 0
 
 
-@pytest.mark.parametrize("workload", ["score", "grpo"])
+@pytest.mark.parametrize("workload", ["score", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_scoring_and_grpo(model, workload):
     found = fit(FitConfig(model, workload, batch_size=4, length=8, new_tokens=8, samples=2, mesh="data=2,fsdp=2"))
     assert found.parts["optimiser"][0] == 2 * found.parts["adapters"][0] + 4
@@ -218,6 +218,7 @@ def test_what_cannot_be(model, changes, message):
         fit(FitConfig(**{"model": model, "length": 16, **changes}))
 
 
+@pytest.mark.slow
 def test_a_config_alone_is_read_and_devices_are_simulated(model):
     """In a new process, in which no device is in use yet."""
     env = {n: v for n, v in os.environ.items() if n != "JAX_PLATFORMS"} | {"XLA_FLAGS": " ".join(QUICK)}
