@@ -62,6 +62,7 @@ def test_a_run_leaves_everything_in_its_folder(run, capsys):
     assert {"score", "unlocked/collect_wood", "suggested/good", "paid/nonsensical"} <= set(found)
 
 
+@pytest.mark.slow
 def test_two_halves_are_the_whole(run):
     """A run with a chat model, stopped after half and resumed, has the same state to the bit."""
     out = str(run.parent)

@@ -141,11 +141,8 @@ def program(function: Callable[..., Any], *args: Any) -> str:
     return re.sub(r"\b[a-z]{1,4}\b", lambda name: numbers.setdefault(name[0], str(len(numbers))), text)
 
 
-AGENTS = {name for name in LEARNERS if name.startswith("agent, ")}
-
-
 @pytest.mark.parametrize("setting", UNDER)
-@pytest.mark.parametrize("name", quickly(LEARNERS, {*LEARNERS} - AGENTS | {"agent, gigpo", "agent, turn_ppo"}))
+@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "dqn", "grpo", "glam", "ellm", "agent, turn_ppo"}))
 def test_learners_trace(name, setting):
     update, start = one_update(name)
     plain = jax.eval_shape(update, start)

@@ -72,6 +72,7 @@ def assert_same(folder: Path, whole: Path) -> None:
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_halves_are_the_whole(whole, tmp_path):
     here(tmp_path, "halves", "--num-updates", "20")
     run(tmp_path, "halves", "--num-updates", "40", "--run.resume")
@@ -211,6 +212,7 @@ def test_back_to_an_older_checkpoint(whole, tmp_path):
     assert lines(tmp_path / "back") == lines(whole)
 
 
+@pytest.mark.slow
 def test_nobody_reads_the_progress(whole, tmp_path):
     """As in `llmrl ... | head -1`: the run continues without it, and is saved."""
     quiet = subprocess.Popen(

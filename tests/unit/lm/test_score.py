@@ -158,7 +158,7 @@ def test_an_unknown_form_is_named(variables):
 @pytest.mark.parametrize(
     "prefix, unroll",
     [
-        pytest.param((), 1, id="bare-scanned"),
+        pytest.param((), 1, id="bare-scanned", marks=pytest.mark.slow),
         pytest.param(PREFIX, None, id="prefix-written"),
         pytest.param((), None, id="bare-written", marks=pytest.mark.slow),
         pytest.param(PREFIX, 1, id="prefix-scanned", marks=pytest.mark.slow),

@@ -38,7 +38,7 @@ def played(name: str):
     program = agent(**CASES[name])
     learner = make_turn_ppo(PPO, program.policy, program.env, program.env_params)
     update = jax.jit(learner.update)
-    states, metrics = [_read(learner.init(jax.random.key(0)))], []
+    states, metrics = [learner.init(jax.random.key(0))], []
     for _ in range(3):
         state, values = update(states[-1])
         states.append(state)
@@ -104,7 +104,7 @@ def _keys(state, like):
 
 
 def _read(state):
-    """A state as it is read from a checkpoint: equal, and without weak types, so that one program takes both."""
+    """A state as it is read from a checkpoint: equal, and without weak types."""
     return _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(state))), state)
 
 

@@ -300,6 +300,7 @@ def test_eight_devices():
 # --- in DQN -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dqn_remembers_changed_rewards():
     """What is remembered of the first update are the world's steps with novelty's rewards, and the predictor learns
     once there is enough to learn from."""

@@ -139,6 +139,7 @@ def test_the_pool_is_renewed_now_and_then():
     np.testing.assert_array_equal(pools[1], pools[2])
 
 
+@pytest.mark.slow
 def test_a_shared_encoder_is_the_online_one():
     """A spoilt encoder of the target network changes nothing if it is shared."""
     moved = {}

@@ -94,7 +94,8 @@ def test_apt_learns_effects():
     assert forward[-1] < forward[0]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("noveld", marks=pytest.mark.slow), "apt"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["noveld", "apt"])
 def test_in_dqn(kind):
     """Stored rewards are the bonus's, and its networks learn with every gradient step."""
     bonus = NovelD(SIZES) if kind == "noveld" else APT(3, APT_SIZES)

@@ -189,6 +189,7 @@ def run_of(learner):
 CLONE = BCConfig(batch_size=4, gradient_steps=2, hidden=(4,))
 
 
+@pytest.mark.slow
 def test_seeds_share_their_data():
     learner = make_offline(BC(CLONE, WIDE), CLONE, steps(6), WIDE)
     both = vmap_learners(learner, 2, jax.random.split)

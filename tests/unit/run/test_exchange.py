@@ -120,6 +120,7 @@ def test_a_run_goes_on_between_exchanges_and_at_one(whole, tmp_path):
     assert waited == sorted(waited) and waited[0] == 0 < waited[-1]
 
 
+@pytest.mark.slow
 def test_no_answer_stops_the_run_where_it_can_go_on(whole, tmp_path):
     answer, folder = Recorded(fails=3), tmp_path / "run"
     expected = rf"update 12 .*RuntimeError.*server is down.*update 12;.*--run\.resume {folder}$"

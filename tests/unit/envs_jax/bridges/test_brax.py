@@ -144,6 +144,7 @@ def test_batches_reset_from_the_pool(pendulum):
     assert not np.array_equal(played["final"][2], played["obs"][2])
 
 
+@pytest.mark.slow
 def test_the_conformance_kit(envs):
     testing.check(*bridge.from_brax("fast", max_steps=5), steps=12, policies=("pool",), devices=8)
 

@@ -33,7 +33,9 @@ def row(tree, i):
     return jax.tree.map(lambda x: np.asarray(x[i]), tree)
 
 
-@pytest.mark.parametrize("id", ["SokobanText-2boxes-v0", "Sokoban-small-v0?height=5&width=6&boxes=1"])
+@pytest.mark.parametrize(
+    "id", [pytest.param("SokobanText-2boxes-v0", marks=pytest.mark.slow), "Sokoban-small-v0?height=5&width=6&boxes=1"]
+)
 def test_every_step_equals_the_rules_in_python(id):
     """Thousands of random steps; every room is played on after its end, too."""
     env, params = make(id)
