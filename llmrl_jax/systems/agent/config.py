@@ -162,17 +162,14 @@ DEMO_RL = {
     "gamma": 0.9,
     "entropy_coef": 0.0,
     "kl_coef": 0.03,
-    "invalid_reward": -1.0,
+    "invalid_reward": -0.3,
 }
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
-DEMO_LAMBDA = 0.99
-"""Lambda per token: a turn's reply has seven or eight, so that with 0.95 an early turn has hardly any credit where the
-critic explains little."""
 DEMO_TOKENS = {"ppo": 512, "group": 1152}
 """Tokens of each world in an update: of PPO, and of whole episodes of 16 turns."""
 
-DEMO_STEPS = 100 * DEMO_ENVS * DEMO_TOKENS["ppo"]
+DEMO_STEPS = 80 * DEMO_ENVS * DEMO_TOKENS["ppo"]
 """Tokens of the demo's RL."""
 
 
@@ -182,8 +179,6 @@ def demo_config(steps: int = DEMO_STEPS, algo: Algorithm = "token_ppo") -> Train
     tokens = DEMO_TOKENS[kind]
     options: dict[str, Any] = DEMO_RL | {"schedule_updates": max(1, -(-steps // (DEMO_ENVS * tokens)))}
     learner: Any = (
-        TurnPPOConfig(num_steps=tokens, gae_lambda=DEMO_LAMBDA, **options)
-        if kind == "ppo"
-        else GroupConfig(episode_tokens=tokens, **options)
+        TurnPPOConfig(num_steps=tokens, **options) if kind == "ppo" else GroupConfig(episode_tokens=tokens, **options)
     )
     return replace(TrainConfig(agent=DEMO, algo=algo, steps=steps), **{kind: learner})
