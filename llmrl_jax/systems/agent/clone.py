@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +30,25 @@ NOUN = re.compile(r"(?:a|the) (\w+ (?:ball|box|key|door))")
 """The objects of a mission."""
 
 
-SIDES = ("left", "right", "forward")
-"""Where a phrase says that something is: the first of these words in it."""
+DIRECTIONS = ("left", "right", "forward")
+"""The words of a phrase that say in which direction an object lies."""
 
 
-def thought_of(text: Mapping[str, str], kind: Literal["phrase", "side"] = "phrase") -> str:
-    """The expert's thought on the goal's object: the phrase of the observation that has it, or its name and the side;
-    `nowhere` for one out of view.
+def thought_of(text: Mapping[str, str]) -> str:
+    """The expert's thought on the goal's object: its name and the directions in which it lies, as in `red ball left
+    forward`; `nowhere` in place of the directions if it is out of view.
+
+    The name comes first since it can be copied from the mission; what follows it is then a look-up of one step, which
+    a small model learns much sooner than whether the object is in view.
 
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`)."""
     goals = NOUN.findall(text["mission"])
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
     for goal in goals:
         for phrase in phrases:
-            if goal in phrase:
-                sides = [word for word in phrase.split() if word in SIDES]
-                return phrase if kind == "phrase" or not sides else f"{goal} {sides[0]}"
-    return NOWHERE
+            if goal in phrase and (directions := [word for word in phrase.split() if word in DIRECTIONS]):
+                return " ".join([goal, *directions])
+    return " ".join([*goals[:1], NOWHERE])
 
 
 def reply_of(form: str, action: str, thought: str) -> str:
@@ -126,7 +128,7 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
         if seen not in thoughts:
             thinks = config.thoughts and agent.config.think
             text = agent.env.describe(captions)
-            thoughts[seen] = thought_of(text, config.thought) if thinks else ""
+            thoughts[seen] = thought_of(text) if thinks else ""
         thought = thoughts[seen]
         if (action, thought) not in replies:
             replies[action, thought] = tokenizer.encode(reply_of(agent.config.format, names[action], thought)) + end

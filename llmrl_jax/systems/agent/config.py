@@ -110,8 +110,6 @@ class CloneConfig(Checked):
     """Probability that the expert acts at random, which is imitated too."""
     thoughts: bool = True
     """Whether the expert's replies have thoughts."""
-    thought: Literal["phrase", "side"] = "phrase"
-    """What a thought says of the goal: all that the observation says, or its name and the side where it is."""
     episode_tokens: PositiveInt = 512
     """The most tokens of a demonstration, which is cut to whole turns."""
     epochs: Annotated[float, In("(0, 1000]")] = 1.0
@@ -150,9 +148,9 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=1500, noise=0.75, thought="side", sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1)
+    episodes=4000, noise=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
 )
-"""The demo's imitation: of an expert that thinks right, and acts at random in three of four turns."""
+"""The demo's imitation: of an expert that thinks right, and acts at random in four of five turns."""
 
 DEMO_ENVS = 64
 DEMO_RL = {

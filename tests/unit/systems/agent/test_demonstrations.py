@@ -1,10 +1,10 @@
-"""The texts in which an expert's replies are learned are those that the policy sees."""
+"""The texts in which an expert's replies are learned are those that the policy sees; its thoughts name the goal."""
 
 from __future__ import annotations
 
 import pytest
 
-from llmrl_jax.systems.agent.clone import Demonstration
+from llmrl_jax.systems.agent.clone import Demonstration, thought_of
 
 
 HEAD, OPENING, LATER = [1], [2, 3], [4, 5, 6]
@@ -43,3 +43,21 @@ def test_a_turn_is_a_text_with_reprompt(window, expected):
     episode = Demonstration(appends=False, window=window, length=100)
     for _ in range(2):
         assert texts(episode, [[7], [8], [9]]) == expected
+
+
+OBSERVATION = "You see a wall, You see a grey key 3 steps right, You see a red ball 1 step left and 1 step forward"
+
+
+@pytest.mark.parametrize(
+    ("mission", "thought"),
+    [
+        ("go to the red ball", "red ball left forward"),
+        ("go to a grey key", "grey key right"),
+        ("go to the red key", "red key nowhere"),
+        ("put the red box next to the grey key", "grey key right"),
+        ("put the red box next to the blue key", "red box nowhere"),
+        ("open the door", "nowhere"),
+    ],
+)
+def test_a_thought_names_the_goal_and_its_directions(mission, thought):
+    assert thought_of({"mission": mission, "text": OBSERVATION}) == thought
