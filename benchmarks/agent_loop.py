@@ -16,7 +16,6 @@ import numpy as np
 from benchmarks.harness import OURS, REPEATS, Result, Row, aim, compiled, fastest, speedup, threads
 from benchmarks.torch_agent import HostLoop, timed
 from llmrl_jax import lm
-from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.multiturn.learner import TurnState
 from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
@@ -28,7 +27,7 @@ from llmrl_jax.systems.agent.config import DEMO, AgentConfig
 TITLE = "Agents that write: play and whole updates, compared with a loop on the host and torch"
 
 WORLD = "BabyAI-Text/GoToLocalS6N2-v0"
-SMALL, DEMONSTRATED, SMOL = "small Llama, append", "the demo's Llama, reprompt", "SmolLM2-135M, append"
+SMALL, DEMONSTRATED = "small Llama, append", "the demo's Llama, reprompt"
 PLAY, UPDATE = "play", "a whole update"
 BAR = 3.0
 GENERATE, KEPT = "torch, generate", "torch, keys and values kept"
@@ -39,13 +38,12 @@ CACHES: dict[str, dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """An agent, its learner, and how often they are measured."""
+    """An agent and its learner."""
 
     agent: AgentConfig
     config: TurnPPOConfig
     at_once: tuple[int, ...] = (4, 16)
     """Texts in a pass of a gradient in torch: each is measured."""
-    repeats: int = REPEATS
 
 
 def settings(quick: bool) -> dict[str, Case]:
@@ -59,10 +57,6 @@ def settings(quick: bool) -> dict[str, Case]:
         return {SMALL: Case(tiny, ppo), DEMONSTRATED: Case(short, ppo, at_once=(16,))}
     many = TurnPPOConfig(**shared, num_envs=64, num_steps=256)
     cases = {SMALL: Case(agent, many), DEMONSTRATED: Case(replace(DEMO, tune="full"), many, at_once=(16, 64))}
-    if LANGUAGE_MODELS["smollm2-135m"].folder():
-        smol = replace(agent, model="smollm2-135m", wording="chatml")
-        few = TurnPPOConfig(**shared | {"minibatches": 2, "microbatches": 2}, num_envs=8, num_steps=128)
-        cases[SMOL] = Case(smol, few, at_once=(4,), repeats=2)
     return cases
 
 
@@ -187,7 +181,7 @@ def measure(model: str, case: Case) -> tuple[list[Row], list[str], float]:
         for count in case.at_once:
             note = f"transformers, a loop over tokens; gradients of {count} texts at a time"
             sides.append(host_side(KEPT, note, loop(cached=True), turns, count))
-        for _ in range(case.repeats):
+        for _ in range(REPEATS):
             for side in sides:
                 side.sample()
     rows = [row for side in sides for row in side.rows(model)]

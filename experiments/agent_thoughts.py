@@ -90,11 +90,10 @@ def learn(x: Experiment, think: bool, seed: int) -> dict[str, Any]:
             points.append(float(metrics["success"]))
             turns += float(metrics["turns"])
             if (i + 1) % WINDOW == 0:
-                curve.append(
-                    {"turns_before": before, "update": i + 1, "success": round(float(np.mean(points[-WINDOW:])), 3)}
-                )
+                success = round(float(np.mean(points[-WINDOW:])), 3)
+                curve.append({"turns_before": before, "update": i + 1, "success": success})
                 print(f"seed {seed}, thoughts {think}: {curve[-1]}", flush=True)
-                if curve[-1]["success"] >= x.enough:
+                if success >= x.enough:
                     break
     key = jax.random.key(10_000 + seed)
     play = evaluators(agent, CONFIG.ppo.episode_tokens)(x.episodes, False)(state.params, state.frozen, key)
