@@ -256,7 +256,7 @@ def test_other_formats_whose_tags_overlap(form, think):
     rng = np.random.default_rng(0)
     parts = [*actions, *"aabbx 1", *filter(None, [form.opening, form.closing, *(form.thought or ())])]
     parts.append("".join(form.thought or ()) + form.opening)
-    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(2000)]
+    texts = ["".join(rng.choice(parts, rng.integers(1, 8))) for _ in range(5000)]
     rows = [[tokenizer.backend.token_to_id(c.replace(" ", "Ġ")) for c in text] for text in texts]
     tokens = np.array([row + [-1] * (40 - len(row)) for row in rows])
     assert decoded(tokenizer, tokens) == texts
