@@ -7,7 +7,7 @@ last turn and its reply, and the observation: at the question, the word is in it
 Without thoughts success is at most 1/4. Learning begins one turn before the question (`first`), where the word can be
 read from the prompt, and goes on with two turns, from the same weights and in the same program.
 
-`<out>/thoughts.json` has the held-out success of each seed with and without thoughts, its curve, the settings and the
+Runs that are in the folder are not made again. `<out>/thoughts.json` has the held-out success of each seed with and without thoughts, its curve, the settings and the
 machine; `experiments/results/agent_thoughts` has what `docs/systems/agent-results.md` shows.
 """
 
@@ -110,11 +110,19 @@ def learn(x: Experiment, think: bool, seed: int) -> dict[str, Any]:
     }
 
 
+def run(x: Experiment, out: Path, think: bool, seed: int) -> dict[str, Any]:
+    """`learn`, if it has not been run."""
+    path = out / f"seed-{seed}-{'with' if think else 'without'}.json"
+    if not path.exists():
+        write_whole(path, json.dumps(learn(x, think, seed)) + "\n")
+    return json.loads(path.read_text())
+
+
 def main() -> None:
     """Run all seeds, with and without thoughts, and write the record."""
     x = parse(Experiment, description=__doc__)
     out = Path(x.out)
-    rows = [learn(x, think, seed) for seed in x.seeds for think in (True, False)]
+    rows = [run(x, out, think, seed) for seed in x.seeds for think in (True, False)]
     record = {
         "command": command(Path(__file__).name, x),
         "date": datetime.date.today().isoformat(),
