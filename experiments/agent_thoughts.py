@@ -7,8 +7,9 @@ last turn and its reply, and the observation: at the question, the word is in it
 Without thoughts success is at most 1/4. Learning begins one turn before the question (`first`), where the word can be
 read from the prompt, and goes on with two turns, from the same weights and in the same program.
 
-Runs that are in the folder are not made again. `<out>/thoughts.json` has the held-out success of each seed with and without thoughts, its curve, the settings and the
-machine; `experiments/results/agent_thoughts` has what `docs/systems/agent-results.md` shows.
+Runs that are in the folder are not made again. `<out>/thoughts.json` has the held-out success of each seed with and
+without thoughts, its curve, the settings and the machine; `experiments/results/agent_thoughts` has what
+`docs/systems/agent-results.md` shows.
 """
 
 from __future__ import annotations
