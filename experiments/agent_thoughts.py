@@ -51,7 +51,7 @@ CONFIG = TrainConfig(
     ),
     algo="token_ppo",
     ppo=TurnPPOConfig(
-        num_envs=64, num_steps=128, minibatches=4, learning_rate=2e-3, gamma=1.0, entropy_coef=0.005, pool_size=64
+        num_envs=64, num_steps=128, minibatches=4, learning_rate=2e-3, gamma=1.0, entropy_coef=0.02, pool_size=64
     ),
 )
 """A reply has three tokens: a word of thought, and the action with its tag; without thoughts the action alone."""
