@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from llmrl_jax.multiturn.group import GroupConfig
 from llmrl_jax.multiturn.ppo import TurnPPOConfig
 from llmrl_jax.systems.agent.build import build, make_learner
 from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig
+from tests.paths import ROOT
 
 
 SIZES = SmallConfig(hidden_size=32, layers=1, heads=4, intermediate_size=64)
@@ -49,3 +52,14 @@ def test_the_answer_is_read_and_written(algo, updates, least):
         success.append(float(metrics["success"]))
         assert all(float(metrics[name]) <= bound for name, bound in learner.bounds.items())
     assert success[0] < 0.2 and np.mean(success[-10:]) >= least
+
+
+@pytest.mark.slow
+def test_a_thought_carries_what_is_not_seen_any_more(monkeypatch):
+    """The experiment with one of its seeds: without thoughts a quarter is the best that there is."""
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    thoughts = importlib.import_module("agent_thoughts")
+    thinks = thoughts.learn(thoughts.Experiment(then=200), True, 1)
+    mute = thoughts.learn(thoughts.Experiment(then=25), False, 1)
+    assert mute["curve"][0]["success"] > 0.5 and mute["success"][0] < 0.35
+    assert thinks["success"][0] >= mute["success"][0] + 0.2
