@@ -56,8 +56,7 @@ def settings(quick: bool) -> dict[str, Case]:
         short = replace(tiny, memory="reprompt")
         return {SMALL: Case(tiny, ppo), DEMONSTRATED: Case(short, ppo, at_once=(16,))}
     many = TurnPPOConfig(**shared, num_envs=64, num_steps=256)
-    cases = {SMALL: Case(agent, many), DEMONSTRATED: Case(replace(DEMO, tune="full"), many, at_once=(16, 64))}
-    return cases
+    return {SMALL: Case(agent, many), DEMONSTRATED: Case(replace(DEMO, tune="full"), many, at_once=(16, 64))}
 
 
 @dataclass

@@ -36,26 +36,26 @@ class Worlds:
             obs, state = select(cut & ~done, fresh, obs), select_rows(cut & ~done, restarted, state)
             begins = done | cut
             opened = join([text.heads(obs), text.turns(obs, opening=True)], size)
-            said = opened if rebuilt else select(begins, opened, join([text.turns(obs)], size))
-            return state, reward, begins, said
+            message = opened if rebuilt else select(begins, opened, join([text.turns(obs)], size))
+            return state, reward, begins, message
 
         self._first, self._step = jax.jit(first), jax.jit(step)
         self.key, self.calls = jax.random.key(3), 0
-        self.state, said = self._first(self.key)
-        self.said: list[list[int]] = self._lists(said)
+        self.state, message = self._first(self.key)
+        self.messages: list[list[int]] = self._lists(message)
         """What each world says next, as tokens."""
 
     @staticmethod
-    def _lists(said: Any) -> list[list[int]]:
-        tokens, lengths = jax.device_get(said)
+    def _lists(message: Any) -> list[list[int]]:
+        tokens, lengths = jax.device_get(message)
         return [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
 
     def step(self, actions: np.ndarray, cut: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One step of every world. **Returns:** rewards, and whether each is at the beginning of an episode."""
         self.calls += 1
         key = jax.random.fold_in(self.key, self.calls)
-        self.state, reward, begins, said = self._step(self.state, jnp.asarray(actions), jnp.asarray(cut), key)
-        self.said = self._lists(said)
+        self.state, reward, begins, message = self._step(self.state, jnp.asarray(actions), jnp.asarray(cut), key)
+        self.messages = self._lists(message)
         return np.asarray(reward), np.asarray(begins)
 
 
@@ -151,10 +151,10 @@ class HostLoop:
         written = out.sequences[:, begin:]
         scores = self.torch.log_softmax(self.torch.stack(out.scores, 1), -1).gather(2, written[..., None])[..., 0]
         replies, log_probs = [], []
-        for row, said in zip(written.tolist(), scores.tolist()):
+        for row, chosen in zip(written.tolist(), scores.tolist()):
             count = self._length(row)
             replies.append(row[:count])
-            log_probs.append(said[:count])
+            log_probs.append(chosen[:count])
         return replies, log_probs, [0.0] * len(rows)
 
     def _length(self, row: list[int]) -> int:
@@ -223,10 +223,10 @@ class HostLoop:
                     self.cache = transformers.DynamicCache(config=self.model.config)
                     self.mask = torch.zeros((count, 0), dtype=torch.long)
                     self.position = torch.zeros(count, dtype=torch.long)
-                for row, said in enumerate(self.worlds.said):
-                    self.running[row].tokens = said if self.rebuilt else self.running[row].tokens + said
-                    read[row] = read[row] + said
-                    spoken += len(said)
+                for row, message in enumerate(self.worlds.messages):
+                    self.running[row].tokens = message if self.rebuilt else self.running[row].tokens + message
+                    read[row] = read[row] + message
+                    spoken += len(message)
                 replies, log_probs, values = self._continued(read) if self.cached else self._generated()
                 states = [self._ended(reply) for reply in replies]
                 named = self.action[states]

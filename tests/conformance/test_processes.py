@@ -161,13 +161,14 @@ def test_gymnasium_workers(tmp_path):
 
 def test_threads_have_settings_of_their_own():
     """One traces under x64, one under strict promotion, one under neither, all at once, a world made elsewhere."""
-    made = {id: envs_jax.make(id) for id in ("Pendulum-v1", "Taxi-v3")}
+    environments = {id: envs_jax.make(id) for id in ("Pendulum-v1", "Taxi-v3")}
 
     def run(number: int) -> dict[str, Any]:
         settings: Any = (jax.enable_x64(True), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("standard"))
         with settings[number % 3]:
             return {
-                id: jax.jit(lambda env=env, params=params: played(env, params))() for id, (env, params) in made.items()
+                id: jax.jit(lambda env=env, params=params: played(env, params))()
+                for id, (env, params) in environments.items()
             }
 
     with ThreadPoolExecutor(6) as pool:

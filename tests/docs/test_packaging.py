@@ -73,8 +73,8 @@ def test_there_is_one_version(built):
 
 def run(command: list[str], home: Path, **env: str) -> str:
     """What a command in a folder prints. **Raises** `AssertionError`, with the end of its output, if it fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env={**kept, **env})
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env={**environment, **env})
     assert done.returncode == 0, (command, done.stdout[-1000:], done.stderr[-2000:])
     return done.stdout
 

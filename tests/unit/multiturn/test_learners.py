@@ -240,16 +240,16 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
         place, total, past, turns, done = 0, 0.0, [], 0, False
         while not done:
             turn = tokenizer.encode(policy.text.render(obs, opening=turns == 0))
-            heard = turn if not memory else [*(past[-1] if past else []), *turn]
-            assert tokens[place : place + len(heard)] == heard
-            assert (roles[place : place + len(heard)] == WORLD).all()
-            place += len(heard)
-            said = []
+            message = turn if not memory else [*(past[-1] if past else []), *turn]
+            assert tokens[place : place + len(message)] == message
+            assert (roles[place : place + len(message)] == WORLD).all()
+            place += len(message)
+            reply = []
             while place < len(tokens) and roles[place] == REPLY:
-                said.append(tokens[place])
+                reply.append(tokens[place])
                 place += 1
-            past.append([*turn, *said])
-            text = tokenizer.decode([t for t in said if t != tokenizer.eos_id])
+            past.append([*turn, *reply])
+            text = tokenizer.decode([t for t in reply if t != tokenizer.eos_id])
             action = env.action_names.index(policy.replies.format.parse(text))
             obs, state, reward, terminated, truncated, _ = env.step(
                 jax.random.key(9), state, jnp.int32(action), program.env_params
