@@ -98,6 +98,9 @@ def text_of(world: HostWorld, tokenizer: FastTokenizer, config: AgentConfig) -> 
 NOWHERE = "nowhere"
 """What the expert's thought says of a goal that is not in view."""
 
+BLOCKED = "blocked"
+"""What the expert's thought says where it cannot go forward."""
+
 
 SPARE_WORDS = 64
 """Tokens for words that a world of the host does not announce."""
@@ -109,7 +112,7 @@ def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer
     form = FORMATS[config.format]
     names = tuple(env.actions) if isinstance(env, HostWorld) else env.action_names
     texts = [wording.instruction.format(actions=", ".join(names)), wording.goal, wording.observation]
-    texts += [wording.reply, wording.between, "THINK", NOWHERE, form.opening, form.closing, *(form.thought or ())]
+    texts += [wording.reply, wording.between, "THINK", NOWHERE, BLOCKED, form.opening, form.closing, *(form.thought or ())]
     if isinstance(env, HostWorld):
         return WordTokenizer.from_texts([*texts, *env.vocabulary, *names], spare=SPARE_WORDS)
     before, after = wording.sentence

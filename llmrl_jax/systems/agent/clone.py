@@ -20,7 +20,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.agent.build import NOWHERE, WritingAgent, build
+from llmrl_jax.systems.agent.build import BLOCKED, NOWHERE, WritingAgent, build
 from llmrl_jax.systems.agent.config import CloneConfig, CloneRun
 from llmrl_jax.systems.agent.train import evaluators, summarise, table
 from llmrl_jax.tuning import Example, make_sft, pack
@@ -34,9 +34,14 @@ DIRECTIONS = ("left", "right", "forward")
 """The words of a phrase that say in which direction an object lies."""
 
 
+AHEAD = re.compile(r"[^0-9]* 1 step forward")
+"""The phrase of what stands directly in front."""
+
+
 def thought_of(text: Mapping[str, str]) -> str:
     """The expert's thought on the goal's object: its name and the directions in which it lies, as in `red ball left
-    forward`; `nowhere` in place of the directions if it is out of view.
+    forward`; `nowhere` in place of the directions if it is out of view; and `blocked` where the next step forward is
+    taken, without which a policy that thinks `forward` cannot see that it has to turn.
 
     The name comes first since it can be copied from the mission; what follows it is then a look-up of one step, which
     a small model learns much sooner than whether the object is in view.
@@ -44,11 +49,12 @@ def thought_of(text: Mapping[str, str]) -> str:
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`)."""
     goals = NOUN.findall(text["mission"])
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
+    ahead = [BLOCKED] if any(AHEAD.fullmatch(phrase) for phrase in phrases) else []
     for goal in goals:
         for phrase in phrases:
             if goal in phrase and (directions := [word for word in phrase.split() if word in DIRECTIONS]):
-                return " ".join([goal, *directions])
-    return " ".join([*goals[:1], NOWHERE])
+                return " ".join([goal, *directions, *ahead])
+    return " ".join([*goals[:1], NOWHERE, *ahead])
 
 
 def reply_of(form: str, action: str, thought: str) -> str:
