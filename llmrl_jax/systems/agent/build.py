@@ -99,7 +99,7 @@ NOWHERE = "nowhere"
 """What the expert's thought says of a goal that is not in view."""
 
 BLOCKED = "blocked"
-"""What the expert's thought says where it cannot go forward."""
+"""What the expert's thought says where something stands in the way."""
 
 
 SPARE_WORDS = 64

@@ -34,14 +34,11 @@ DIRECTIONS = ("left", "right", "forward")
 """The words of a phrase that say in which direction an object lies."""
 
 
-AHEAD = re.compile(r"[^0-9]* 1 step forward")
-"""The phrase of what stands directly in front."""
-
-
 def thought_of(text: Mapping[str, str]) -> str:
     """The expert's thought on the goal's object: its name and the directions in which it lies, as in `red ball left
-    forward`; `nowhere` in place of the directions if it is out of view; and `blocked` where the next step forward is
-    taken, without which a policy that thinks `forward` cannot see that it has to turn.
+    forward`, or `nowhere` if it is out of view; then `blocked` if something else is one step away in the last of these
+    directions (forward, if there is none), since a policy that sees one observation would otherwise push on, or turn to
+    and fro.
 
     The name comes first since it can be copied from the mission; what follows it is then a look-up of one step, which
     a small model learns much sooner than whether the object is in view.
@@ -49,12 +46,15 @@ def thought_of(text: Mapping[str, str]) -> str:
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`)."""
     goals = NOUN.findall(text["mission"])
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
-    ahead = [BLOCKED] if any(AHEAD.fullmatch(phrase) for phrase in phrases) else []
-    for goal in goals:
-        for phrase in phrases:
-            if goal in phrase and (directions := [word for word in phrase.split() if word in DIRECTIONS]):
-                return " ".join([goal, *directions, *ahead])
-    return " ".join([*goals[:1], NOWHERE, *ahead])
+    thought = [*goals[:1], NOWHERE]
+    for goal, phrase in ((goal, phrase) for goal in goals for phrase in phrases if goal in phrase):
+        if directions := [word for word in phrase.split() if word in DIRECTIONS]:
+            thought = [goal, *directions]
+            break
+    side = thought[-1] if thought[-1] in DIRECTIONS else "forward"
+    near = [phrase for phrase in phrases if re.fullmatch(f"[^0-9]* 1 step {side}", phrase)]
+    taken = any(not any(goal in phrase for goal in goals) for phrase in near)
+    return " ".join([*thought, *([BLOCKED] if taken else [])])
 
 
 def reply_of(form: str, action: str, thought: str) -> str:

@@ -148,7 +148,7 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=3200, noise=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
+    episodes=4000, noise=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
 )
 """The demo's imitation: of an expert that thinks right, and acts at random in four of five turns."""
 
@@ -162,7 +162,7 @@ DEMO_RL = {
     "gamma": 0.9,
     "entropy_coef": 0.0,
     "kl_coef": 0.03,
-    "invalid_reward": -0.3,
+    "invalid_reward": -1.0,
 }
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
