@@ -72,6 +72,7 @@ def test_it_learns_is_resumed_and_answers(folder, capsys):
     jax.tree.map(np.testing.assert_array_equal, *both)
 
 
+@pytest.mark.slow
 def test_full_tuning_writes_a_model(folder, tmp_path):
     chats = shutil.copytree(folder / "model", tmp_path / "model")
     (chats / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")

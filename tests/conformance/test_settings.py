@@ -72,8 +72,8 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (tuple(x.shape), kinds(x)), tree)
 
 
-# Worlds of a family are made of the same parts: a level that draws its task, one with text, and one of Crafter
-QUICK = ("BabyAI-MixedTrainLocal-v0", "BabyAI-Text/GoToRedBallGrey-v0", "CrafterText-v1")
+# Worlds of a family are made of the same parts: a level with text, and one of Crafter
+QUICK = ("BabyAI-Text/GoToRedBallGrey-v0", "CrafterText-v1")
 KINDS = first_of_each_kind()
 FAMILIES = ("BabyAI", "Crafter")
 WORLDS = [
@@ -142,7 +142,7 @@ def program(function: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.parametrize("setting", UNDER)
-@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "dqn", "grpo", "glam", "ellm", "agent, turn_ppo"}))
+@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "grpo", "glam", "ellm"}))
 def test_learners_trace(name, setting):
     update, start = one_update(name)
     plain = jax.eval_shape(update, start)
@@ -165,7 +165,7 @@ def bits(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 
-@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
+@pytest.mark.parametrize("name", quickly(LEARNERS, set(ONE_OF_EACH) - {"agent, gigpo"}))
 def test_learners_trace_in_shard_map(name):
     update, start = one_update(name)
     if name == "sft":

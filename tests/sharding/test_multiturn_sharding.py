@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 from llmrl_jax.multiturn.ppo import make_turn_ppo
 from tests.unit.multiturn.conversations import PPO, agent
@@ -18,6 +19,7 @@ def run(mesh: str):
     return jax.jit(learner.update)(learner.init(jax.random.key(7)))
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing_but_the_speed():
     (state, metrics), (one, expected) = run("data=8"), run("")
     for name in ("turns", "valid", "episodes", "success", "reply_length"):

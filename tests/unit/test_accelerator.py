@@ -217,6 +217,7 @@ def statuses(value: dict) -> dict[str, str]:
     return {case["case"]: case["status"] for case in value["cases"]}
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_a_case_that_hangs_or_dies_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
     others = "lambda settings: [record.Case('z', {'n': 1}, measured)]"

@@ -248,6 +248,7 @@ print(json.dumps({"beside": status("VmHWM") - before - nbytes(variables), "held"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from /proc (Linux)")
 def test_the_peak_of_loading(tmp_path):
     """A layer's matrix exists in floats for a moment; the model, 159 MB in bfloat16, never."""

@@ -101,6 +101,7 @@ def test_a_run_goes_on_in_the_middle_of_an_episode():
     np.testing.assert_array_equal(after.rows.record.token, states[2].rows.record.token)
 
 
+@pytest.mark.slow
 def test_groups_begin_in_one_state():
     policy, env = lake_agent(True)
     config = replace(GROUP, num_envs=4, group=2, minibatches=1, epochs=1, episode_tokens=48, anchor_coef=1.0)

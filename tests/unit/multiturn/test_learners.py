@@ -46,9 +46,7 @@ def played(name: str):
     return program, learner, update, states, metrics
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("free", "constrained"))) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "free")) for name in CASES])
 def test_the_first_ratio_is_one(name):
     _, learner, _, _, metrics = played(name)
     for values in metrics:

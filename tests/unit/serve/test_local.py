@@ -90,6 +90,7 @@ def test_it_says_what_generate_says(served, llama):
     assert llama.complete([later])[0].text != reply.text
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
     requests = [
         ask("drop", max_tokens=9),

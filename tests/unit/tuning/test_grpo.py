@@ -146,6 +146,7 @@ def test_no_key_of_an_update_is_used_twice(variables):
     assert jax.random.key_data(key).tobytes() not in uses
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_ratio_is_of_whole_passes():
     """Where XLA leaves roundings out, sampling token by token rounds otherwise than reading rows whole, and the loss
     compares what was read whole. Without excess precision the two agree. (So does a model as narrow as the others.)"""
@@ -283,6 +284,7 @@ def test_prompts_know_what_a_reward_reads_of_their_rows():
     assert (other.sums == known.sums).tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_weights_are_taken_only_where_no_kl_needs_them(variables):
     for kl, left in ((0.0, False), (0.1, True)):
         own = jax.tree.map(jnp.copy, variables)

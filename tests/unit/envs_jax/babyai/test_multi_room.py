@@ -135,6 +135,7 @@ def keys_at_hand(id):
     return count / 300
 
 
+@pytest.mark.slow
 def test_the_key_of_a_locked_room_is_never_locked_in():
     assert keys_at_hand("BabyAI-Unlock-v0") == 1.0
     assert 0.9 < keys_at_hand("BabyAI-Unlock-v0?compat=minigrid") < 1.0  # 0.975 in the reference

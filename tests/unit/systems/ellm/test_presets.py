@@ -40,7 +40,8 @@ def some(*quick):
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
 
 
-@pytest.mark.parametrize("name", some("pixels"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_learns(name):
     config = shrunk(preset(name))
     made = build(config, world_of(config))
