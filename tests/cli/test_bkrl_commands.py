@@ -86,7 +86,7 @@ def whole(preferred, out):
     return args
 
 
-def test_ppo_learns_with_a_potential(whole, out, capsys):
+def test_ppo_learns_with_a_potential(whole, out):
     rows = metrics.read(out / "whole" / "metrics.jsonl")
     assert len(rows) == 4 and rows[-1]["shaping_std"] > 0
     model = json.loads((out / "preferred" / "potential.json").read_text())["manifest"]["model"]
@@ -96,6 +96,10 @@ def test_ppo_learns_with_a_potential(whole, out, capsys):
     assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
     assert found["random/success_low"] <= found["random/success"] <= found["random/success_high"]
     assert {line.split()[0] for line in (out / "said.txt").read_text().splitlines()} >= {"sampled", "greedy", "random"}
+
+
+@pytest.mark.slow
+def test_a_run_with_a_potential_is_evaluated_again_and_shown(whole, out, capsys):
     check_eval_and_play(out / "whole", capsys)
 
 

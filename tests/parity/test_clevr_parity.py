@@ -75,7 +75,7 @@ def test_c_is_mujoco_to_the_bit(recorded):
     np.testing.assert_array_equal(played("c", starts, actions), np.float32(expected))
 
 
-@pytest.mark.parametrize("backend", ["jax", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", OURS)
 def test_our_programs_are_mujoco_to_rounding(backend, recorded):
     """Float64 without `jax_enable_x64`; rounded to float32, all positions are C's but for chaos in the last digits."""
     starts, actions, expected = recorded
