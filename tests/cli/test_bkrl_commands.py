@@ -137,6 +137,7 @@ def compute_reward(obs, past_obs, past_actions):
 """
 
 
+@pytest.mark.slow
 def test_knowledge_that_was_written_elsewhere_becomes_a_potential(out, preferred, capsys):
     (out / "code-final.py").write_text(OWN)
     assert asked(out, "code", "own", "--tests", "128", "--window", "2", "--program", str(out / "code-final.py")) == 0

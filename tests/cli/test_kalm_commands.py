@@ -417,6 +417,7 @@ def cases(out):
     return out / "prompts.npy"
 
 
+@pytest.mark.slow
 def test_episodes_are_imagined_from_a_file_of_prompts(out, cases):
     args = ["--model_path", str(out / "model"), "--prompt_path", str(cases), "--level", "rephrase_level"]
     args += ["--episodes", "5", "--batch_size", "5", "--run.out", str(out), "--run.name", "prompted"]

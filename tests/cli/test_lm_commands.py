@@ -117,6 +117,7 @@ def test_a_model_is_converted_and_asked(folder, tmp_path, capsys):
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.slow
 def test_every_end_token_that_a_folder_names_ends_a_text(folder, tmp_path, capsys):
     shutil.copytree(folder / "model", tmp_path / "model")
     tokenizer = lm.load_tokenizer(tmp_path / "model")

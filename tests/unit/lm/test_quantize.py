@@ -116,6 +116,7 @@ def test_the_model_computes_what_it_computes_on_the_same_floats(variables, quant
     assert np.abs(found - apply(variables["params"])).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_sampling_is_that_of_the_same_floats(variables, quantized, floats):
     sampling = SamplingConfig(max_new_tokens=6, samples=2)
     found, want = (

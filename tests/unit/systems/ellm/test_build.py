@@ -47,6 +47,7 @@ def one_update(config, mesh=None):
     return state, *jax.jit(learner.update)(state)
 
 
+@pytest.mark.slow
 def test_ppo_is_the_second_learner():
     """It collects states to ask about as DQN does, and its first ratio is 1."""
     state, after, metrics = one_update(replace(CHAT, learner="ppo"))

@@ -180,6 +180,7 @@ def macro():
     return build(replace(small, goal_conditioned=True))
 
 
+@pytest.mark.slow
 def test_an_agent_by_macro_actions_that_sees_goals():
     """Networks see symbols, texts and goals, and only offered actions have a value."""
     made = macro()

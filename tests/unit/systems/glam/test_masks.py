@@ -99,6 +99,7 @@ def test_all_actions_are_offered_unless_asked_otherwise():
         envs_jax.make("BabyAI-GoToLocal-v0", actions="usefull")
 
 
+@pytest.mark.slow
 def test_wrappers_that_change_the_actions_change_the_mask(glam, batch):
     env, params = envs_jax.make(WORLD)
     mask = jnp.array([True, True, False, True, False, True, True])

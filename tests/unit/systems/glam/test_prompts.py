@@ -135,6 +135,7 @@ def test_candidates_are_rewritten_with_the_prompt(world):
     assert other.actions == ("turn left", "turn right", "go forward", "take", "drop", "toggle")
 
 
+@pytest.mark.slow
 def test_a_byte_level_tokenizer_takes_every_rewrite(bpe, observations):
     """Tokens assembled on the device are the tokenizer's own for the rewritten string."""
     env = PromptHistory(envs_jax.make("BabyAI-Text/MixedTrainLocal-v0")[0], 3)
