@@ -86,6 +86,7 @@ def whole(preferred, out):
     return args
 
 
+@pytest.mark.slow
 def test_ppo_learns_with_a_potential(whole, out):
     rows = metrics.read(out / "whole" / "metrics.jsonl")
     assert len(rows) == 4 and rows[-1]["shaping_std"] > 0

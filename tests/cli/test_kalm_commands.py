@@ -117,7 +117,8 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     np.testing.assert_array_equal(found.obs["state"], whole.obs["state"] + moved)
 
 
-@pytest.mark.parametrize("level", ["rephrase", pytest.param("easy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["rephrase", "easy"])
 def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, capsys):
     here = ["--run.out", str(out)]
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]

@@ -201,6 +201,7 @@ def segmented():
     return query, whole, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved", "recomputed"])
 def test_short_segments_are_computed_in_blocks(form):
     """Blocks do not divide the row."""

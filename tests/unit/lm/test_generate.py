@@ -317,7 +317,8 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
         stream(MODEL, None, TOKENS, LENGTHS, KEY, SAMPLED, every=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "qwen2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
 def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
     """As on a GPU: matrices of each layer's own, and one for all that read the same input."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=6, model_type=family)

@@ -77,6 +77,7 @@ def lake_runs(host: bool):
     return learner, update, states, metrics
 
 
+@pytest.mark.slow
 def test_the_lake_is_the_same_through_this_door():
     (_, _, host, ours), (_, _, device, theirs) = lake_runs(True), lake_runs(False)
     for a, b in zip(host, device):
@@ -90,6 +91,7 @@ def test_the_lake_is_the_same_through_this_door():
         assert float(a["first_ratio_error"]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_episode():
     _, update, states, _ = lake_runs(True)
     _, env = lake_agent(True)
@@ -101,7 +103,6 @@ def test_a_run_goes_on_in_the_middle_of_an_episode():
     np.testing.assert_array_equal(after.rows.record.token, states[2].rows.record.token)
 
 
-@pytest.mark.slow
 def test_groups_begin_in_one_state():
     policy, env = lake_agent(True)
     config = replace(GROUP, num_envs=4, group=2, minibatches=1, epochs=1, episode_tokens=48, anchor_coef=1.0)

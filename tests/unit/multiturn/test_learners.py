@@ -75,6 +75,7 @@ def primitives(jaxpr):
             yield from primitives(inner)
 
 
+@pytest.mark.slow
 def test_an_update_is_a_function_of_its_state():
     """A state that was written and read goes on bit for bit, in the middle of turns."""
     _, _, update, states, _ = played("free")
@@ -259,6 +260,7 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
         assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES, ids=["append", "reprompt"])
 def test_groups_begin_in_one_state_and_rows_end(memory):
     program = agent(decoding="constrained", **memory)

@@ -168,6 +168,7 @@ def test_in_bfloat16_the_ratio_is_of_whole_passes():
     assert 0 < float(metrics["sampling_near_one"]) < 1
 
 
+@pytest.mark.slow
 def test_microbatches_and_chunks_change_memory_only(variables):
     states = []
     for parts, chunk in ((1, 0), (4, 1)):
@@ -251,6 +252,7 @@ def test_a_reward_function_of_the_wrong_shape_is_named(variables):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_no_number_is_named(variables):
     gave = [0.5, None, *[0.0] * 6]
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: gave, WORDS, ROWS))

@@ -175,6 +175,7 @@ def test_a_box_hides_its_key():
     np.testing.assert_array_equal(color_of(states.grid[locked]), color_of(states.content[:, 0]))
 
 
+@pytest.mark.slow
 def test_a_boss_asks_for_all_kinds_of_things():
     env, params = envs_jax.make("BabyAI-BossLevel-v0")
     draw = jax.jit(jax.vmap(lambda key: (lambda state: (state.mission, state.max_steps))(env.reset(key, params)[1])))

@@ -118,6 +118,7 @@ def test_the_scorer_is_that_of_plain_layers():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
+@pytest.mark.slow
 def test_a_model_learns_what_decides():
     """The window whose last action is the larger one wins: learned, and told apart in pairs that were kept back."""
     windows = played().sample(np.random.default_rng(0), 512, 2)
