@@ -72,8 +72,8 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (tuple(x.shape), kinds(x)), tree)
 
 
-# Worlds of a family are made of the same parts: a level with text, and one of Crafter
-QUICK = ("BabyAI-Text/GoToRedBallGrey-v0", "CrafterText-v1")
+# Worlds of a family are made of the same parts, and take longest to trace: a level with text
+QUICK = ("BabyAI-Text/GoToRedBallGrey-v0",)
 KINDS = first_of_each_kind()
 FAMILIES = ("BabyAI", "Crafter")
 WORLDS = [
@@ -142,7 +142,7 @@ def program(function: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.parametrize("setting", UNDER)
-@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "grpo", "glam", "ellm"}))
+@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "grpo", "glam"}))
 def test_learners_trace(name, setting):
     update, start = one_update(name)
     plain = jax.eval_shape(update, start)

@@ -60,9 +60,8 @@ def in_view(image):
     ]
 
 
-@pytest.mark.parametrize(
-    "id", ["BabyAI-UnlockPickupDist-v0", pytest.param("BabyAI-KeyInBox-v0", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["BabyAI-UnlockPickupDist-v0", "BabyAI-KeyInBox-v0"])
 def test_useful_actions_are_those_that_the_rules_let_through(id):
     env, params = envs_jax.make(f"{id}?actions=useful")
 
