@@ -56,13 +56,17 @@ def preferred(out):
     return out / "preferred"
 
 
-def test_episodes_are_collected_at_intervals(out, capsys):
+def test_episodes_are_collected_at_intervals(out):
     files = sorted(path.name for path in (out / "episodes" / "collected").iterdir())
     assert files == ["update-000000.parquet", "update-000002.parquet", "update-000004.parquet"]
     data = collect.read_episodes(out / "episodes")
     assert len(data) == 18 and {"image", "text", "mission"} <= set(data.obs)
     summary = json.loads((out / "episodes" / "summary.json").read_text())
     assert summary["data"] == data.digest and summary["collected_steps"] == len(data.action)
+
+
+@pytest.mark.slow
+def test_what_collected_is_shown(out, capsys):
     assert main(["play", str(out / "episodes")]) == 0 and "step 1: " in capsys.readouterr().out
 
 

@@ -84,6 +84,7 @@ def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
     assert "--ppo.clip-eps: 0.2 -> 0.3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monkeypatch):
     for name, value in (("FIRST", 0.0), ("EVERY", 0.0), ("TICK", 0.001)):  # every look of the display is a line
         monkeypatch.setattr(activity, name, value)

@@ -75,7 +75,7 @@ def types(tree: Any) -> Any:
 # Worlds of a family are made of the same parts, and take longest to trace: a level with text
 QUICK = ("BabyAI-Text/GoToRedBallGrey-v0",)
 KINDS = first_of_each_kind()
-FAMILIES = ("BabyAI", "Crafter")
+FAMILIES = ("BabyAI", "CLEVR", "Crafter")
 WORLDS = [
     pytest.param(id, marks=pytest.mark.slow) if id.startswith(FAMILIES) and id not in QUICK else id for id in KINDS
 ]

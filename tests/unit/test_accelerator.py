@@ -154,6 +154,7 @@ def broken(settings):
     yield
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_says_so_and_the_others_run(tmp_path, monkeypatch, capsys):
     for name, cases in (("raising", raising), ("broken", broken)):
         monkeypatch.setitem(PARTS, name, "a part")

@@ -201,6 +201,7 @@ def test_tokens_of_the_world_are_learned_if_asked_for():
     assert not np.allclose(with_echo, gradient(program, state, batch))
 
 
+@pytest.mark.slow
 def test_chunks_of_the_head_change_nothing():
     program, state, batch = batch_of("constrained")
     variables = program.policy.variables(state.params, state.frozen)
@@ -211,6 +212,7 @@ def test_chunks_of_the_head_change_nothing():
     np.testing.assert_allclose(np.asarray(whole.entropy)[learn], np.asarray(parts.entropy)[learn], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", ["turn", "cispo"])
 def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
     """Where all ratios are one, GSPO's and CISPO's gradients are PPO's."""

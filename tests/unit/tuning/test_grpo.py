@@ -105,6 +105,7 @@ def test_the_loss_by_hand(variables, aggregate, third, gain):
     assert float(metrics["sampling_near_one"]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
 def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature):
     config = replace(SMALL, temperature=temperature, kl_coef=0.1)

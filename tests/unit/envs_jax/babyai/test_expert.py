@@ -64,6 +64,7 @@ def shortest(state):
     raise AssertionError("unreachable")
 
 
+@pytest.mark.slow
 def test_its_ways_are_the_shortest():
     first, total, length = episodes("BabyAI-GoToLocal-v0", 128, 64)
     assert (total > 0).all()

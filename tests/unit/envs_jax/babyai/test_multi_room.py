@@ -152,6 +152,7 @@ def test_what_starts_in_hand_is_seen_there():
     assert ((theirs.tracked >= 0).sum(1) == 4).all()
 
 
+@pytest.mark.slow
 def test_walls_are_no_grey_objects():
     articles = {}
     for compat in ("", "?compat=minigrid"):

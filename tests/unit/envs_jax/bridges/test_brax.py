@@ -150,6 +150,7 @@ def test_the_conformance_kit(envs):
     testing.check(*bridge.from_brax("fast", max_steps=5), steps=12, policies=("pool",), devices=8)
 
 
+@pytest.mark.slow
 def test_the_contract_of_physics(reacher):
     testing.check_contract(*reacher, policies=())
 

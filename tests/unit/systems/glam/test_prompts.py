@@ -166,6 +166,7 @@ def test_words_that_a_tokenizer_does_not_have(world):
     assert unknown_words(FastTokenizer(backend), other) == ["car", "chair", "table"]
 
 
+@pytest.mark.slow
 def test_extra_actions_do_nothing():
     base, params = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
     env = ChosenActions(base, 6, EXTRA_ACTIONS)

@@ -27,6 +27,7 @@ def test_every_workload_has_a_program():
     assert set(names) == {*LANGUAGE, *WORKLOADS}
 
 
+@pytest.mark.slow
 def test_an_update_of_ppo_holds_its_network_its_moments_and_half_of_the_environments():
     one, two = (fit(WorkloadConfig(workload="ppo", batch_size=8, steps=4, mesh=mesh)) for mesh in ("", "data=2"))
     trained = one.trained
