@@ -1,5 +1,5 @@
-"""The documentation as a site: every page is in its navigation, code is code, pictures and links are there, and a
-browser opens pages of each kind, or with the slow tests every one."""
+"""The documentation as a site: every page is in its navigation; with the slow tests it is built, code is code, pictures
+and links are there, and a browser opens every page."""
 
 from __future__ import annotations
 

@@ -191,7 +191,6 @@ def test_an_agent_that_writes_is_killed_in_the_middle_of_its_turns(tmp_path):
         np.testing.assert_array_equal(resumed[name], x, err_msg=name)
 
 
-@pytest.mark.slow
 def test_terminated_and_continued(whole, tmp_path):
     child = subprocess.Popen(
         command(tmp_path, "ended", "--num-updates", "40", "--pause", "0.5"), stdout=subprocess.PIPE, text=True
