@@ -77,6 +77,7 @@ def lake_runs(host: bool):
     return learner, update, states, metrics
 
 
+@pytest.mark.slow
 def test_the_lake_is_the_same_through_this_door():
     (_, _, host, ours), (_, _, device, theirs) = lake_runs(True), lake_runs(False)
     for a, b in zip(host, device):
@@ -90,6 +91,7 @@ def test_the_lake_is_the_same_through_this_door():
         assert float(a["first_ratio_error"]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_episode():
     _, update, states, _ = lake_runs(True)
     _, env = lake_agent(True)

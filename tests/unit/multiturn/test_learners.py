@@ -46,9 +46,7 @@ def played(name: str):
     return program, learner, update, states, metrics
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("free", "constrained"))) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "free")) for name in CASES])
 def test_the_first_ratio_is_one(name):
     _, learner, _, _, metrics = played(name)
     for values in metrics:
@@ -77,6 +75,7 @@ def primitives(jaxpr):
             yield from primitives(inner)
 
 
+@pytest.mark.slow
 def test_an_update_is_a_function_of_its_state():
     """A state that was written and read goes on bit for bit, in the middle of turns."""
     _, _, update, states, _ = played("free")
@@ -202,6 +201,7 @@ def test_tokens_of_the_world_are_learned_if_asked_for():
     assert not np.allclose(with_echo, gradient(program, state, batch))
 
 
+@pytest.mark.slow
 def test_chunks_of_the_head_change_nothing():
     program, state, batch = batch_of("constrained")
     variables = program.policy.variables(state.params, state.frozen)
@@ -212,6 +212,7 @@ def test_chunks_of_the_head_change_nothing():
     np.testing.assert_allclose(np.asarray(whole.entropy)[learn], np.asarray(parts.entropy)[learn], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", ["turn", "cispo"])
 def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
     """Where all ratios are one, GSPO's and CISPO's gradients are PPO's."""
@@ -261,6 +262,7 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
         assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES, ids=["append", "reprompt"])
 def test_groups_begin_in_one_state_and_rows_end(memory):
     program = agent(decoding="constrained", **memory)
