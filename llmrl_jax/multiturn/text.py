@@ -37,7 +37,8 @@ class TurnWording:
 
 
 CHATML = TurnWording(
-    instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.\n",
+    instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.",
+    goal="\nGoal:",
     observation="\nObservation:",
     reply="<|im_end|>\n<|im_start|>assistant\n",
     between="<|im_end|>\n<|im_start|>user",
