@@ -107,6 +107,14 @@ def _read(state):
     return _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(state))), state)
 
 
+def test_a_state_that_is_donated_leaves_its_policy_whole():
+    policy = agent(decoding="constrained").policy
+    tables = policy.init(jax.random.key(0))[1]["replies"]
+    jax.block_until_ready(jax.jit(lambda x: x, donate_argnums=0)(tables))
+    assert all(x.is_deleted() for x in jax.tree.leaves(tables))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(policy.replies) if isinstance(x, jax.Array))
+
+
 def test_a_collapse_is_reported_and_remembered():
     """Replies that are longer than usual and do not end: a run that is read again reports it at the same update."""
     _, learner, update, states, metrics = played("free")
