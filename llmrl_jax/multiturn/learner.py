@@ -326,8 +326,8 @@ class TurnLearner:
         """The sizes for which gradients are compiled: the first one in which a part's rows fit is chosen."""
         continued = bool(self.conversation.held)
         spare = length - self.steps if continued else self.steps
-        widths = {length - math.floor(spare * share) for share in SPARED}
-        widths = sorted(width for width in widths if width == length or width <= WORTH * length)
+        sizes = {length - math.floor(spare * share) for share in SPARED}
+        widths = sorted(width for width in sizes if width == length or width <= WORTH * length)
         # of earlier tokens, only those of the open turn are learned from, and with `echo_coef` the next one is read
         read = min(length, self.steps + self.policy.reply_tokens + 1) if continued else length
         by_turn = self.values == "turn"
