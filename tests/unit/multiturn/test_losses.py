@@ -55,7 +55,7 @@ class Given(TurnPolicy):
 
 @pytest.fixture(autouse=True)
 def scores(monkeypatch):
-    def score_tokens(policy, variables, replies, record, chunk=0, world=False):
+    def score_tokens(policy, variables, replies, record, chunk=0, world=False, at=None):
         return Scores(variables["log_prob"], variables["entropy"], jnp.zeros((*record.token.shape, 1)))
 
     monkeypatch.setattr(losses, "score_tokens", score_tokens)
