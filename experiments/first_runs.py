@@ -1,11 +1,11 @@
 """A user's first run of a system: the tour's commands as they stand, how long they take, and what they reach.
 
     python experiments/first_runs.py --system kalm
-    python experiments/first_runs.py --system bkrl
+    python experiments/first_runs.py --system bkrl --seed 1
 
-Every command is a process of its own, in one empty folder, with an empty compilation cache. `<out>/<system>.json` has
-the commands with their seconds, and success beside that of random actions; the tour and the pages state the records in
-`experiments/results/first_runs`.
+Every command is a process of its own, in one empty folder, with an empty compilation cache. `<out>/<system>.json` (of
+other seeds `<system>-<seed>.json`) has the commands with their seconds, and success beside that of random actions; the
+tour and the pages state the records in `experiments/results/first_runs`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Experiment:
 
     system: Literal["kalm", "bkrl"] = "kalm"
     """The system."""
+    seed: int = 0
+    """Seed of every run; the episodes of the language model's test are the same for all."""
     prefix: str = ""
     """What starts each command, as `taskset -c 0`."""
     out: str = "runs/first_runs"
@@ -60,6 +62,11 @@ def commands_of(system: str, text: str) -> list[str]:
     if len(chosen) != 1:
         raise ValueError(f"docs/tour.md has {len(chosen)} blocks of llmrl {system}; one is needed")
     return chosen[0]
+
+
+def seeded(line: str, seed: int) -> str:
+    """A command with the seed of its run. `llmrl kalm test` makes no run."""
+    return line if seed == 0 or " test " in line else f"{line} --run.seed {seed}"
 
 
 def timed(line: str, folder: Path, prefix: str) -> dict[str, Any]:
@@ -95,9 +102,10 @@ def success_of(system: str, runs: Path) -> dict[str, Any]:
 def main() -> None:
     """Run a system's commands and write the record."""
     x = parse(Experiment, description=__doc__)
-    folder = Path(x.out) / x.system
+    name = f"{x.system}-{x.seed}" if x.seed else x.system
+    folder = Path(x.out) / name
     folder.mkdir(parents=True)
-    lines = commands_of(x.system, TOUR.read_text())
+    lines = [seeded(line, x.seed) for line in commands_of(x.system, TOUR.read_text())]
     stamp, machine = info.stamp("experiments"), info.machine()
     ran = [timed(line, folder, x.prefix) for line in lines]
     record = {
@@ -110,7 +118,7 @@ def main() -> None:
         "cpu_seconds": round(sum(one["cpu_seconds"] for one in ran), 1),
         "success": success_of(x.system, folder / "runs"),
     }
-    write_whole(Path(x.out) / f"{x.system}.json", json.dumps(record, indent=1) + "\n")
+    write_whole(Path(x.out) / f"{name}.json", json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["success"], indent=1))
 
 

@@ -123,17 +123,9 @@ __getattr__ = attach(
             "make_offline",
             "make_ppo",
             "make_sac",
-            # not listed: names that stood here until 0.1.0
-            "NetworkConfig",
-            "actions_of",
-            "algorithm",
-            "network_policy",
-            "network_q_policy",
-            "sac_policy",
         ],
         "run": ["RunConfig"],
         "systems.glam.prompts": ["glam_prompt"],
-        "tuning": ["GRPOConfig", "SFTConfig", "make_grpo", "make_sft"],  # not listed, for the same reason
         "workflows.evaluation": ["evaluate"],
         "workflows.experiment": ["Experiment", "train"],
         "workflows.loading": ["load"],

@@ -31,6 +31,7 @@ the checkout around them."""
 
 FOLDER = Path(__file__).parent.parent / "docs" / "notebooks"
 EXTRAS = {
+    "agent": "gguf",
     "bkrl": "gguf,data",
     "ellm": "gguf",
     "glam": "gguf,data",

@@ -7,7 +7,8 @@ The file (TOML, JSON or YAML) has
 * `options`, for every point: flags without dashes, with their values. Nested tables are flags with dots;
 * `grid`, flags with lists of values, of which every combination is a point;
 * `points`, a list of tables of flags, each a point; with a `grid`, each is combined with all of it;
-* `one_program`, whether the seeds of a point run in one program where the command has `--seeds` (the default);
+* `one_program`, whether jobs that differ in seeds and floats alone run in one program (the default): where the command
+  has it, each as a run of its own (`SHARES_PROGRAM`), else the seeds of a point as one run where it has `--seeds`;
 * `metrics`, the results to print; by default the main ones.
 
 A fixed option that only some points have, as those of one of two algorithms, is left out at the others. Every command
@@ -62,6 +63,7 @@ NAME_LENGTH = 60
 """Letters of the settings in the name of a run, before its digest."""
 FILE = "sweep.json"
 PROGRAM = (sys.executable, "-m", "llmrl_jax.cli.main")
+GROUP = (sys.executable, "-m", "llmrl_jax.cli.group")
 
 ERRORS = (ValueError, KeyError, TypeError, OSError)
 
@@ -78,6 +80,8 @@ class Job:
     """The command line after `llmrl`, with the command's name."""
     settings: Any
     """Its settings, parsed from `args`."""
+    program: str = ""
+    """Equal for jobs that may run in one program; empty: a process of its own."""
 
     @property
     def state(self) -> str:
@@ -171,7 +175,7 @@ def _sweep(values: Mapping[str, Any], folder: Path) -> Sweep:
                 raise ValueError(f"llmrl {command.name} has no option {missing[0]!r} there{hint}")
             fixed = {flag: value for flag, value in options.items() if flag in flags}
             read |= set(fixed)
-            jobs += _jobs(command, i, fixed, point, seeds, one_program and "seeds" in flags, folder)
+            jobs += _jobs(command, i, fixed, point, seeds, one_program, folder)
         except ERRORS as error:
             message = error.args[0] if isinstance(error, KeyError) and error.args else error
             raise ValueError(f"point {i + 1} ({_point_text(point)}): {message}") from None
@@ -247,16 +251,27 @@ def _jobs(
     folder: Path,
 ) -> Iterator[Job]:
     """The jobs of a point, parsed."""
-    together = one_program and len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
-    for group in [seeds] if together else [(seed,) for seed in seeds]:
-        complete = {**fixed, **varied, "run.seed": group[0], **({"seeds": len(group)} if together else {})}
-        settings = command.settings(arguments(complete))
+    first = command.settings(arguments({**fixed, **varied, "run.seed": seeds[0]}))
+    able = getattr(first, "SHARES_PROGRAM", False)
+    consecutive = len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
+    shares = one_program and able and not first.mesh
+    several = one_program and not able and consecutive and hasattr(first, "seeds")
+    for group in [seeds] if several else [(seed,) for seed in seeds]:
+        complete = {**fixed, **varied, "run.seed": group[0], **({"seeds": len(group)} if several else {})}
+        settings = command.settings(arguments(complete)) if several else _with_run(first, seed=group[0])
         settings.run.check_new()
         text = f"seed{group[0]}" if len(group) == 1 else f"seeds{group[0]}-{group[-1]}"
         name = f"{_name(command, settings, fixed, varied)}-{text}"
         location = {"run.name": name, "run.out": str(folder)}
         args = (*command.name.split(), *arguments({**complete, **location}))
-        yield Job(point, group, folder / name, args, settings)
+        yield Job(point, group, folder / name, args, settings, _program(settings) if shares else "")
+
+
+def _program(settings: Any) -> str:
+    """The settings with `float` for each float, and without their seed: equal for jobs that may share a program. The
+    group then compares the programs themselves (`llmrl_jax.workflows.group`)."""
+    values = {**runs.flat(configs.to_json(settings)), "run.seed": None}
+    return json.dumps({name: float.__name__ if isinstance(x, float) else x for name, x in values.items()})
 
 
 def _name(command: RunCommand, settings: Any, fixed: Mapping[str, Any], varied: Mapping[str, Any]) -> str:
@@ -292,32 +307,38 @@ def _point_text(point: Mapping[str, Any]) -> str:
 
 
 def run(sweep: Sweep, quiet: bool = False) -> bool:
-    """Run the jobs that are not finished, one after another, each in a process of its own.
+    """Run the jobs that are not finished, one program after another, each in a process of its own.
 
     **Arguments:** `quiet`, whether stdout is left to the results: what jobs print then goes to stderr.
 
-    A job that fails does not end the sweep. SIGINT and SIGTERM are passed on: the job saves and stops, and no other is
-    started. **Returns:** whether all jobs are finished."""
+    A job that fails does not end the sweep. SIGINT and SIGTERM are passed on: the jobs that run save and stop, and no
+    other is started. **Returns:** whether all jobs are finished."""
     stream = sys.stderr if quiet else sys.stdout
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with held(sweep.folder), StopRequest() as request:
-        for i, job in enumerate(sweep.jobs, 1):
+        for jobs in unfinished(sweep):
             if request.name:
                 break
-            if job.state == FINISHED:
-                continue
-            args = job.next_args()
-            print(f"job {i} of {len(sweep.jobs)}: {shlex.join(['llmrl', *args])}", file=stream, flush=True)
+            numbers = ", ".join(str(sweep.jobs.index(job) + 1) for job in jobs)
+            label = f"job{'s' * (len(jobs) > 1)} {numbers} of {len(sweep.jobs)}"
+            for job in jobs:
+                print(f"{label}: {shlex.join(['llmrl', *job.next_args()])}", file=stream, flush=True)
             write(sweep)
             # its own session, so that a terminal's SIGINT reaches it once, through this process
-            child = subprocess.Popen([*PROGRAM, *args], start_new_session=True, stdout=sys.stderr if quiet else None)
+            child = subprocess.Popen(_command(jobs), start_new_session=True, stdout=sys.stderr if quiet else None)
             code = _wait(child, request)
             if code and not request.name:
-                print(f"job {i} of {len(sweep.jobs)} ended with code {code}", file=stream, flush=True)
+                print(f"{label} ended with code {code}", file=stream, flush=True)
         write(sweep)
         if request.name:
             print(f"{request.name}: the same command continues the sweep", file=stream, flush=True)
     return all(job.state == FINISHED for job in sweep.jobs)
+
+
+def _command(jobs: Sequence[Job]) -> list[str]:
+    """The command of a process that runs jobs of one program."""
+    lines = [job.next_args() for job in jobs]
+    return [*PROGRAM, *lines[0]] if len(lines) == 1 else [*GROUP, json.dumps(lines)]
 
 
 def _wait(child: subprocess.Popen, request: StopRequest) -> int:
@@ -405,12 +426,19 @@ def write(sweep: Sweep) -> Path:
     return path
 
 
-def unfinished(sweep: Sweep) -> list[Job]:
-    """The jobs to submit: neither finished nor running."""
-    return [job for job in sweep.jobs if job.state not in (FINISHED, runs.RUNNING)]
+def unfinished(sweep: Sweep) -> list[list[Job]]:
+    """The jobs to run, neither finished nor running, by program, in the order of their first jobs."""
+    programs: dict[str, list[Job]] = {}
+    for job in sweep.jobs:
+        if job.state not in (FINISHED, runs.RUNNING):
+            programs.setdefault(job.program or job.folder.name, []).append(job)
+    return list(programs.values())
 
 
 def located(job: Job) -> Any:
     """The settings of a job with the name and folder of its run."""
-    run_settings = dataclasses.replace(job.settings.run, name=job.folder.name, out=str(job.folder.parent))
-    return dataclasses.replace(job.settings, run=run_settings)
+    return _with_run(job.settings, name=job.folder.name, out=str(job.folder.parent))
+
+
+def _with_run(settings: Any, **changes: Any) -> Any:
+    return dataclasses.replace(settings, run=dataclasses.replace(settings.run, **changes))

@@ -19,9 +19,9 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.health import Watch, correlation, text_metrics
-from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, totals, turn_loss
+from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, Room, totals, turn_loss, uses
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps, worlds_of
+from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps, Values, worlds_of
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import (
     AdamConfig,
@@ -117,6 +117,10 @@ class TurnState:
 SPARED = (0.6, 0.0)
 """The shares of the room for earlier tokens that gradients leave out where no row of a part needs it. Each is compiled
 by itself."""
+PART = 2048
+"""Tokens in a part of a gradient on a CPU."""
+TURN = 4
+"""Tokens of replies for each value of a turn, at least, in the sizes that are usual."""
 WORTH = 0.8
 """The share of a row's length up to which a shorter one is worth the time that its gradient takes to compile."""
 
@@ -156,6 +160,11 @@ class TurnLearner:
     def steps(self) -> int:
         """Tokens of each row in an update."""
         raise NotImplementedError
+
+    @property
+    def values(self) -> Values:
+        """The tokens of which values are used."""
+        return None
 
     def first_rows(self, key: jax.Array) -> Any:
         """The conversations before the first update."""
@@ -269,16 +278,16 @@ class TurnLearner:
         return batch
 
     def _gradient(self, params: Any, frozen: Any, batch: Batch, hparams: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """The gradient over a minibatch, in microbatches, and the loss's metrics."""
-        total, parts = totals(batch), self.config.microbatches
-        widths = self._widths(batch.record.token.shape[1])
+        """The gradient over a minibatch, in parts, and the loss's metrics."""
+        total, (count, length) = totals(batch), batch.record.token.shape
+        parts, rooms = self._parts(count, length), self._rooms(length)
 
-        def of_width(width):
+        def in_room(room):
             def gradient(params, rows):
-                rows = jax.tree.map(lambda x: x[:, :width], rows)
+                rows = jax.tree.map(lambda x: x[:, : room.tokens], rows)
 
                 def loss(params):
-                    return turn_loss(self.policy, params, frozen, rows, total, self.config, hparams)
+                    return turn_loss(self.policy, params, frozen, rows, total, self.config, hparams, room)
 
                 return jax.grad(loss, has_aux=True)(params)
 
@@ -286,22 +295,46 @@ class TurnLearner:
 
         def part(rows):
             rows = self.placement.shard_batch(rows)
-            used = jnp.max(jnp.sum(rows.record.role != NOTHING, axis=1))
-            index = jnp.searchsorted(jnp.array(widths), tracing.largest_of_runs(used))
-            return tracing.switch(index, [of_width(width) for width in widths], params, rows)
+            needed = (rows.record.role != NOTHING, *uses(rows, self.config))
+            most = jnp.stack([tracing.largest_of_runs(jnp.max(jnp.sum(x, axis=1))) for x in needed])
+            # the first room that is large enough; the last one always is
+            small = jnp.any(most > jnp.array(rooms[:-1]).reshape(-1, len(needed)), axis=1)
+            return tracing.switch(jnp.sum(jnp.cumprod(small)), list(map(in_room, rooms)), params, rows)
 
         if parts == 1:
             return part(batch)
+        # in the order in which every part gets neighbours in length
+        order = jnp.argsort(jnp.sum(batch.record.role != NOTHING, axis=1)).reshape(parts, -1).T.reshape(-1)
+        batch = jax.tree.map(lambda x: x[order], batch)
         zero = jax.tree.map(jnp.zeros_like, params)
         grads, metrics = accumulate(part, zero, in_parts(batch, parts))
         sums = {name: jnp.sum(x) for name, x in metrics.items()}
         return grads, sums | {"ratio_error": jnp.max(metrics["ratio_error"])}
 
-    def _widths(self, length: int) -> list[int]:
-        """The lengths to which rows are cut for a gradient, the shortest that holds them being chosen."""
-        spare = length - self.steps if self.conversation.held else self.steps
-        widths = {length - math.floor(spare * share) for share in SPARED}
-        return sorted(width for width in widths if width == length or width <= WORTH * length)
+    def _parts(self, rows: int, length: int) -> int:
+        """The number of parts in which the gradient of a minibatch is computed: microbatches, and on one CPU parts
+        whose activations stay in its caches and whose rows are of similar length."""
+        parts, mesh = self.config.microbatches, self.placement.mesh
+        if tracing.platform() != "cpu" or (mesh is not None and mesh.size > 1):
+            return parts
+        rows //= parts
+        return parts * next(
+            n for n in range(1, rows + 1) if rows % n == 0 and (rows // n * length <= PART or n == rows)
+        )
+
+    def _rooms(self, length: int) -> list[Room]:
+        """The sizes for which gradients are compiled: the first one in which a part's rows fit is chosen."""
+        continued = bool(self.conversation.held)
+        spare = length - self.steps if continued else self.steps
+        sizes = {length - math.floor(spare * share) for share in SPARED}
+        widths = sorted(width for width in sizes if width == length or width <= WORTH * length)
+        # of earlier tokens, only those of the open turn are learned from, and with `echo_coef` the next one is read
+        read = min(length, self.steps + self.policy.reply_tokens + 1) if continued else length
+        by_turn = self.values == "turn"
+        # before each reply there is a token of the world
+        most = Room(length, read, read // 2 + 1 if by_turn else read)
+        few = read // 2
+        return [*(Room(width, min(few, width), few // TURN if by_turn else few) for width in widths), most]
 
     def _report(self, record: Record, steps: Steps, before: jax.Array, replies: Any) -> dict[str, jax.Array]:
         """Metrics of the play: of the tokens behind `before`."""

@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from llmrl_jax.lm import Llama
 from llmrl_jax.multiturn.credit import Credit
+from llmrl_jax.multiturn.places import Places
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record, text_of
 from llmrl_jax.rl.precision import ratio_error, sampling_metrics
@@ -47,29 +48,45 @@ class Scores(NamedTuple):
     tokens removed that were not offered; of the world's under the model."""
     entropy: Float[Array, "N L"]
     """Of the distribution that each token of a reply was drawn from."""
-    hidden: Float[Array, "N L D"]
+    hidden: Float[Array, "N K D"]
+    """At the places that were asked for."""
 
 
 def score_tokens(
-    policy: TurnPolicy, variables: Any, replies: Any, record: Record, chunk: int = 0, world: bool = False
+    policy: TurnPolicy,
+    variables: Any,
+    replies: Any,
+    record: Record,
+    chunk: int = 0,
+    world: bool = False,
+    at: Places | None = None,
 ) -> Scores:
     """One pass over rows of conversations.
 
-    **Arguments:** `variables`, of the model; `replies`, the automaton's tables; `chunk`, tokens whose logits are in
-    memory at once, which divides `L`; 0: all; `world`, whether the world's tokens are scored too, without temperature.
+    **Arguments:** `variables`, of the model; `replies`, the automaton's tables; `chunk`, tokens of a row whose logits
+    are in memory at once; 0: all; `world`, whether the world's tokens are scored too, without temperature; `at`, the
+    places whose hidden states and logits are computed: of the tokens behind them scores are returned, 0 for others;
+    None: all.
     """
     number, position = text_of(record)
     output: Any = policy.model.apply(
-        variables, record.token, positions=position, segments=number, longest=policy.longest_text, logits=False
+        variables,
+        record.token,
+        positions=position,
+        segments=number,
+        longest=policy.longest_text,
+        at=None if at is None else at.index,
+        logits=False,
     )
     hidden = output.hidden
-    # a token is predicted from the one before it
-    before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    reply = record.role == REPLY
+    # the token that is predicted from each place
+    parts = (record.token, record.role == REPLY, record.state, record.left)
+    parts = jax.tree.map(lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1))), parts)
+    parts = (hidden, *(parts if at is None else map(at.take, parts)))
 
     def score(parts):
-        before, token, reply, state, left = parts
-        plain: Any = policy.model.apply(variables, before, method=Llama.head)
+        hidden, token, reply, state, left = parts
+        plain: Any = policy.model.apply(variables, hidden, method=Llama.head)
         logits = policy.masked(replies, plain, state, left)
         if world:
             logits = jnp.where(reply[..., None], logits, plain)
@@ -80,10 +97,9 @@ def score_tokens(
         entropy = total - jnp.sum(prob * jnp.where(offered, logits, 0.0), axis=-1)
         return chosen, entropy
 
-    parts = (before, record.token, reply, record.state, record.left)
-    length = record.token.shape[1]
+    rows, length = hidden.shape[:2]
     if not chunk or chunk >= length:
-        log_prob, entropy = score(parts)
+        scores = score(parts)
     else:
         padding = -length % chunk
 
@@ -91,17 +107,56 @@ def score_tokens(
             x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0),) * (x.ndim - 2)))
             return jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0)
 
-        out = jax.lax.map(jax.checkpoint(score), jax.tree.map(split, parts))
-        log_prob, entropy = (jnp.moveaxis(x, 0, 1).reshape(len(reply), -1)[:, :length] for x in out)
-    return Scores(log_prob, entropy, hidden)
+        scores = jax.lax.map(jax.checkpoint(score), jax.tree.map(split, parts))
+        scores = tuple(jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length] for x in scores)
+    log_prob, entropy = (x if at is None else at.spread(x) for x in scores)
+    return Scores(behind(log_prob), behind(entropy), hidden)
+
+
+def behind(x: Shaped[Array, "N L"]) -> Shaped[Array, "N L"]:
+    """What stands at each token, at the one behind it; 0 at the first."""
+    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+
+
+class Room(NamedTuple):
+    """The static sizes of a gradient's arrays."""
+
+    tokens: int
+    """Of a row."""
+    read: int
+    """Tokens of a row whose hidden states are used."""
+    valued: int
+    """Tokens of a row that have a value."""
+
+
+class Uses(NamedTuple):
+    """Which hidden states a loss uses, `[N, L]`."""
+
+    read: Bool[Array, "N L"]
+    """For logits or values."""
+    valued: Bool[Array, "N L"]
+    """Where the critic is fitted."""
+
+
+def uses(batch: Batch, config: Any) -> Uses:
+    """The hidden states that `turn_loss` uses. **Arguments:** `config`, a `TurnLearnerConfig`."""
+    scored, fits = batch.credit.learn, batch.credit.fits
+    if config.echo_coef > 0:
+        scored = scored | from_world(batch)
+    before = jnp.pad(scored[:, 1:], ((0, 0), (0, 1)))
+    return Uses(before | fits, fits) if config.critic else Uses(before, jnp.zeros_like(fits))
+
+
+def from_world(batch: Batch) -> Bool[Array, "N L"]:
+    """The world's tokens that are learned with `echo_coef`."""
+    return batch.new & (batch.record.role == WORLD) & ~batch.record.begins
 
 
 def reply_sums(record: Record, x: Float[Array, "N L"]) -> Float[Array, "N L"]:
     """The sum of `x` over the tokens of each reply, at these tokens."""
     places = jnp.arange(x.shape[1])
-    begins = jax.lax.cummax(jnp.where(record.decides, places, 0), axis=1)
     # a reply's tokens stand behind the place where it was decided
-    number = jnp.pad(begins[:, :-1], ((0, 0), (1, 0)))
+    number = behind(jax.lax.cummax(jnp.where(record.decides, places, 0), axis=1))
     return jax.vmap(lambda row, i: jax.ops.segment_sum(row, i, x.shape[1])[i])(x, number)
 
 
@@ -122,9 +177,8 @@ def totals(batch: Batch) -> Totals:
     def count(x):
         return jnp.maximum(jnp.sum(x.astype(jnp.float32)), 1.0)
 
-    from_world = batch.new & (batch.record.role == WORLD) & ~batch.record.begins
-    parts = (batch.credit.learn, batch.credit.turn, batch.credit.fits, batch.credit.learn & batch.fresh, from_world)
-    return Totals(*map(count, parts))
+    credit = batch.credit
+    return Totals(*map(count, (credit.learn, credit.turn, credit.fits, credit.learn & batch.fresh, from_world(batch))))
 
 
 def turn_loss(
@@ -135,17 +189,23 @@ def turn_loss(
     total: Totals,
     config: Any,
     hparams: dict[str, Any],
+    room: Room | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of a part of a minibatch: the losses of the parts add up, and so do the metrics but `ratio_error`.
 
     Tokens of the world, padding, and tokens of replies without an alternative have no gradient through the policy's
-    loss. **Arguments:** `config`, a `TurnLearnerConfig`; `hparams`, its floats.
+    loss. **Arguments:** `config`, a `TurnLearnerConfig`; `hparams`, its floats; `room`, for the hidden states that are
+    used: the loss is NaN if they are more; None: those of all tokens are computed.
     """
-    record, credit = batch.record, batch.credit
+    record, credit, used = batch.record, batch.credit, uses(batch, config)
     echo = config.echo_coef > 0
-    scores = score_tokens(
-        policy, policy.variables(params, frozen), frozen["replies"], record, config.head_chunk, world=echo
-    )
+    at, fitted = (None, None) if room is None else map(Places.of, used, room[1:])
+
+    def score(adapted: bool = True) -> Scores:
+        variables, world = policy.variables(params, frozen, adapted), echo and adapted
+        return score_tokens(policy, variables, frozen["replies"], record, config.head_chunk, world, at)
+
+    scores = score()
     learn = credit.learn
     log_ratio = jnp.where(learn, scores.log_prob - record.log_prob, 0.0)
     lengths = jnp.maximum(reply_sums(record, learn.astype(jnp.float32)), 1.0)
@@ -175,7 +235,11 @@ def turn_loss(
         **sampling_metrics(log_ratio, jnp.where(learn & batch.fresh, 1 / total.fresh, 0.0)),
     }
     if config.critic:
-        value = policy.value(params, scores.hidden)
+        if fitted is None or at is None:
+            value = policy.value(params, scores.hidden)
+        else:
+            hidden = jnp.take_along_axis(scores.hidden, fitted.within(at)[..., None], axis=1)
+            value = fitted.spread(policy.value(params, hidden))
         old, target = record.value, credit.returns
         clipped_value = old + jnp.clip(value - old, -hparams["value_clip"], hparams["value_clip"])
         error = jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2)
@@ -183,15 +247,16 @@ def turn_loss(
         loss += hparams["value_loss_coef"] * value_loss
         metrics["value_loss"] = value_loss
     if config.kl_coef:
-        base = score_tokens(policy, policy.variables(params, frozen, adapted=False), frozen["replies"], record,
-                            config.head_chunk)  # fmt: skip
-        towards = jnp.where(learn, jax.lax.stop_gradient(base.log_prob) - scores.log_prob, 0.0)
+        base = jax.lax.stop_gradient(score(adapted=False).log_prob)
+        towards = jnp.where(learn, base - scores.log_prob, 0.0)
         kl = jnp.exp(towards) - towards - 1
         loss += hparams["kl_coef"] * jnp.sum(weight * kl)
         metrics["kl_to_base"] = jnp.sum(kl) / total.tokens
     if echo:
-        from_world = batch.new & (record.role == WORLD) & ~record.begins
-        world_loss = -jnp.sum(jnp.where(from_world, scores.log_prob, 0.0)) / total.world
+        world_loss = -jnp.sum(jnp.where(from_world(batch), scores.log_prob, 0.0)) / total.world
         loss += hparams["echo_coef"] * world_loss
         metrics["world_loss"] = world_loss
+    if at is not None and fitted is not None:
+        # nothing is left out in silence: the run stops
+        loss = jnp.where(at.overflow + fitted.overflow > 0, jnp.nan, loss)
     return loss, {"loss": loss, **metrics}

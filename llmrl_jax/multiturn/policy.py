@@ -104,7 +104,8 @@ class TurnPolicy:
         hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
         replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
         value = draw(self.value_head, head_key, hidden, out_shardings=replicated)
-        replies = self.replies if replicated is None else jax.device_put(self.replies, replicated)
+        replies = jax.tree.map(jnp.copy, self.replies)  # a program that is given the state may donate it
+        replies = replies if replicated is None else jax.device_put(replies, replicated)
         if self.model.lora is None:
             return {"params": base, "value": value}, {"replies": replies}
         out_shardings = None

@@ -16,7 +16,7 @@ from llmrl_jax.multiturn.credit import Credit, token_advantages, turn_advantages
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState, pool_of
 from llmrl_jax.multiturn.loss import Batch
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import Conversation, Record, Rows, Steps, carried_over
+from llmrl_jax.multiturn.rollout import Conversation, Record, Rows, Steps, Values, carried_over
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,16 @@ class TurnPPO(TurnLearner):
 
     def make_conversation(self) -> Conversation:
         self.vector = pool_of(self.config, self.env)
-        constrain = self.placement.shard_batch
-        return Conversation(self.policy, self.vector, self.config.episode_tokens, constrain=constrain)
+        constrain, tokens = self.placement.shard_batch, self.config.episode_tokens
+        return Conversation(self.policy, self.vector, tokens, constrain=constrain, values=self.values)
 
     @property
     def steps(self) -> int:
         return self.config.num_steps
+
+    @property
+    def values(self) -> Values:
+        return self.config.level
 
     def first_rows(self, key: jax.Array) -> Rows:
         copied = jax.tree.map(jnp.copy, self.env_params)

@@ -9,7 +9,7 @@ update, in the middle of a turn; keys and values are computed again for the para
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.cache import Cache, DecodeState
+from llmrl_jax.multiturn.places import Places
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.text import Pieces, join
 from llmrl_jax.rl.rollout import episode_info
@@ -30,6 +31,10 @@ from llmrl_jax.rl.rollout import episode_info
 
 NOTHING, WORLD, REPLY = 0, 1, 2
 """Who wrote a token: none (padding), the world, or the policy."""
+
+Values = Literal["turn", "token"] | None
+"""The tokens of a record that have values: the last ones of observations (`turn`), or also those of replies but the
+last (`token`); None: none."""
 
 
 @struct.dataclass
@@ -50,7 +55,7 @@ class Record:
     left: Int[Array, "N L"]
     """int32, tokens that the reply might still have, this one included."""
     value: Float[Array, "N L"]
-    """The critic's after this token."""
+    """The critic's after this token, where it is used (`Values`); 0 elsewhere."""
     decides: Bool[Array, "N L"]
     """Whether a reply begins behind this token, the last one of an observation."""
     bootstraps: Bool[Array, "N L"]
@@ -271,7 +276,8 @@ class Conversation:
     **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `capacity`; `constrain`,
     applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode
     and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
-    `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held.
+    `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held; `values`, of which
+    tokens values are computed.
     """
 
     def __init__(
@@ -284,7 +290,9 @@ class Conversation:
         once: bool = False,
         anchors: bool = False,
         whole: bool = False,
+        values: Values = None,
     ):
+        self.values: Values = values
         self.policy, self.env, self.constrain, self.once, self.anchors = policy, env, constrain, once, anchors
         self.count = env.num_envs
         self.size = capacity(policy, episode_tokens)
@@ -386,9 +394,8 @@ class Conversation:
             output: Any = policy.model.apply(variables, token[:, None], cache, layers=layers, method=Llama.decode)
             hidden, cache = output
             logits: Any = policy.model.apply(variables, hidden[:, 0], method=Llama.head)
-            value = policy.value(params, hidden[:, 0])
-            rows, record, report = self._advance(frozen["replies"], rows, logits, value, jax.random.fold_in(key, t))
-            return (rows, cache), (record, report)
+            rows, record, report = self._advance(frozen["replies"], rows, logits, jax.random.fold_in(key, t))
+            return (rows, cache), (record, report, hidden[:, 0] if self.values else ())
 
         def block(carry, start):
             def run(carry):
@@ -405,9 +412,26 @@ class Conversation:
             return tracing.cond(jnp.any(carry[0].live), run, skip, carry)
 
         (after, _), out = tracing.scan(block, (rows, cache), jnp.arange(0, room, size))
-        record, report = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
-        record = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), record)
+        record, report, hidden = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
+        record, hidden = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (record, hidden))
+        if self.values:
+            record = record.replace(value=self._values(params, record, hidden))
         return after, record.after(rows.record, rows.length), report
+
+    def _values(self, params: Any, record: Record, hidden: Float[Array, "N T D"]) -> Float[Array, "N T"]:
+        """The values of new tokens: in one pass behind the play, since few tokens have one."""
+        used = record.decides | record.bootstraps
+        if self.values == "token":
+            used = used | ((record.role == REPLY) & ~record.acts)
+        few = Places.of(used, used.shape[1] // (2 if self.values == "token" else 8))
+
+        def of_few(hidden):
+            return few.spread(self.policy.value(params, few.take(hidden)))
+
+        def of_all(hidden):
+            return jnp.where(used, self.policy.value(params, hidden), 0.0)
+
+        return tracing.cond(tracing.largest_of_runs(few.overflow) > 0, of_all, of_few, hidden)
 
     def _read_again(self, variables: Any, rows: Rows, size: int, steps: int) -> DecodeState:
         """Keys and values of each row's current text, by the present parameters, at the end of `size` slots; and room
@@ -423,9 +447,7 @@ class Conversation:
         state = DecodeState.create(output.cache, jnp.full(self.count, size, jnp.int32), 1, steps)
         return state.replace(first=size - jnp.sum(seen, axis=1))
 
-    def _advance(
-        self, replies: Any, rows: Rows, logits: jax.Array, value: jax.Array, key: jax.Array
-    ) -> tuple[Rows, Record, Steps]:
+    def _advance(self, replies: Any, rows: Rows, logits: jax.Array, key: jax.Array) -> tuple[Rows, Record, Steps]:
         """What follows from each row's token, which was read: the record of it, and the next token."""
         policy, live = self.policy, rows.live
         world_key, write_key = jax.random.split(key)
@@ -469,7 +491,7 @@ class Conversation:
             free=rows.free,
             state=rows.state,
             left=rows.left,
-            value=value,
+            value=jnp.zeros_like(rows.log_prob),
             decides=decides,
             bootstraps=ends,
             acts=acts,

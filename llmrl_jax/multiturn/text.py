@@ -37,7 +37,8 @@ class TurnWording:
 
 
 CHATML = TurnWording(
-    instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.\n",
+    instruction="<|im_start|>user\nYou act in a world, one action a turn. Actions: {actions}.",
+    goal="\nGoal:",
     observation="\nObservation:",
     reply="<|im_end|>\n<|im_start|>assistant\n",
     between="<|im_end|>\n<|im_start|>user",
@@ -136,10 +137,10 @@ class TurnText:
 
     def heads(self, obs: Any) -> Pieces:
         """The head of each episode of a batch of observations."""
+        rows = len(next(iter(obs.values())))
         if self.head is None:
-            rows = len(next(iter(obs.values())))
             return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
-        return jax.vmap(self.head)({name: obs[name] for name in self.episode})
+        return jax.vmap(self.head, axis_size=rows)({name: obs[name] for name in self.episode})
 
     def turns(self, obs: Any, opening: bool = False) -> Pieces:
         """The observation of each row as the text of a turn; `opening`, of one that follows no reply."""

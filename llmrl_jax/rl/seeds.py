@@ -13,7 +13,7 @@ A branch whose sides are equal up to rounding, such as a padded length, is chose
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,16 +76,7 @@ def vmap_learners(
             if states and _equal(states[0].frozen, state.frozen):
                 state = state.replace(frozen=states[0].frozen)  # so that one copy is in memory
             states.append(state)
-        first, own_frozen = states[0], any(state.frozen is not states[0].frozen for state in states)
-        frozen = _stacked(*(state.frozen for state in states)) if own_frozen else first.frozen
-        leaves = [jax.tree.leaves(_remaining(state)) for state in states]
-        remaining = [
-            x[0] if is_shared else jnp.stack(x)
-            for is_shared, x in zip(_is_shared(_remaining(first), learner.shared), zip(*leaves))
-        ]
-        remaining = jax.tree.unflatten(jax.tree.structure(_remaining(first)), remaining)
-        params = _stacked(*(state.params for state in states))
-        return VmappedState(params, frozen, remaining, first.update, own_frozen, learner.shared)
+        return stack_runs(states, learner.shared)
 
     def update(state: VmappedState) -> tuple[VmappedState, dict[str, jax.Array]]:
         leaves, structure = jax.tree.flatten(state.rest)
@@ -122,6 +113,29 @@ def vmap_learners(
     )
 
 
+def stack_runs(states: Sequence[Any], shared: tuple[str, ...] = ()) -> VmappedState:
+    """States of one learner after as many updates as one state. **Arguments:** `shared`, see `Learner.shared`."""
+    first, rest = states[0], [_remaining(state) for state in states]
+    own_frozen = not all(_equal(first.frozen, state.frozen) for state in states)
+    frozen = _stacked(*(state.frozen for state in states)) if own_frozen else first.frozen
+    leaves = zip(_is_shared(rest[0], shared), zip(*map(jax.tree.leaves, rest)))
+    remaining = [x[0] if is_shared else jnp.stack(x) for is_shared, x in leaves]
+    remaining = jax.tree.unflatten(jax.tree.structure(rest[0]), remaining)
+    params = _stacked(*(state.params for state in states))
+    return VmappedState(params, frozen, remaining, first.update, own_frozen, shared)
+
+
+def equal_parts(states: Sequence[Any], parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The leaves of `parts` that are equal in all states, by their dotted names."""
+    named = [jax.tree.leaves_with_path(_remaining(state)) for state in states]
+    chosen = _is_shared(_remaining(states[0]), parts)
+    return tuple(
+        _name(leaves[0][0])
+        for is_part, leaves in zip(chosen, zip(*named))
+        if is_part and all(_equal(leaves[0][1], x) for _, x in leaves)
+    )
+
+
 def check_exchange(seeds: int) -> None:
     """**Raises** `ValueError` for several seeds of a learner that exchanges with the host."""
     if seeds > 1:
@@ -150,8 +164,12 @@ def _remaining(state: Any) -> Any:
 
 def _is_shared(state: Any, parts: tuple[str, ...]) -> list[bool]:
     """Return whether a leaf is in one of the `parts`, by name, for each leaf."""
-    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(state))
+    names = (_name(path) for path, _ in jax.tree.leaves_with_path(state))
     return [any(f"{name}.".startswith(f"{part}.") for part in parts) for name in names]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _chosen(leaves: list[Any], shared: list[bool], value: bool) -> list[Any]:

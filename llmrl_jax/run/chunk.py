@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -13,6 +14,10 @@ import numpy as np
 
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
+
+
+MEMBER: ContextVar[Any] = ContextVar("MEMBER", default=None)
+"""The member of a group of runs that share a program (`llmrl_jax.workflows.group`); None: a run of its own."""
 
 
 def make_chunk(learner: Any, capacity: int) -> Callable:

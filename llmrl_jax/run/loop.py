@@ -20,7 +20,7 @@ from llmrl_jax.core.checks import at_least, nearest
 from llmrl_jax.core.learner import Exchange
 from llmrl_jax.run import curves as plots, metrics, progress as show, pytrees as trees
 from llmrl_jax.run.checkpoint import Checkpoints, line_of
-from llmrl_jax.run.chunk import check_bounds, compile_chunk, verdict
+from llmrl_jax.run.chunk import MEMBER, check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
 from llmrl_jax.run.folder import FAILED, FINISHED, STOPPED, Status, held, open_folder, start_of, write_status
@@ -29,7 +29,7 @@ from llmrl_jax.run.signals import StopRequest
 
 
 CHUNK_SECONDS = 2.0
-"""The longest chunk in seconds, so that the bar moves and signals are handled (one process only)."""
+"""The longest chunk in seconds, so that the bar moves and signals are handled (one process and one run only)."""
 
 Evaluate = Callable[[Any, jax.Array], Mapping[str, Any]]
 """`(state, key) -> metrics`, for `train(evaluate=...)`."""
@@ -137,7 +137,8 @@ def train(
         if first:
             sink.sinks.insert(0, JsonLines(folder / "metrics.jsonl"))
         _say((note, *checkpoints.notes))
-        mode = config.progress if first else "off"
+        leads = first and (MEMBER.get() is None or MEMBER.get().number == 0)
+        mode = config.progress if leads else "off"
         title, unit = title or folder.name, learner.unit.split()[-1]
         bar = show.Progress(mode, title, num_updates, update, shown, unit)
         stack.callback(bar.close)
@@ -206,6 +207,7 @@ class _Run:
         self.speed = math.nan
         self.mark = (update, self.seconds)
         self.exchanges: Exchanges | None = None
+        self.member = MEMBER.get()
         self.waited = float(before.get("train", {}).get("exchange_seconds") or 0.0)
 
     def run_updates(self, state: Any) -> RunResult:
@@ -215,7 +217,8 @@ class _Run:
         with StopRequest() as request:
             chunk, compile_seconds = None, 0.0
             if self.update < self.num_updates:
-                chunk, compile_seconds = compile_chunk(self.learner, state, self.config.log_every)
+                compiler = compile_chunk if self.member is None else self.member.compile_chunk
+                chunk, compile_seconds = compiler(self.learner, state, self.config.log_every)
             else:
                 _say([f"{self.folder} has all its {self.update} updates already: ask for more to train on"])
             self.bar.restart_clock(self.update)
@@ -281,7 +284,7 @@ class _Run:
 
     def _advance(self, chunk: Any, state: Any, boundaries: _Boundaries) -> tuple[Any, dict[str, np.ndarray]]:
         n = boundaries.next(self.update) - self.update
-        if jax.process_count() == 1:
+        if jax.process_count() == 1 and self.member is None:
             rate = self.learner.steps_per_update / self.speed if self.speed == self.speed else math.inf
             n = max(1, min(n, int(CHUNK_SECONDS / rate)))
         started = time.monotonic()
@@ -323,6 +326,8 @@ class _Run:
         self._stop(f"{subject} could not be written ({reason})", error, remedy=f"; {self.again}")
 
     def _why_stop(self, request: StopRequest) -> str:
+        if self.member is not None:
+            request.name = self.member.stop
         if _any_process(bool(request.name)):
             return request.name or "a signal to another process"
         budget = self.config.max_seconds

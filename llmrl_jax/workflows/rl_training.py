@@ -43,6 +43,8 @@ class RLRun(Checked):
     under its name."""
 
     KIND: ClassVar[str] = "rl train"
+    SHARES_PROGRAM: ClassVar[bool] = True
+    """Whether a sweep may compute runs as rows of one program (`llmrl_jax.workflows.group`)."""
 
     algo: Annotated[str, tyro.conf.arg(help=ALGO_HELP)] = "ppo"
     """Algorithm, a name in `llmrl_jax.rl.registry`."""

@@ -100,6 +100,7 @@ def outcomes(house, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
     return outcomes
 
 
+@pytest.mark.slow
 def test_a_system_is_one_folder(outcomes):
     code, _, err = outcomes[""]
     assert code == 2 and "doors" in err and "A toy system: it opens doors." in err

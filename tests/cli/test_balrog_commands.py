@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 
+import pytest
+
 from llmrl_jax.cli.main import main
 from tests.chat_server import completion, send
 
@@ -28,6 +30,7 @@ def evaluate(out, *options):
     return main(["balrog", "eval", "--run.out", str(out), "--run.name", "played", *options])
 
 
+@pytest.mark.slow
 def test_a_server_plays(server, tmp_path, monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

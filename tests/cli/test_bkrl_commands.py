@@ -56,13 +56,17 @@ def preferred(out):
     return out / "preferred"
 
 
-def test_episodes_are_collected_at_intervals(out, capsys):
+def test_episodes_are_collected_at_intervals(out):
     files = sorted(path.name for path in (out / "episodes" / "collected").iterdir())
     assert files == ["update-000000.parquet", "update-000002.parquet", "update-000004.parquet"]
     data = collect.read_episodes(out / "episodes")
     assert len(data) == 18 and {"image", "text", "mission"} <= set(data.obs)
     summary = json.loads((out / "episodes" / "summary.json").read_text())
     assert summary["data"] == data.digest and summary["collected_steps"] == len(data.action)
+
+
+@pytest.mark.slow
+def test_what_collected_is_shown(out, capsys):
     assert main(["play", str(out / "episodes")]) == 0 and "step 1: " in capsys.readouterr().out
 
 
@@ -86,7 +90,8 @@ def whole(preferred, out):
     return args
 
 
-def test_ppo_learns_with_a_potential(whole, out, capsys):
+@pytest.mark.slow
+def test_ppo_learns_with_a_potential(whole, out):
     rows = metrics.read(out / "whole" / "metrics.jsonl")
     assert len(rows) == 4 and rows[-1]["shaping_std"] > 0
     model = json.loads((out / "preferred" / "potential.json").read_text())["manifest"]["model"]
@@ -96,6 +101,10 @@ def test_ppo_learns_with_a_potential(whole, out, capsys):
     assert 0 <= found["greedy/success_low"] <= found["greedy/success"] <= found["greedy/success_high"] <= 1
     assert found["random/success_low"] <= found["random/success"] <= found["random/success_high"]
     assert {line.split()[0] for line in (out / "said.txt").read_text().splitlines()} >= {"sampled", "greedy", "random"}
+
+
+@pytest.mark.slow
+def test_a_run_with_a_potential_is_evaluated_again_and_shown(whole, out, capsys):
     check_eval_and_play(out / "whole", capsys)
 
 
@@ -133,6 +142,7 @@ def compute_reward(obs, past_obs, past_actions):
 """
 
 
+@pytest.mark.slow
 def test_knowledge_that_was_written_elsewhere_becomes_a_potential(out, preferred, capsys):
     (out / "code-final.py").write_text(OWN)
     assert asked(out, "code", "own", "--tests", "128", "--window", "2", "--program", str(out / "code-final.py")) == 0

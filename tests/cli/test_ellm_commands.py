@@ -85,6 +85,7 @@ def leaves(folder):
     return {jax.tree_util.keystr(path): np.asarray(raw(x)) for path, x in named}
 
 
+@pytest.mark.slow
 def test_evaluation_with_single_goals(run, capsys):
     capsys.readouterr()
     args = ["ellm", "eval", str(run), "--episodes", "4", "--goals", "chop tree", "place table", "--gif"]
@@ -98,7 +99,8 @@ def test_evaluation_with_single_goals(run, capsys):
     assert "mean 'chop tree'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tune", ["linear", pytest.param("critic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tune", ["linear", "critic"])
 def test_finetuning_trains_a_part(run, tune, capsys):
     out, name = run.parent, f"tuned-{tune}"
     args = f"--from {run} --task wood --tune {tune} --steps 64 --run.name {name} --run.out {out} --run.progress off"
@@ -224,6 +226,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, args, said):
     assert said in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_an_exhausted_budget_stops_the_run_and_keeps_it(tmp_path, capsys):
     args = [*SMALL, *CHAT, "--run.out", str(tmp_path), "--run.name", "poor", "--steps", "96", "--chat.max-calls", "1"]
     assert main(["ellm", "pretrain", *args]) != 0

@@ -51,6 +51,7 @@ def test_training_leaves_everything_in_its_folder(run):
     assert (run / "checkpoints").is_dir() and (run / "frozen").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_by_its_name_alone(run):
     out = str(run.parent)
     args = ["glam", "train", "--run.name", "small", "--run.out", out, "--run.resume", "--steps", "48"]
@@ -83,6 +84,7 @@ def test_a_run_of_other_settings_is_refused_by_name(run, capsys):
     assert "--ppo.clip-eps: 0.2 -> 0.3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_evaluation_reports_both_ways_of_acting_with_intervals(run, capsys, monkeypatch):
     for name, value in (("FIRST", 0.0), ("EVERY", 0.0), ("TICK", 0.001)):  # every look of the display is a line
         monkeypatch.setattr(activity, name, value)
@@ -113,6 +115,7 @@ class Killed(BaseException):
     """Exception that no `except` of the program catches, as a SIGKILL."""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_rl_is_found_again(tmp_path, monkeypatch):
     """The run in imitation, in writing the prior, and before RL; without the training itself."""
     begun: list[tuple[str, bool]] = []

@@ -117,7 +117,8 @@ def test_imagination_goes_on_where_it_stopped(out, monkeypatch):
     np.testing.assert_array_equal(found.obs["state"], whole.obs["state"] + moved)
 
 
-@pytest.mark.parametrize("level", ["rephrase", pytest.param("easy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["rephrase", "easy"])
 def test_imagined_episodes_are_what_an_agent_learns_from(out, level, tmp_path, capsys):
     here = ["--run.out", str(out)]
     args = ["--grounded", str(out / "model"), "--data", str(out / "recorded"), "--level", level]
@@ -417,6 +418,7 @@ def cases(out):
     return out / "prompts.npy"
 
 
+@pytest.mark.slow
 def test_episodes_are_imagined_from_a_file_of_prompts(out, cases):
     args = ["--model_path", str(out / "model"), "--prompt_path", str(cases), "--level", "rephrase_level"]
     args += ["--episodes", "5", "--batch_size", "5", "--run.out", str(out), "--run.name", "prompted"]

@@ -48,7 +48,8 @@ def ground(out, name, *more):
     return main(["kalm", "ground", *args, *QUIET, *where, *more])
 
 
-@pytest.mark.parametrize("init", ["pretrained", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("init", ["pretrained", "random"])
 def test_adapters_are_grounded_merged_and_imagine(out, init):
     assert ground(out, f"lora-{init}", "--tune", "lora", "--init", init, "--states", "absolute") == 0
     found = load_model(out / f"lora-{init}")

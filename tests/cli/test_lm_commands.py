@@ -72,6 +72,7 @@ def test_it_learns_is_resumed_and_answers(folder, capsys):
     jax.tree.map(np.testing.assert_array_equal, *both)
 
 
+@pytest.mark.slow
 def test_full_tuning_writes_a_model(folder, tmp_path):
     chats = shutil.copytree(folder / "model", tmp_path / "model")
     (chats / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
@@ -116,6 +117,7 @@ def test_a_model_is_converted_and_asked(folder, tmp_path, capsys):
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.slow
 def test_every_end_token_that_a_folder_names_ends_a_text(folder, tmp_path, capsys):
     shutil.copytree(folder / "model", tmp_path / "model")
     tokenizer = lm.load_tokenizer(tmp_path / "model")

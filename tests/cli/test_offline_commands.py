@@ -44,6 +44,7 @@ def command(tmp_path, file, *options, algo="bc"):
 TINY = ["--bc.hidden", "8", "--bc.gradient-steps", "2", "--bc.batch-size", "4", "--eval-episodes", "3"]
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_evaluated_and_continued_with_its_data_only(tmp_path, capsys, file):
     options = [*TINY, "--imagined", str(file), "--env", "Debug-Aim-v0", "--steps", "8"]
     assert main(command(tmp_path, file, *options)) == 0

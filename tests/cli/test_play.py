@@ -68,6 +68,7 @@ def test_mission_text_and_picture_are_shown(capsys):
     assert env.letters(state) in out
 
 
+@pytest.mark.slow
 def test_the_moving_picture_is_the_worlds_own_pictures(capsys, tmp_path):
     path = tmp_path / "new" / "folder" / "game.gif"  # created, as by every command that writes a file
     code, out, _ = call(capsys, GRID, "--actions", "turn left,turn left,turn right", "--gif", str(path))

@@ -94,6 +94,7 @@ def test_bad_input_is_named(args, message, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     options = {"tasks": ("nim",), "seeds": 2, "budget": 200, "final_episodes": 4, "out": tmp_path, "work": tmp_path}
     table(methods=("random_search",), **options)
@@ -125,6 +126,7 @@ def test_runs_from_before_version_1_are_read(tmp_path):
     assert old.data.tasks == ("mountain_car_continuous",) and old.grpo.group == 8
 
 
+@pytest.mark.slow
 def test_a_budget_is_the_whole_run_s(tmp_path, capsys):
     args = ["props", "run", "--tasks", "nim", "--iterations", "6", *SMALL]
     args += ["--run.out", str(tmp_path), "--run.name", "one"]

@@ -73,6 +73,13 @@ values |= {"greedy/episode_return_runs": returns} if len(returns) > 1 else {}
 (folder / "summary.json").write_text(json.dumps(values))
 """
 
+# a stand-in for a process of several jobs
+GROUP = """
+import json, pathlib, subprocess, sys
+program = pathlib.Path(__file__).with_name("program.py")
+sys.exit(max(subprocess.run([sys.executable, str(program), *line]).returncode for line in json.loads(sys.argv[1])))
+"""
+
 POINTS = """
 command = "rl train"
 seeds = [0, 1]
@@ -87,7 +94,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
     (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "group.py").write_text(GROUP)
     monkeypatch.setattr(sweep, "PROGRAM", (sys.executable, str(tmp_path / "program.py")))
+    monkeypatch.setattr(sweep, "GROUP", (sys.executable, str(tmp_path / "group.py")))
     return tmp_path
 
 
@@ -111,14 +120,14 @@ def started() -> list[list[str]]:
 
 def test_the_jobs_of_a_file():
     plan = planned(FILE)
-    assert plan.folder == Path("sweeps/mine") and len(plan.points) == len(plan.jobs) == 4
+    assert plan.folder == Path("sweeps/mine") and len(plan.points) == 4
     found = [(job.settings.algo, job.settings.network.hidden, job.settings.seeds, job.seeds) for job in plan.jobs]
-    assert found == [(a, h, 3, (0, 1, 2)) for h in ((32,), (8, 8)) for a in ("ppo", "dqn")]
+    assert found == [(a, h, 1, (i,)) for h in ((32,), (8, 8)) for a in ("ppo", "dqn") for i in range(3)]
     assert all(job.settings.steps == 20000 for job in plan.jobs)
     # an option of one algorithm is left out at the other
-    assert plan.jobs[0].settings.ppo.normalize_advantages is False and plan.jobs[1].settings.dqn.n_step == 3
+    assert plan.jobs[0].settings.ppo.normalize_advantages is False and plan.jobs[3].settings.dqn.n_step == 3
     assert "--ppo.no-normalize-advantages" in plan.jobs[0].args
-    assert not any(arg.startswith("--ppo") for arg in plan.jobs[1].args)
+    assert not any(arg.startswith("--ppo") for arg in plan.jobs[3].args)
     # the same in JSON and in YAML, and with nested tables
     values = {"command": "rl train", "grid": {"ppo": {"gamma": [0.5, 0.25]}}, "seeds": [0, 1], "one_program": False}
     values["options"] = {"env": "CartPole-v1", "steps": 100}
@@ -207,11 +216,23 @@ def test_a_sweep_runs_each_job_once_and_continues(folder, capfd):
     assert cli.main(["sweep", "--config", "mine.toml", "--table"]) == 0 and started() == []
 
 
-def test_seeds_of_one_program_count_as_seeds(capfd):
+def test_jobs_that_differ_in_seeds_and_floats_run_in_one_program(folder, capfd):
+    plan = planned(POINTS.replace("one_program = false", "").replace("grid = {", 'grid = {"ppo.num-envs" = [2, 4], '))
+    programs = [
+        [(job.settings.ppo.num_envs, job.settings.ppo.gamma, job.seeds) for job in jobs]
+        for jobs in sweep.unfinished(plan)
+    ]
+    assert programs == [[(n, gamma, (i,)) for gamma in (0.5, 0.25) for i in (0, 1)] for n in (2, 4)]
+    meshed = POINTS.replace("steps = 100", "steps = 100, mesh = 'data=1'").replace("one_program = false", "")
+    for text in (meshed, POINTS):
+        assert [len(jobs) for jobs in sweep.unfinished(planned(text))] == [1] * 4
+    (plan,) = planned('command = "bkrl train"\nseeds = 3\noptions = {steps = 100}').jobs
+    assert plan.seeds == (0, 1, 2) and plan.settings.seeds == 3 and not plan.program, "seeds as one run"
     planned(POINTS.replace("one_program = false", "").replace("[0, 1]", "[2, 3, 4]"))
     assert cli.main(["sweep", "--config", "mine.toml"]) == 0
-    assert [[a for a in line if "seed" in a][:2] for line in started()] == [["--run.seed=2", "--seeds=3"]] * 2
-    assert results.estimate_text(mean_interval([7.0, 8.0, 9.0])) in capfd.readouterr().out
+    assert [[a for a in line if "seed" in a][:1] for line in started()] == [[f"--run.seed={i}"] for i in (2, 3, 4)] * 2
+    out = capfd.readouterr().out
+    assert results.estimate_text(mean_interval([7.0, 8.0, 9.0])) in out and "jobs 1, 2, 3, 4, 5, 6 of 6" in out
 
 
 def test_metrics_of_the_table(capfd):

@@ -17,12 +17,12 @@ from tests.conformance.subjects import LEARNERS
 
 
 AGENTS = [name for name in LEARNERS if name.startswith("agent, ")]
-QUICK = ("agent, gigpo",)  # it has all parts of grpo's; one of PPO's is killed and goes on in tests/resume
 
 
 @pytest.fixture(
     scope="module",
-    params=[*sorted(ALGORITHMS), *(x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in AGENTS)],
+    # agents take longest; one is killed and goes on in tests/resume, and tests/unit/multiturn has their bounds
+    params=[*sorted(ALGORITHMS), *(pytest.param(x, marks=pytest.mark.slow) for x in AGENTS)],
 )
 def learner(request):
     made = LEARNERS[request.param]()

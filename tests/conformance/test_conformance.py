@@ -76,6 +76,7 @@ def test_whole_kit(id, devices):
     testing.check(*envs_jax.make(id), steps=24, policies=policies, devices=devices, devices_atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", GRIDS)
 def test_whole_kit_of_a_grid_world(id):
     """Without x64: that of a grid world is looked at in `test_x64`."""

@@ -20,7 +20,7 @@ from envs_jax.bridges import gymnasium as bridge
 from envs_jax.resets import VectorEnv
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm
-from tests.conformance.subjects import LEARNERS, ONE_OF_EACH, first_of_each_kind, one_update, quickly
+from tests.conformance.subjects import LEARNERS, first_of_each_kind, one_update, quickly
 from tests.conformance.test_settings import bits, program, types
 
 
@@ -55,7 +55,7 @@ def test_worlds_are_copied(id):
         assert jax.tree.map(np.shape, same_params) == shapes and type(space) is type(env.observation_space(params))
 
 
-@pytest.mark.parametrize("id", [*RUN, "BabyAI-GoToObj-v0?room_size=6"])
+@pytest.mark.parametrize("id", [*RUN, pytest.param("BabyAI-GoToObj-v0?room_size=6", marks=pytest.mark.slow)])
 def test_copies_play_the_same(id):
     env, params = envs_jax.make(id)
     env = EpisodeStatistics(env)
@@ -80,7 +80,7 @@ def test_configurations_are_copied(name):
     assert all(made(config) == config for made in COPIES.values())
 
 
-@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
+@pytest.mark.parametrize("name", quickly(LEARNERS, ("ppo", "iql")))
 def test_learners_are_copied(name):
     """By `cloudpickle`, as Ray, joblib and submitit do: schedules of optax are local functions."""
     learner = LEARNERS[name]()
@@ -205,7 +205,7 @@ def test_worlds_under_settings_for_debugging(id):
         )
 
 
-@pytest.mark.parametrize("name", quickly(LEARNERS, ("ppo", "iql")))
+@pytest.mark.parametrize("name", quickly(LEARNERS, ("ppo",)))
 def test_states_have_no_nan(name):
     """A metric may be nan, where an update has nothing to report; so it is left out here."""
     update, start = one_update(name)

@@ -72,10 +72,10 @@ def types(tree: Any) -> Any:
     return jax.tree.map(lambda x: (tuple(x.shape), kinds(x)), tree)
 
 
-# Worlds of a family are made of the same parts: a level that draws its task, one with text, and one of Crafter
-QUICK = ("BabyAI-MixedTrainLocal-v0", "BabyAI-Text/GoToRedBallGrey-v0", "CrafterText-v1")
+# Worlds of a family are made of the same parts, and take longest to trace: a level with text
+QUICK = ("BabyAI-Text/GoToRedBallGrey-v0",)
 KINDS = first_of_each_kind()
-FAMILIES = ("BabyAI", "Crafter")
+FAMILIES = ("BabyAI", "CLEVR", "Crafter")
 WORLDS = [
     pytest.param(id, marks=pytest.mark.slow) if id.startswith(FAMILIES) and id not in QUICK else id for id in KINDS
 ]
@@ -90,8 +90,8 @@ def test_worlds_trace(id, setting):
         assert types(jax.eval_shape(play, jax.random.key(0))) == types(plain)
 
 
-CHEAP = ("CartPole-v1", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1", "NavigationTrack-v0", "Pong-v0", "Taxi-v3")
-"""Worlds that compile in a second; beside toy text and the debug worlds, which are like them."""
+CHEAP = ("CartPole-v1", "Pendulum-v1", "Taxi-v3")
+"""Worlds that compile in a second, with discrete and continuous actions, and with tables."""
 
 
 def over_devices(function: Callable[..., Any], *, rows: Any, out: Any = None) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def program(function: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.parametrize("setting", UNDER)
-@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "dqn", "grpo", "glam", "ellm", "agent, turn_ppo"}))
+@pytest.mark.parametrize("name", quickly(LEARNERS, {*ONE_OF_EACH, "grpo", "glam"}))
 def test_learners_trace(name, setting):
     update, start = one_update(name)
     plain = jax.eval_shape(update, start)
@@ -151,7 +151,7 @@ def test_learners_trace(name, setting):
         assert types(jax.eval_shape(update, start)) == types(plain)
 
 
-@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
+@pytest.mark.parametrize("name", quickly(LEARNERS, set(ONE_OF_EACH) - {"agent, gigpo"}))
 def test_learners_compute_the_same_under_x64(name):
     update, start = one_update(name)
     plain = program(update, start)
@@ -165,7 +165,7 @@ def bits(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 
-@pytest.mark.parametrize("name", quickly(LEARNERS, ONE_OF_EACH))
+@pytest.mark.parametrize("name", quickly(LEARNERS, ("ppo", "iql", "sft")))
 def test_learners_trace_in_shard_map(name):
     update, start = one_update(name)
     if name == "sft":

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core.packaged import SMOLLM2
+from llmrl_jax.systems.agent import train as agent_train
 from llmrl_jax.systems.bkrl import collect as bkrl_collect, preferences, train as bkrl_train
 from llmrl_jax.systems.ellm import accuracy, train as ellm_train
 from llmrl_jax.systems.glam import clone as glam_clone, eval as glam_eval, results as glam_results, train as glam_train
@@ -48,6 +49,7 @@ SAYS = {
     "ellm": "poorly timed",
     "bkrl": "nats",
     "kalm": "success on rephrase",
+    "agent": "untaught it writes",
 }
 """What each of them prints near its end."""
 TEMPLATE = (
@@ -101,7 +103,13 @@ def test_it_runs_with_a_stand_in(path, bpe, tmp_path):
     fields = metadata(config, "llama") | tokens_of(bpe, "llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
     model = write(tmp_path / "model.gguf", load_file(folder / "model.safetensors"), fields, kind="Q8_0", heads=(2, 1))
     small = {"LLMRL_STEPS": "1024", "LLMRL_STATES": "2", "LLMRL_PAIRS": "2"}
-    small |= {"LLMRL_EPISODES": "64", "LLMRL_EPOCHS": "1", "LLMRL_IMAGINED": "64", "LLMRL_ITERATIONS": "5"}
+    small |= {
+        "LLMRL_EPISODES": "64",
+        "LLMRL_EPOCHS": "1",
+        "LLMRL_IMAGINED": "64",
+        "LLMRL_ITERATIONS": "5",
+        "LLMRL_UPDATES": "2",
+    }
     assert SAYS[path.stem] in run(path, tmp_path, LLMRL_MODEL=str(model), **small)
 
 
@@ -197,6 +205,17 @@ def test_props_gives_commands_that_are_accepted(monkeypatch):
     assert [x.search.iterations for x in searches] == [5, 25, 25, 2] and [x.seeds for x in searches] == [3, 3, 3, 1]
     assert [x.video for x in searches] == [True, False, False, False]
     assert searches[-1].chat.model == "local:smollm2-135m" and searches[-1].run.name == "smollm2"
+
+
+def test_agent_gives_settings_and_a_command_that_are_accepted(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cells = ["".join(c["source"]) for c in notebooks.read("agent")["cells"] if c["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for start in ("import llmrl_jax as lr", "CONFIG ="):
+        exec(next(cell for cell in cells if start in cell), names)
+    assert names["x"].learner.steps_per_update == 64 * 128
+    (trained,) = asked_by(monkeypatch, commands_of("agent", STEPS="1024")[:1], (agent_train, "train"))
+    assert (trained.agent.env, trained.agent.think, trained.steps) == ("shell_game.py:world", False, 1024)
 
 
 # --- the command that writes and runs them ----------------------------------------------------------------------------

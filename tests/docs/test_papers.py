@@ -53,3 +53,14 @@ def test_chance_in_balrog_is_as_recorded():
             low, mean, high = (100 * row[name] for name in ("progression_low", "progression", "progression_high"))
             cells = f"`{task}` | {mean:.1f}% | [{low:.1f}, {high:.1f}] | {row['episodes']} | {row['steps']:,.0f} |"
             assert f"| {cells}" in page, cells
+
+
+def test_grpo_in_mountain_car_is_as_recorded():
+    page = (ROOT / "docs" / "systems" / "props-results.md").read_text()
+    folder = ROOT / "experiments" / "results" / "props_finetune"
+    found = [json.loads((folder / name / "summary.json").read_text()) for name in ("", "mountain_car/seed_1")]
+    for name, digits in (("hard_format", 2), ("policy", 3), ("improvement", 2)):
+        cells = [" to ".join(f"{x[when][f'reward/{name}']:.{digits}f}" for when in ("before", "after")) for x in found]
+        assert f" | {' | '.join(cells)} |" in page, name
+    scales = [x["scales"]["mountain_car_continuous"] for x in found]
+    assert f" | {' | '.join(f'{-low / (high - low):.3f}' for low, high in scales)} |" in page

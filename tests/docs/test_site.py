@@ -1,5 +1,5 @@
-"""The documentation as a site: every page is in its navigation, code is code, pictures and links are there, and a
-browser opens pages of each kind, or with the slow tests every one."""
+"""The documentation as a site: every page is in its navigation; with the slow tests it is built, code is code, pictures
+and links are there, and a browser opens every page."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(pages)
 
 
+@pytest.mark.slow
 def test_code_is_shown_as_code(site):
     assert len(site) > 20
     assert not {
@@ -69,6 +70,7 @@ def test_code_is_shown_as_code(site):
     }
 
 
+@pytest.mark.slow
 def test_links_and_pictures_lead_somewhere(site):
     missing = []
     for path, page in site.items():
@@ -98,7 +100,8 @@ FEW = ("index.html", "tour/index.html", "command-line/index.html", "benchmarks/i
 
 
 @pytest.mark.skipif(browser.PROGRAM is None, reason="no browser is installed: Chromium or Chrome, on the path")
-@pytest.mark.parametrize("chosen", [FEW, pytest.param(None, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [FEW, None], ids=["few", "all"])
 def test_a_browser_opens_pages(folder, site, tmp_path, chosen):
     pages = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     wrong = {}

@@ -41,6 +41,7 @@ def explore(seeds, coefs, updates):
     return {run: (success[:, i].max(), success[-10:, i].mean()) for i, run in enumerate(runs)}
 
 
+@pytest.mark.slow
 def test_novelty_solves_a_corridor_where_ppo_alone_never_sees_a_reward():
     found = explore(seeds=(0,), coefs=(1.0, 0.0), updates=50)
     assert found[0, 0.0] == (0, 0)

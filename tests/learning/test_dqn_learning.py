@@ -46,6 +46,7 @@ def test_the_best_return_and_the_value_of_a_truncated_world():
     assert abs(metrics["q_mean"][-10:].mean() - 9.4) < 1  # at most 1 / (1 - 0.9): time-outs bootstrap
 
 
+@pytest.mark.slow
 def test_a_reward_at_the_end_seen_in_pictures():
     """Every other option at once: n-step returns, priorities, a dueling network, a target that follows slowly."""
     config = DQNConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import pytest
 
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn import DQNConfig
@@ -34,6 +35,7 @@ CONFIG = EllmConfig(
 )
 
 
+@pytest.mark.slow
 def test_goals_teach_what_random_play_does_not_reach():
     """A tree at one end of the yard, and a table that needs its wood; the world's own reward is not used."""
     made = build(CONFIG, Yard())

@@ -46,6 +46,7 @@ def test_continuous():
 RECALL = PPOConfig(num_envs=32, num_steps=24, learning_rate=5e-3, gamma=0.95, entropy_coef=0.005)
 
 
+@pytest.mark.slow
 def test_memory_solves_what_needs_memory():
     with_memory, _ = train("Debug-Recall-v0", RECALL, 80, hidden=(16,), memory=16)
     assert mean(with_memory, "episode_return", 5) > 0.95

@@ -164,9 +164,7 @@ def compare(a, b):
 
 REPRESENTATIVE = (
     "BabyAI-GoToRedBallGrey-v0",
-    "BabyAI-PickupLoc-v0",
     "BabyAI-PutNextLocalS5N3-v0",
-    "BabyAI-MixedTrainLocal-v0",
     "BabyAI-KeyCorridorS3R2-v0",
 )
 """Generators of single rooms, and one of a maze; the slow ones are every id."""

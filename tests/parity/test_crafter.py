@@ -120,6 +120,7 @@ def walk(rng, steps, rows):
     return actions
 
 
+@pytest.mark.slow
 def test_whole_worlds_agree_step_by_step():
     rng = np.random.default_rng(0)
     envs = [world(seed, night=seed % 2 == 1, rich=seed < 2) for seed in range(3)]

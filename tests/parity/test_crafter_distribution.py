@@ -271,6 +271,7 @@ def creatures_law(options):
     return law(run)
 
 
+@pytest.mark.slow
 def test_creatures_have_the_packages_law(creatures):
     found = {}
     for i, (name, options) in enumerate(WORLDS.items()):

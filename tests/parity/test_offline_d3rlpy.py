@@ -116,6 +116,7 @@ def test_discrete_bc_is_d3rlpys(recorded):
     assert distance(other.params["actor"], wanted) > 0.05
 
 
+@pytest.mark.slow
 def test_discrete_bcq_is_d3rlpys(recorded):
     """Its target network is copied after the first step, ours is not, so the critics are compared before that shows."""
     _, first = learned(recorded, "discrete_bcq", 1)

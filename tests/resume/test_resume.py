@@ -109,6 +109,7 @@ def test_killed_in_the_middle(whole, tmp_path):
     assert lines(folder) == lines(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "learner, devices",
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn import DQNConfig
@@ -34,6 +35,7 @@ def learned(mesh):
     return state, metrics, summarise(made.spec, played)
 
 
+@pytest.mark.slow
 def test_an_update_and_an_evaluation_do_not_depend_on_the_mesh():
     one, metrics, played = learned("")
     eight, metrics_8, played_8 = learned("data=4,fsdp=2")

@@ -40,6 +40,7 @@ def alone():
     return run("")
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing_but_the_speed(alone):
     state, frozen, metrics = run("data=2,fsdp=2,tensor=2")
     one, _, expected = alone

@@ -56,6 +56,7 @@ def learned(parts, mesh):
     return state, metrics
 
 
+@pytest.mark.slow
 def test_updates_do_not_depend_on_the_mesh(parts):
     want, expected = learned(parts, None)
     mesh = make_mesh("data=2,fsdp=2,tensor=2")

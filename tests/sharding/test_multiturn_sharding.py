@@ -6,20 +6,22 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 from llmrl_jax.multiturn.ppo import make_turn_ppo
 from tests.unit.multiturn.conversations import PPO, agent
 
 
-def run(mesh: str):
-    program = agent(decoding="constrained", mesh=mesh)
-    config = replace(PPO, minibatches=1, epochs=1)
+def run(mesh: str, decoding: str):
+    program = agent(decoding=decoding, mesh=mesh)
+    config = replace(PPO, minibatches=1, epochs=1, watch=False)
     learner = make_turn_ppo(config, program.policy, program.env, program.env_params, program.mesh)
     return jax.jit(learner.update)(learner.init(jax.random.key(7)))
 
 
-def test_a_mesh_changes_nothing_but_the_speed():
-    (state, metrics), (one, expected) = run("data=8"), run("")
+@pytest.mark.parametrize("decoding", ["free", pytest.param("constrained", marks=pytest.mark.slow)])
+def test_a_mesh_changes_nothing_but_the_speed(decoding):
+    (state, metrics), (one, expected) = run("data=8", decoding), run("", decoding)
     for name in ("turns", "valid", "episodes", "success", "reply_length"):
         assert np.array_equal(metrics[name], expected[name], equal_nan=True), name
     for name in ("token", "role", "begins", "acts", "reward"):

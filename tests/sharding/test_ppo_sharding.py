@@ -47,7 +47,7 @@ def alone(id, memory):
     ("id", "memory"),
     [
         ("Debug-Catch-v0", 0),  # terminates
-        ("Debug-Match-v0", 8),  # truncates; recurrent
+        pytest.param("Debug-Match-v0", 8, marks=pytest.mark.slow),  # truncates; recurrent
         pytest.param("BabyAI-GoToLocalS5N2-v0", 0, marks=pytest.mark.slow),
     ],
 )

@@ -154,6 +154,7 @@ def broken(settings):
     yield
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_says_so_and_the_others_run(tmp_path, monkeypatch, capsys):
     for name, cases in (("raising", raising), ("broken", broken)):
         monkeypatch.setitem(PARTS, name, "a part")
@@ -217,6 +218,7 @@ def statuses(value: dict) -> dict[str, str]:
     return {case["case"]: case["status"] for case in value["cases"]}
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_a_case_that_hangs_or_dies_is_recorded_and_the_others_are_measured(tmp_path, monkeypatch):
     others = "lambda settings: [record.Case('z', {'n': 1}, measured)]"

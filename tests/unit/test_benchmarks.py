@@ -430,6 +430,7 @@ def test_pieces_that_are_not_measured_cost_nothing():
     assert 5 < processes.rate(counted(0, 0.02), 0.1) <= 100
 
 
+@pytest.mark.slow
 def test_a_peer_has_a_row_of_one_process_and_one_of_all_cores(monkeypatch):
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {0, 1})
     one, two = processes.peer_rows("case", "peer", "steps/s", counted, (0.02,), window=0.05, note="a note")

@@ -50,17 +50,23 @@ def patterns(source: str) -> Iterator[ast.Constant]:
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef | ast.Module):
             continue
+        named = isinstance(function, ast.FunctionDef)  # a name is looked up in its function; the rest is read once
         for node in ast.walk(function):
             expected: list[ast.AST] = []
             if isinstance(node, ast.Call):
                 expected = [keyword.value for keyword in node.keywords if keyword.arg == "match"]
                 expected += node.args[2:3] if isinstance(node.func, ast.Name) and node.func.id in TABLE_ROWS else []
-            elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            elif (
+                isinstance(node, ast.Compare)
+                and isinstance(node.ops[0], ast.In)
+                and isinstance(node.left, ast.Name) == named
+            ):
                 text = ast.unparse(node.comparators[0])
                 expected = [node.left] if ".err" in text or "str(" in text else []
             for value in expected:
-                yield from strings(value)
-                if isinstance(value, ast.Name) and isinstance(function, ast.FunctionDef):
+                if not named:
+                    yield from strings(value)
+                elif isinstance(value, ast.Name):
                     yield from column(function, value.id)
 
 

@@ -160,6 +160,7 @@ def refused(tmp_path_factory) -> dict[str, str]:
     return dict(zip(sections[1::2], sections[2::2]))
 
 
+@pytest.mark.slow
 def test_imports_point_one_way():
     done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
@@ -170,6 +171,7 @@ def test_contracts_are_those_that_are_tested():
     assert all(plants().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", plants())
 def test_contract_forbids_what_its_name_says(refused, contract):
     for importer, target in plants()[contract]:

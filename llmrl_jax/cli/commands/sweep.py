@@ -42,7 +42,7 @@ def submit(slurm_config: Any, config: Path, out: Path = Path("sweeps"), table: b
     if table or json:
         raise ValueError("--table and --json print results, and --slurm.* submits jobs: leave one of them out")
     plan = sweeps.read_sweep(config, out.absolute())
-    if not (jobs := sweeps.unfinished(plan)):
+    if not (jobs := [job for program in sweeps.unfinished(plan) for job in program]):
         print("there is nothing to submit: every job is finished or running")
         return 0
     lines = [(job.next_args(), [sweeps.located(job)]) for job in jobs]

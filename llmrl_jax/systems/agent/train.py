@@ -127,7 +127,7 @@ def train(config: TrainConfig) -> RunResult:
     """Train an agent, evaluate it, and write the run to its folder.
 
     **Returns:** the result of the run. **Raises:** what `build` and `llmrl_jax.run.loop.train` raise."""
-    if config.agent.model == EMBEDDED:
+    if config.agent.model == EMBEDDED and config.agent.decoding == "free":
         print("note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it")
     x = make(config)
     with opened(config.run, "agent") as folder, errors_named(x.env):

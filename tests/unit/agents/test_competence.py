@@ -100,6 +100,7 @@ def test_a_head_kept_apart_changes_nothing_else():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), without, beside)
 
 
+@pytest.mark.slow
 def test_the_estimate_comes_from_the_policys_own_pass(glam, seen):
     """Acting and learning say the same; the distribution and the value are the policy's."""
     params, frozen, obs = seen

@@ -96,6 +96,7 @@ def text():
     return make_agent(replace(DRRN, **world, dqn=small, drrn=DRRNConfig(8, 8)))
 
 
+@pytest.mark.slow
 def test_it_reads_the_prompt_and_the_actions(text):
     """Values by hand: two GRUs over what the tokenizer makes of the words, and an MLP on each pair."""
     batch = envs_jax.VectorEnv(text.env, 2, policy="none")

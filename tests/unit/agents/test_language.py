@@ -248,6 +248,7 @@ def test_the_device_chooses_groups_and_lengths(monkeypatch, platform, changes, r
     assert grouping(config, None, ABOUT_135M, 498, ACTIONS) == (rows, paddings(498, lengths))
 
 
+@pytest.mark.slow
 def test_play_and_learning_compute_groups_of_one_size(monkeypatch):
     """Of any other size, a device may round sums in another order."""
     shapes, tree = set(), Llama.tree

@@ -59,6 +59,7 @@ def test_forms_that_write_scores_agree_with_the_definition_and_with_each_other(k
         np.testing.assert_allclose(recomputed, saved, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 3])
 def test_heads_side_by_side_give_what_heads_apart_give(queries):
     """Decoding on TPUs: keys and values `[rows, tokens, heads size]`, of prompts and of each row of single queries."""
@@ -201,6 +202,7 @@ def segmented():
     return query, whole, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["saved", "recomputed"])
 def test_short_segments_are_computed_in_blocks(form):
     """Blocks do not divide the row."""

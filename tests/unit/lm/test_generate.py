@@ -96,6 +96,7 @@ def test_windows_bind_the_layers_that_have_them(variables):
     np.testing.assert_array_equal(out.tokens, whole_passes(model, variables, out).argmax(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_shared_prefix_gives_what_whole_prompts_give(variables, window):
     """Read once for all rows, and attended to without a copy per row; also where windows end within it."""
@@ -317,7 +318,8 @@ def test_what_cannot_be_done_is_refused_before_compiling(variables):
         stream(MODEL, None, TOKENS, LENGTHS, KEY, SAMPLED, every=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "qwen2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
 def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
     """As on a GPU: matrices of each layer's own, and one for all that read the same input."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=6, model_type=family)
@@ -334,6 +336,7 @@ def test_decoding_from_joined_matrices_gives_the_same_continuations(family):
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 3])
 def test_decoding_from_heads_side_by_side_gives_the_same_continuations(samples):
     """As on a TPU: keys and values have a row a token, in the order of their axes in memory."""

@@ -40,6 +40,7 @@ def test_a_whole_model_is_near_float32_and_nearer_than_bfloat16():
     assert own @ slope > 0.995 * np.linalg.norm(own) * np.linalg.norm(slope)
 
 
+@pytest.mark.slow
 def test_a_quantised_base():
     """The same as with the floats that it stands for."""
     model = lm.Llama(CONFIG, lora=LORA, matmul_dtype=BF16)

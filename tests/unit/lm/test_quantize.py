@@ -116,6 +116,7 @@ def test_the_model_computes_what_it_computes_on_the_same_floats(variables, quant
     assert np.abs(found - apply(variables["params"])).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_sampling_is_that_of_the_same_floats(variables, quantized, floats):
     sampling = SamplingConfig(max_new_tokens=6, samples=2)
     found, want = (
@@ -248,6 +249,7 @@ print(json.dumps({"beside": status("VmHWM") - before - nbytes(variables), "held"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from /proc (Linux)")
 def test_the_peak_of_loading(tmp_path):
     """A layer's matrix exists in floats for a moment; the model, 159 MB in bfloat16, never."""

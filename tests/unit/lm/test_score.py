@@ -199,6 +199,7 @@ def test_rows_at_a_time(variables, scores):
         score(MODEL, variables, TOKENS, LENGTHS, CANDIDATES, rows=3)
 
 
+@pytest.mark.slow
 def test_widths_follow_the_lengths(variables):
     """Sorted groups at their own padding: the same scores and gradients, and only as many widths as asked for."""
     tokens = np.random.default_rng(2).integers(0, 30, (8, 9)).astype(np.int32)

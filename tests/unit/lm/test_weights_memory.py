@@ -64,6 +64,7 @@ def sparse(folder: Path, config: lm.LlamaConfig) -> int:
     return largest
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from /proc (Linux)")
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_the_peak_of_loading(dtype, tmp_path):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
 from envs_jax.bridges.host import HostError, HostWorld
 from envs_jax.text.template import PromptError
 from envs_jax.toytext.frozen_lake import FrozenLake
@@ -77,6 +78,7 @@ def lake_runs(host: bool):
     return learner, update, states, metrics
 
 
+@pytest.mark.slow
 def test_the_lake_is_the_same_through_this_door():
     (_, _, host, ours), (_, _, device, theirs) = lake_runs(True), lake_runs(False)
     for a, b in zip(host, device):
@@ -90,6 +92,7 @@ def test_the_lake_is_the_same_through_this_door():
         assert float(a["first_ratio_error"]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_episode():
     _, update, states, _ = lake_runs(True)
     _, env = lake_agent(True)
@@ -154,6 +157,18 @@ def test_free_text_is_the_tokens_of_its_text(wording):
     assert text.render({name: ids[0] for name, ids in obs.items()}) == WORDS.decode(
         WORDS.encode(head) + WORDS.encode(turn)
     )
+
+
+def test_a_world_without_a_goal_has_no_empty_line(bpe):
+    """Tokenizers of chat models join two line breaks, across the border between head and turn."""
+    env, params = envs_jax.make("Notes-Recall-v0")
+    text, (obs, _) = TurnText(env, bpe, CHATML), env.reset(jax.random.key(0), params)
+    said = text.render(obs)
+    assert "\nObservation:" in said and "\n\n" not in said and "Goal" not in said
+    batch = jax.tree.map(lambda x: jnp.stack([x, x]), obs)
+    (head, lengths), (turn, ends) = text.heads(batch), text.turns(batch, opening=True)
+    rows = [[*head[i, : lengths[i]].tolist(), *turn[i, : ends[i]].tolist()] for i in range(2)]
+    assert rows == [[*bpe.prefix_ids, *bpe.encode(said.rstrip())]] * 2
 
 
 def test_long_texts_are_refused_or_cut_and_counted():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from llmrl_jax.multiturn import learner as learners
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.health import Watch
-from llmrl_jax.multiturn.loss import Batch, reply_sums, score_tokens, totals, turn_loss
+from llmrl_jax.multiturn.loss import Batch, Room, reply_sums, score_tokens, totals, turn_loss, uses
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
 from llmrl_jax.multiturn.rollout import REPLY, WORLD
 from llmrl_jax.systems.agent.build import make_learner
@@ -46,9 +47,7 @@ def played(name: str):
     return program, learner, update, states, metrics
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("free", "constrained"))) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "free")) for name in CASES])
 def test_the_first_ratio_is_one(name):
     _, learner, _, _, metrics = played(name)
     for values in metrics:
@@ -77,6 +76,7 @@ def primitives(jaxpr):
             yield from primitives(inner)
 
 
+@pytest.mark.slow
 def test_an_update_is_a_function_of_its_state():
     """A state that was written and read goes on bit for bit, in the middle of turns."""
     _, _, update, states, _ = played("free")
@@ -106,6 +106,14 @@ def _keys(state, like):
 def _read(state):
     """A state as it is read from a checkpoint: equal, and without weak types."""
     return _keys(jax.tree.map(jnp.asarray, jax.device_get(_numbers(state))), state)
+
+
+def test_a_state_that_is_donated_leaves_its_policy_whole():
+    policy = agent(decoding="constrained").policy
+    tables = policy.init(jax.random.key(0))[1]["replies"]
+    jax.block_until_ready(jax.jit(lambda x: x, donate_argnums=0)(tables))
+    assert all(x.is_deleted() for x in jax.tree.leaves(tables))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(policy.replies) if isinstance(x, jax.Array))
 
 
 def test_a_collapse_is_reported_and_remembered():
@@ -202,6 +210,7 @@ def test_tokens_of_the_world_are_learned_if_asked_for():
     assert not np.allclose(with_echo, gradient(program, state, batch))
 
 
+@pytest.mark.slow
 def test_chunks_of_the_head_change_nothing():
     program, state, batch = batch_of("constrained")
     variables = program.policy.variables(state.params, state.frozen)
@@ -212,6 +221,80 @@ def test_chunks_of_the_head_change_nothing():
     np.testing.assert_allclose(np.asarray(whole.entropy)[learn], np.asarray(parts.entropy)[learn], atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"echo_coef": 0.5, "head_chunk": 8}], ids=["replies", "world"])
+@pytest.mark.parametrize("name", ["constrained", pytest.param("reprompt", marks=pytest.mark.slow)])
+def test_short_arrays_change_nothing(name, options):
+    """The gradient from the hidden states that are used beside that from all; with too few of them it is no number."""
+    program, state, batch = batch_of(name)
+    config, hparams = replace(PPO, **options), state.hparams | {k: jnp.float32(v) for k, v in options.items()}
+    read, valued = (int(x.sum(1).max()) for x in uses(batch, config))
+    length = batch.record.token.shape[1]
+    assert 0 < valued < read < (0.9 if options else 0.5) * length
+
+    @partial(jax.jit, static_argnums=1)
+    def compute(params, room):
+        def loss(params):
+            return turn_loss(program.policy, params, state.frozen, batch, totals(batch), config, hparams, room)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    usual, short = compute(state.params, None), compute(state.params, Room(length, read, valued))
+    for a, b in zip(*map(jax.tree.leaves, (usual, short)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+    for room in (Room(length, read - 1, valued), Room(length, read, valued - 1)):
+        assert np.isnan(compute(state.params, room)[0][0])
+
+
+def test_parts_in_order_of_length_change_nothing(monkeypatch):
+    """The gradient of a minibatch in parts, each in the room that fits it, beside that of all rows at once."""
+    program, state, batch = batch_of("free")
+    learner = TurnPPO(PPO, program.policy, program.env, program.env_params, None)
+    length, gradients = batch.record.token.shape[1], []
+    monkeypatch.setattr(learners, "SPARED", (0.8, 0.4, 0.0))
+    monkeypatch.setattr(learners, "WORTH", 1.0)
+    for rows in (8, 2):
+        monkeypatch.setattr(learners, "PART", rows * length)
+        assert learner._parts(8, length) == 8 // rows and len(learner._rooms(length)) == 4
+        gradients.append(jax.jit(learner._gradient)(state.params, state.frozen, batch, state.hparams))
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+def test_the_largest_room_holds_all_that_is_used():
+    """Over rollouts that are shorter than a turn, so that many rows are in the middle of one."""
+    program, state, _ = batch_of("free")
+    config = replace(PPO, num_steps=7, echo_coef=0.1)
+    learner = TurnPPO(config, program.policy, program.env, program.env_params, None)
+    room = learner._rooms(learner.conversation.size + config.num_steps)[-1]
+
+    @jax.jit
+    def play(rows, key):
+        before = rows.length
+        rows, record, steps = learner.conversation.play(state.params, state.frozen, rows, key, config.num_steps)
+        credit, _ = learner.credit(record, steps, state.hparams)
+        new = jnp.arange(record.token.shape[1]) >= before[:, None]
+        batch = Batch(record, credit, credit.learn & new, new & (record.role != 0))
+        return learner.keep(rows, record, credit), [jnp.max(jnp.sum(x, axis=1)) for x in uses(batch, config)]
+
+    rows, most = learner.first_rows(jax.random.key(3)), np.zeros(2, int)
+    for i in range(20):
+        rows, used = play(rows, jax.random.key(i))
+        most = np.maximum(most, used)
+    assert config.num_steps < most[0] <= room.read < room.tokens and 0 < most[1] <= room.valued
+
+
+def test_values_of_play_are_those_of_a_pass_over_rows():
+    program, state, batch = batch_of("constrained")
+    variables = program.policy.variables(state.params, state.frozen)
+    hidden = score_tokens(program.policy, variables, state.frozen["replies"], batch.record).hidden
+    expected = np.asarray(program.policy.value(state.params, hidden))
+    record = jax.device_get(batch.record)
+    used = np.asarray(batch.new) & (record.decides | record.bootstraps)
+    assert (record.value[np.asarray(batch.new) & ~used] == 0).all() and used.sum() > 8
+    np.testing.assert_allclose(record.value[used], expected[used], atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", ["turn", "cispo"])
 def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
     """Where all ratios are one, GSPO's and CISPO's gradients are PPO's."""
@@ -261,6 +344,7 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
         assert total == episodes.returns[i] and episodes.success[i] == (total > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES, ids=["append", "reprompt"])
 def test_groups_begin_in_one_state_and_rows_end(memory):
     program = agent(decoding="constrained", **memory)

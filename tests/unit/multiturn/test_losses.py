@@ -55,7 +55,7 @@ class Given(TurnPolicy):
 
 @pytest.fixture(autouse=True)
 def scores(monkeypatch):
-    def score_tokens(policy, variables, replies, record, chunk=0, world=False):
+    def score_tokens(policy, variables, replies, record, chunk=0, world=False, at=None):
         return Scores(variables["log_prob"], variables["entropy"], jnp.zeros((*record.token.shape, 1)))
 
     monkeypatch.setattr(losses, "score_tokens", score_tokens)
@@ -91,14 +91,15 @@ def ours(config):
     learner.config = config
     hparams = {name: jnp.asarray(x) for name, x in traced_floats(config).items()}
     no = jnp.zeros_like(anchor, bool)
-    credit, _ = learner.credit(record, Steps({}, no, no, anchor), hparams)
+    credit, _ = jax.jit(lambda record: learner.credit(record, Steps({}, no, no, anchor), hparams))(record)
     new = new & (record.role != 0)
     batch = learner.normalised(Batch(record, credit, credit.learn & new, new))
 
+    @jax.jit
     def loss(params, batch, total):
         return turn_loss(Given(), params, {"log_prob": base, "replies": ()}, batch, total, config, hparams)
 
-    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch, totals(batch))
+    (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, totals(batch))
     halves = [jax.tree.map(lambda x, rows=rows: x[rows], (params, batch)) for rows in (slice(0, 2), slice(2, None))]
     if not config.kl_coef:  # whose base is not cut
         parts = [loss(*half, totals(batch))[0] for half in halves]

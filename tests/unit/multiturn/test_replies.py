@@ -182,8 +182,14 @@ def decoded(tokenizer: FastTokenizer, tokens: np.ndarray) -> list[str]:
     return tokenizer.backend.decode_batch(rows, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [  # one of a large vocabulary; the others take longest
+        pytest.param(form, kind, marks=[pytest.mark.slow] * (kind == "smollm2" and form != "tags"))
+        for form in FORMATS
+        for kind in TOKENIZERS
+    ],
+)
 def test_the_automaton_reads_what_re_reads(form, kind):
     automaton, tokens = build(kind, form), replies(kind)
     last = run(automaton, tokens)[:, -1]
@@ -280,8 +286,14 @@ def constrained(automaton: ReplyAutomaton, budget: int, count: int, rng: np.rand
     return tokens, state
 
 
-@pytest.mark.parametrize("think", [True, False], ids=["think", "direct"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "think"),
+    [
+        pytest.param(form, think, marks=[pytest.mark.slow] * (not think and form != "cot"))
+        for form in FORMATS
+        for think in (True, False)
+    ],
+)
 def test_constrained_replies_are_valid_within_their_budget(form, think):
     for kind, more in itertools.product(["words", "byte pairs"], [0, 1, 7]):
         automaton, tokenizer = build(kind, form, think), TOKENIZERS[kind]()

@@ -253,6 +253,7 @@ def test_a_checkpoint_holds_the_bonus(tmp_path):
     equal(read, first)
 
 
+@pytest.mark.slow
 def test_without_weight_a_bonus_changes_nothing():
     """A potential of zero and novelty without weight leave the world's rewards and advantages as they are."""
     with_novelty, zero = trained()[0], begun()

@@ -98,6 +98,7 @@ def test_epsilon_waits_for_the_first_reward():
     assert updated(TINY)[0][0].first_reward == ()
 
 
+@pytest.mark.slow
 def test_gradient_steps_wait_for_the_first_reward():
     waits = replace(TINY, learn_after_reward=True)
     states, metrics = updated(waits)

@@ -257,6 +257,7 @@ def learned(updates, declared, mesh=None):
     return state, metrics
 
 
+@pytest.mark.slow
 def test_dqn_learns_the_same_from_frames_held_once():
     """Prioritised, in three steps, past the memory's end: the same parameters, priorities and metrics."""
     (whole, a), (once, b) = learned(7, False), learned(7, True)

@@ -319,6 +319,7 @@ def test_awac_by_hand_with_discrete_actions():
     followed(trained, after, "critic")
 
 
+@pytest.mark.slow
 def test_awac_with_continuous_actions_takes_means_over_its_own():
     config = small(AWACConfig, action_samples=400)
     method, trained, rows, context, _, metrics = begun(AWAC, config, CONTINUOUS)

@@ -170,6 +170,7 @@ def test_static_hyper_parameter_changes_the_result(tiny, name):
     assert learner.steps_per_update == config.num_envs * config.num_steps
 
 
+@pytest.mark.slow
 def test_microbatches_and_unrolling_change_memory_and_speed_only(tiny):
     state, update = tiny
     parted = jax.jit(learner_of(replace(TINY, microbatches=4, unroll=4)).update)
@@ -183,6 +184,7 @@ def test_microbatches_and_unrolling_change_memory_and_speed_only(tiny):
     assert "[4,1,4" in str(jax.make_jaxpr(parted)(state)) and "[4,1,4" not in str(jax.make_jaxpr(update)(state))
 
 
+@pytest.mark.slow
 def test_packing_changes_speed_only(tiny, monkeypatch):
     """Parameters as one vector or leaf by leaf: the same numbers, and far fewer operations in a gradient step."""
     state, update = tiny

@@ -90,6 +90,7 @@ def test_it_says_what_generate_says(served, llama):
     assert llama.complete([later])[0].text != reply.text
 
 
+@pytest.mark.slow
 def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
     requests = [
         ask("drop", max_tokens=9),
@@ -112,6 +113,7 @@ def test_a_text_does_not_depend_on_what_is_asked_beside_it(llama):
     assert len(set(free)) > 1
 
 
+@pytest.mark.slow
 def test_what_prompts_begin_with_is_read_once(served):
     """For all of a call, and for later ones; a text is the one that a request alone gets. Ended rows leave."""
     alone, llama = LocalLlama(served, max_batch=4), LocalLlama(served, max_batch=4)

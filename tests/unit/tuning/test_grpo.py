@@ -105,6 +105,7 @@ def test_the_loss_by_hand(variables, aggregate, third, gain):
     assert float(metrics["sampling_near_one"]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
 def test_ratios_begin_at_one_and_the_base_is_where_it_was(variables, temperature):
     config = replace(SMALL, temperature=temperature, kl_coef=0.1)
@@ -146,6 +147,7 @@ def test_no_key_of_an_update_is_used_twice(variables):
     assert jax.random.key_data(key).tobytes() not in uses
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_ratio_is_of_whole_passes():
     """Where XLA leaves roundings out, sampling token by token rounds otherwise than reading rows whole, and the loss
     compares what was read whole. Without excess precision the two agree. (So does a model as narrow as the others.)"""
@@ -167,6 +169,7 @@ def test_in_bfloat16_the_ratio_is_of_whole_passes():
     assert 0 < float(metrics["sampling_near_one"]) < 1
 
 
+@pytest.mark.slow
 def test_microbatches_and_chunks_change_memory_only(variables):
     states = []
     for parts, chunk in ((1, 0), (4, 1)):
@@ -250,6 +253,7 @@ def test_a_reward_function_of_the_wrong_shape_is_named(variables):
         jax.block_until_ready(jax.jit(learner.update)(learner.init(jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_no_number_is_named(variables):
     gave = [0.5, None, *[0.0] * 6]
     learner = make_grpo(SMALL, FULL, variables, PROMPTS, text_reward(lambda p, c, r: gave, WORDS, ROWS))
@@ -283,6 +287,7 @@ def test_prompts_know_what_a_reward_reads_of_their_rows():
     assert (other.sums == known.sums).tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_weights_are_taken_only_where_no_kl_needs_them(variables):
     for kl, left in ((0.0, False), (0.1, True)):
         own = jax.tree.map(jnp.copy, variables)

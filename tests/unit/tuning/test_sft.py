@@ -57,6 +57,7 @@ def test_the_loss_of_packed_rows_is_that_of_each_example_alone(params, several):
     assert 0 < float(metrics["entropy"]) <= np.log(20) + 1e-5
 
 
+@pytest.mark.slow
 def test_chunks_of_the_head_change_memory_only(params):
     packed = pack(EXAMPLES, 16)
 
@@ -71,6 +72,7 @@ def test_chunks_of_the_head_change_memory_only(params):
         token_log_probs(FULL, params, hidden, jnp.asarray(packed.tokens[:1]), 5)
 
 
+@pytest.mark.slow
 def test_parts_of_different_weight_add_up_to_the_whole(params):
     """Microbatches hold different numbers of taught tokens; the gradient is that of the whole batch's mean."""
     packed = pack(EXAMPLES, 16, several=False)

@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import envs_jax
 from envs_jax.babyai.bot.expert import expert_action
@@ -63,6 +64,7 @@ def shortest(state):
     raise AssertionError("unreachable")
 
 
+@pytest.mark.slow
 def test_its_ways_are_the_shortest():
     first, total, length = episodes("BabyAI-GoToLocal-v0", 128, 64)
     assert (total > 0).all()
@@ -70,6 +72,7 @@ def test_its_ways_are_the_shortest():
     np.testing.assert_array_equal(length, expected)
 
 
+@pytest.mark.slow
 def test_it_masters_every_kind_of_clause_and_recovers_from_chance():
     env, _ = envs_jax.make("BabyAI-MixedTrainLocal-v0")
     first, total, length = episodes("BabyAI-MixedTrainLocal-v0", 256, 128)

@@ -135,6 +135,7 @@ def keys_at_hand(id):
     return count / 300
 
 
+@pytest.mark.slow
 def test_the_key_of_a_locked_room_is_never_locked_in():
     assert keys_at_hand("BabyAI-Unlock-v0") == 1.0
     assert 0.9 < keys_at_hand("BabyAI-Unlock-v0?compat=minigrid") < 1.0  # 0.975 in the reference
@@ -151,6 +152,7 @@ def test_what_starts_in_hand_is_seen_there():
     assert ((theirs.tracked >= 0).sum(1) == 4).all()
 
 
+@pytest.mark.slow
 def test_walls_are_no_grey_objects():
     articles = {}
     for compat in ("", "?compat=minigrid"):
@@ -174,6 +176,7 @@ def test_a_box_hides_its_key():
     np.testing.assert_array_equal(color_of(states.grid[locked]), color_of(states.content[:, 0]))
 
 
+@pytest.mark.slow
 def test_a_boss_asks_for_all_kinds_of_things():
     env, params = envs_jax.make("BabyAI-BossLevel-v0")
     draw = jax.jit(jax.vmap(lambda key: (lambda state: (state.mission, state.max_steps))(env.reset(key, params)[1])))

@@ -53,6 +53,7 @@ def missions(id, count=32):
     return {env.captions["mission"].render(row).replace(" a ", " the ") for row in captions}
 
 
+@pytest.mark.slow
 def test_missions_name_the_target():
     drawn = {f"go to the {color} {kind}" for color in ("red", "green", "blue") for kind in ("ball", "box")}
     assert missions("GoToLocal-Pretraining-S20", 64) == drawn

@@ -126,6 +126,7 @@ def test_a_fallen_pole_is_terminated_and_the_time_limit_truncates(pendulum):
     assert ends[1][0] < 39 and ends[1][1:] == (True, False)
 
 
+@pytest.mark.slow
 def test_batches_reset_from_the_pool(pendulum):
     env, params, *_ = pendulum
     batch = VectorEnv(env, 4, policy="pool", pool_size=2)
@@ -149,6 +150,7 @@ def test_the_conformance_kit(envs):
     testing.check(*bridge.from_brax("fast", max_steps=5), steps=12, policies=("pool",), devices=8)
 
 
+@pytest.mark.slow
 def test_the_contract_of_physics(reacher):
     testing.check_contract(*reacher, policies=())
 

@@ -112,6 +112,7 @@ def test_gymnaxs_wrappers_take_our_worlds():
     assert int(info["returned_episode_lengths"]) == 5 and bool(info["returned_episode"])
 
 
+@pytest.mark.slow
 def test_gymnaxs_cartpole_passes_the_conformance_kit():
     installed()
     env, params = bridge.from_gymnax("CartPole-v1")

@@ -393,6 +393,7 @@ def test_single_tasks_end_with_one_point():
     assert [bool(step["terminated"][0]) for step in steps] == [False] * 4 + [True]
 
 
+@pytest.mark.slow
 def test_death_is_no_success():
     """An episode of a task may end otherwise; and a world without a task says nothing of success."""
     starved = world(items={"health": 1, "food": 0, "drink": 0, "energy": 0})

@@ -136,6 +136,7 @@ def ellm_oracle(view, inventory, facing):
     }
 
 
+@pytest.mark.slow
 def test_ellm_and_its_keys_on_many_worlds(ellm_program, batch):
     views, inventories, facing, _ = batch
     seen, parts, captions, keys = ellm_program(views, inventories, facing)

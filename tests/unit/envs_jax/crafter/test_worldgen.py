@@ -152,6 +152,7 @@ FREQUENT = ("water", "grass", "stone", "path", "sand", "tree", "coal", "iron", "
 """Measures with many counts per world, so that their deviations are known well."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worlds", [250, pytest.param(4096, marks=pytest.mark.slow)])
 def test_worlds_are_distributed_as_the_packages(worlds):
     make = jax.jit(jax.vmap(partial(worldgen.generate, slots=96)))

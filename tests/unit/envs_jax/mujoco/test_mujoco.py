@@ -258,6 +258,7 @@ def test_starts_of_another_shape_are_refused(backend):
             physics.begin(jnp.zeros(places), jnp.zeros(speeds), lambda xp, _, now: now.qpos)
 
 
+@pytest.mark.slow
 def test_mjx_is_of_32_bits_under_x64():
     """Traced only: the types are those without, which is more than MJX itself can do."""
     pytest.importorskip("mujoco.mjx")

@@ -73,6 +73,7 @@ def test_products_have_full_precision(pendulum):
         assert found and all(map(is_exact, found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BITS)
 def test_rounded_factors_change_nothing(pendulum, kind):
     *_, advance, args = pendulum

@@ -25,6 +25,7 @@ def lift(xp, now, shift):
     return now.qpos, now.qvel, now.mocap + shift[..., None, None] * np.array([0.0, 0.0, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [PhysicsC, PhysicsMjx])
 def test_mocap_bodies_are_part_of_the_state(backend):
     model = mujoco.MjModel.from_xml_string(XML)

@@ -27,7 +27,7 @@ def tiles(board) -> list[list[int]]:
 
 def test_every_step_equals_the_rules_in_python():
     env, params = make("2048Text-v0", actions="valid")
-    count, steps = 24, 150
+    count, steps = 8, 150
     rng = np.random.default_rng(0)
     uniforms = rng.random((steps, count, 2)).astype(np.float32)
     actions = rng.integers(0, 4, (steps, count))
@@ -53,7 +53,7 @@ def test_every_step_equals_the_rules_in_python():
             assert np.flatnonzero(seen["action_mask"][t, i]).tolist() == (game.valid() or [0, 1, 2, 3])
             assert env.describe({"text": seen["text"][t, i]})["text"] == game.text()
             ends, stuck = ends + over, stuck + (before == game.grid).all()
-    assert ends > 10 and stuck > 100
+    assert ends > 2 and stuck > 30
 
 
 @pytest.mark.parametrize(

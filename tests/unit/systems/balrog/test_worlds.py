@@ -32,6 +32,7 @@ MISSIONS = {
 }
 
 
+@pytest.mark.slow
 def test_babyai_has_the_published_tasks_and_its_episodes_depend_on_their_seeds_alone():
     tasks = [task for task in BABYAI_TASKS for _ in range(3)]
     seeds = [evaluation.episode_seed(EvalRun(), task, i % 3) for i, task in enumerate(tasks)]

@@ -114,6 +114,7 @@ def published_goals(folder, texts):
     return folder
 
 
+@pytest.mark.slow
 def test_situations_are_read_back_from_their_words(tmp_path):
     env, data = world(), played()
     book, described = env.captions[TEXT], world_of(world())

@@ -97,7 +97,9 @@ def test_the_scorer_is_that_of_plain_layers():
     theirs, ours = PlainScorer(), Scorer(4, 4, 8, 6)
     params = jax.jit(theirs.init)(keys[1], vectors, action)
     nothing = Encoded(jnp.zeros((1, 5, 8)), jnp.zeros((1, 5, 16)))
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, ours.init(keys[2], nothing, action[:1]))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(
+        jnp.shape, jax.eval_shape(ours.init, keys[2], nothing, action[:1])
+    )
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(keys[3], x.shape), params)  # biases, too
 
     def score(params):
@@ -116,6 +118,7 @@ def test_the_scorer_is_that_of_plain_layers():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), one, other)
 
 
+@pytest.mark.slow
 def test_a_model_learns_what_decides():
     """The window whose last action is the larger one wins: learned, and told apart in pairs that were kept back."""
     windows = played().sample(np.random.default_rng(0), 512, 2)
@@ -132,6 +135,7 @@ def test_a_model_learns_what_decides():
     vectors = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 8)), jnp.float32)
     none = jnp.full((1, 2), NO_ACTION)
 
+    @jax.jit
     def value(vectors):
         encoded = model().scorer.apply({"params": params["scorer"]}, vectors, method="encoded")
         return model().value(params, Window(encoded, none, jnp.zeros(1, jnp.int32)))

@@ -47,6 +47,7 @@ def one_update(config, mesh=None):
     return state, *jax.jit(learner.update)(state)
 
 
+@pytest.mark.slow
 def test_ppo_is_the_second_learner():
     """It collects states to ask about as DQN does, and its first ratio is 1."""
     state, after, metrics = one_update(replace(CHAT, learner="ppo"))
@@ -123,6 +124,7 @@ def test_finetuning_in_parts(tune):
     np.testing.assert_array_equal(encoder, params["encoder"]["fusion"]["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["zero", "keep"])
 def test_the_first_success_of_a_task(value):
     """A pretrained state is worth 4 achievements, and the task pays 1 and ends: a gradient step on its success makes

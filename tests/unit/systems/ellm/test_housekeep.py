@@ -72,6 +72,7 @@ def outcome(params, table, caution, seed=0):
     return jax.device_get(play(jax.random.key(seed), params, own, caution, 400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "share", ["oracle", pytest.param(0.2, marks=pytest.mark.slow), pytest.param(0.6, marks=pytest.mark.slow)]
 )
@@ -180,6 +181,7 @@ def macro():
     return build(replace(small, goal_conditioned=True))
 
 
+@pytest.mark.slow
 def test_an_agent_by_macro_actions_that_sees_goals():
     """Networks see symbols, texts and goals, and only offered actions have a value."""
     made = macro()

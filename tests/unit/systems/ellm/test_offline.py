@@ -107,6 +107,7 @@ def test_another_goal_by_hand(folder):
     assert 0 < first.sum() < moves.sum() and not stored.terminated.any() and stored.truncated.sum() == EPISODES
 
 
+@pytest.mark.slow
 def test_learning_without_play(folder):
     """The memory holds the steps of each row in their order, and an update changes weights only."""
     ellm = made(replace(BASE, dqn=offline.settled(BASE, 12 * EPISODES).dqn))

@@ -35,12 +35,8 @@ def world_of(config):
     return Yard(image="gray", frames=4) if "pixels" in config.observe else Yard()
 
 
-def some(*quick):
-    """All presets; those that are not `quick` are slow, since each is compiled or traced for itself."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS]
-
-
-@pytest.mark.parametrize("name", some("pixels"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_learns(name):
     config = shrunk(preset(name))
     made = build(config, world_of(config))
@@ -59,7 +55,8 @@ def test_every_preset_learns(name):
     assert set(made.inputs(after.runner.obs)) - {"goals"} == {parts(x, x) for x in config.observe.split("+")}
 
 
-@pytest.mark.parametrize("name", some("published"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits_its_world(name):
     """By shapes only: in the world of its id, with its own sizes but for the memory's."""
     config = preset(name)

@@ -53,6 +53,7 @@ def test_chance_takes_every_action_alike():
         agent.learner()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["random", *(pytest.param(n, marks=pytest.mark.slow) for n in ("symbolic", "drrn"))])
 def test_what_is_not_offered_is_not_done(name):
     agent = make_agent(replace(SMALL[name], env=f"{WORLD}?actions=useful", num_actions=7))

@@ -60,9 +60,8 @@ def in_view(image):
     ]
 
 
-@pytest.mark.parametrize(
-    "id", ["BabyAI-UnlockPickupDist-v0", pytest.param("BabyAI-KeyInBox-v0", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["BabyAI-UnlockPickupDist-v0", "BabyAI-KeyInBox-v0"])
 def test_useful_actions_are_those_that_the_rules_let_through(id):
     env, params = envs_jax.make(f"{id}?actions=useful")
 
@@ -99,6 +98,7 @@ def test_all_actions_are_offered_unless_asked_otherwise():
         envs_jax.make("BabyAI-GoToLocal-v0", actions="usefull")
 
 
+@pytest.mark.slow
 def test_wrappers_that_change_the_actions_change_the_mask(glam, batch):
     env, params = envs_jax.make(WORLD)
     mask = jnp.array([True, True, False, True, False, True, True])

@@ -160,6 +160,7 @@ def test_a_closed_vocabulary_is_told_and_not_filled_in():
     assert "the longest prompt takes" in outcomes[1].skipped, "more objects than the small model has positions for"
 
 
+@pytest.mark.slow
 def test_spare_words_make_every_test_playable():
     """No prompt is refused or too long, what a test's words refer to stays apart, and one word is one token."""
     sizes = replace(LISTED.embedded, spare_words=128)
@@ -192,6 +193,7 @@ def test_agents_without_words_take_other_worlds_only():
             prepare(agent, parse_test("go_to+adj_synonym"))
 
 
+@pytest.mark.slow
 def test_an_action_head_cannot_take_more_actions(model):
     glam = program(replace(LISTED, model=str(model), policy="heads"))
     assert prepare(glam, parse_test("synonym_actions")).policy.action_head is glam.policy.action_head
@@ -199,6 +201,7 @@ def test_an_action_head_cannot_take_more_actions(model):
         prepare(glam, parse_test("extra_actions"))
 
 
+@pytest.mark.slow
 def test_chance_shares_its_episodes_and_slows_with_idle_actions():
     names = ("no_modification_test", "adj_synonym", "synonym_actions", "extra_actions")
     six, words, synonyms, nine = run_random(LISTED, [parse_test(name) for name in names], jax.random.key(0), 200)

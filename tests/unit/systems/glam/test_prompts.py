@@ -135,6 +135,7 @@ def test_candidates_are_rewritten_with_the_prompt(world):
     assert other.actions == ("turn left", "turn right", "go forward", "take", "drop", "toggle")
 
 
+@pytest.mark.slow
 def test_a_byte_level_tokenizer_takes_every_rewrite(bpe, observations):
     """Tokens assembled on the device are the tokenizer's own for the rewritten string."""
     env = PromptHistory(envs_jax.make("BabyAI-Text/MixedTrainLocal-v0")[0], 3)
@@ -165,6 +166,7 @@ def test_words_that_a_tokenizer_does_not_have(world):
     assert unknown_words(FastTokenizer(backend), other) == ["car", "chair", "table"]
 
 
+@pytest.mark.slow
 def test_extra_actions_do_nothing():
     base, params = envs_jax.make("BabyAI-Text/GoToObjS4-v0")
     env = ChosenActions(base, 6, EXTRA_ACTIONS)

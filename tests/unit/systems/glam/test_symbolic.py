@@ -184,6 +184,7 @@ def test_the_published_sizes_and_initial_values():
 # --- the policy -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unroll_is_step_by_step(tiny, played, drawn, step):
     obs, first = played
     carry = jax.tree.map(lambda x: x + 0.3, tiny.policy.initial_carry(4))

@@ -170,6 +170,7 @@ def label(goal, states, actions):
     return jnp.diff(states[..., 0]), states[..., 1:, 0] > goal[..., None]
 
 
+@pytest.mark.slow
 def test_imagination_is_the_full_pass_and_padding_changes_nothing(world):
     _, _, episodes, tokenizer, model, variables, units = world
     first = episodes.states[:3]

@@ -36,7 +36,7 @@ def study(folder, config, task="cartpole", seed=0, model=None):
             "cartpole", {"method": "legacy", "use_replay_buffer": True, "buffer_rows": 5}, marks=pytest.mark.slow
         ),
         pytest.param("cartpole", {"method": "random_search", "iterations": 30}, marks=pytest.mark.slow),
-        ("cartpole", {"method": "ars", "iterations": 30}),
+        pytest.param("cartpole", {"method": "ars", "iterations": 30}, marks=pytest.mark.slow),
     ],
     ids=["props", "props+", "legacy", "numeric", "centers"],
 )

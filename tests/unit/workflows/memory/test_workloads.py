@@ -27,6 +27,7 @@ def test_every_workload_has_a_program():
     assert set(names) == {*LANGUAGE, *WORKLOADS}
 
 
+@pytest.mark.slow
 def test_an_update_of_ppo_holds_its_network_its_moments_and_half_of_the_environments():
     one, two = (fit(WorkloadConfig(workload="ppo", batch_size=8, steps=4, mesh=mesh)) for mesh in ("", "data=2"))
     trained = one.trained
@@ -59,7 +60,8 @@ def test_imagined_episodes_read_the_model_that_they_are_given(tmp_path):
     assert found.parameters == 512 * 64 + 2 * layer + 64 + slots
 
 
-@pytest.mark.parametrize("algo", [pytest.param("turn_ppo", marks=pytest.mark.slow), "grpo"])
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["turn_ppo", "grpo"])
 def test_an_agent_that_writes_needs_what_its_run_needs(algo, tmp_path):
     """The program from shapes has the memory of that of a run of the same sizes, whose arrays are there."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))

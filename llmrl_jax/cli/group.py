@@ -1,0 +1,23 @@
+"""Several command lines in one process, whose runs share a program: `python -m llmrl_jax.cli.group '[[...], [...]]'`.
+
+`llmrl sweep` starts it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+
+from llmrl_jax.cli.main import main as run_line
+
+
+def main(lines: Sequence[Sequence[str]]) -> int:
+    """Run command lines, without `llmrl`. **Returns:** the largest of their exit codes."""
+    from llmrl_jax.workflows.group import run_group
+
+    return max(run_group([functools.partial(run_line, line) for line in lines]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
