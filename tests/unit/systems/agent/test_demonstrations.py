@@ -61,3 +61,20 @@ OBSERVATION = "You see a wall, You see a grey key 3 steps right, You see a red b
 )
 def test_a_thought_names_the_goal_and_its_directions(mission, thought):
     assert thought_of({"mission": mission, "text": OBSERVATION}) == thought
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("You see a wall 1 step forward, You see a red ball 2 steps forward", "red ball forward blocked"),
+        ("You see a wall 1 step forward, You see a red ball 1 step left and 1 step forward", "red ball left forward blocked"),
+        ("You see a wall 1 step forward, You see a red ball 2 steps left", "red ball left"),
+        ("You see a blue ball 1 step left, You see a red ball 2 steps left", "red ball left blocked"),
+        ("You see a blue ball 1 step left and 1 step forward, You see a red ball 3 steps left", "red ball left"),
+        ("You see a red ball 1 step right", "red ball right"),
+        ("You see a wall 1 step forward, You see a wall 1 step left", "red ball nowhere blocked"),
+        ("You see a wall 2 steps forward, You see a wall 1 step left", "red ball nowhere"),
+    ],
+)
+def test_a_thought_says_whether_something_stands_in_the_way(text, thought):
+    assert thought_of({"mission": "go to the red ball", "text": text}) == thought
