@@ -101,6 +101,9 @@ NOWHERE = "nowhere"
 BLOCKED = "blocked"
 """What the expert's thought says where something stands in the way."""
 
+HENCE = "so"
+"""What the expert's thought says before its plan."""
+
 
 SPARE_WORDS = 64
 """Tokens for words that a world of the host does not announce."""
@@ -112,7 +115,7 @@ def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer
     form = FORMATS[config.format]
     names = tuple(env.actions) if isinstance(env, HostWorld) else env.action_names
     texts = [wording.instruction.format(actions=", ".join(names)), wording.goal, wording.observation]
-    texts += [wording.reply, wording.between, "THINK", NOWHERE, BLOCKED, form.opening, form.closing, *(form.thought or ())]
+    texts += [wording.reply, wording.between, "THINK", NOWHERE, BLOCKED, HENCE, form.opening, form.closing, *(form.thought or ())]
     if isinstance(env, HostWorld):
         return WordTokenizer.from_texts([*texts, *env.vocabulary, *names], spare=SPARE_WORDS)
     before, after = wording.sentence

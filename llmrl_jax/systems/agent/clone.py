@@ -20,7 +20,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened, write_summary
 from llmrl_jax.run.loop import RunResult, train as run_training
-from llmrl_jax.systems.agent.build import BLOCKED, NOWHERE, WritingAgent, build
+from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
 from llmrl_jax.systems.agent.config import CloneConfig, CloneRun
 from llmrl_jax.systems.agent.train import evaluators, summarise, table
 from llmrl_jax.tuning import Example, make_sft, pack
@@ -34,16 +34,17 @@ DIRECTIONS = ("left", "right", "forward")
 """The words of a phrase that say in which direction an object lies."""
 
 
-def thought_of(text: Mapping[str, str]) -> str:
+def thought_of(text: Mapping[str, str], plan: str = "") -> str:
     """The expert's thought on the goal's object: its name and the directions in which it lies, as in `red ball left
     forward`, or `nowhere` if it is out of view; then `blocked` if something else is one step away in the last of these
     directions (forward, if there is none), since a policy that sees one observation would otherwise push on, or turn to
-    and fro.
+    and fro; and what follows from that, as in `red ball left blocked so go forward`.
 
     The name comes first since it can be copied from the mission; what follows it is then a look-up of one step, which
     a small model learns much sooner than whether the object is in view.
 
-    **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`)."""
+    **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`); `plan`, the name of the
+    action that the expert holds best; empty: the thought has none."""
     goals = NOUN.findall(text["mission"])
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
     thought = [*goals[:1], NOWHERE]
@@ -54,7 +55,7 @@ def thought_of(text: Mapping[str, str]) -> str:
     side = thought[-1] if thought[-1] in DIRECTIONS else "forward"
     near = [phrase for phrase in phrases if re.fullmatch(f"[^0-9]* 1 step {side}", phrase)]
     taken = any(not any(goal in phrase for goal in goals) for phrase in near)
-    return " ".join([*thought, *([BLOCKED] if taken else [])])
+    return " ".join([*thought, *([BLOCKED] if taken else []), *([HENCE, plan] if plan else [])])
 
 
 def reply_of(form: str, action: str, thought: str) -> str:
@@ -124,17 +125,16 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
         state = expert.envs.refresh(pool_key, state, agent.env_params)
         after, state, _, terminated, truncated, _ = expert.envs.step(step_key, state, action, agent.env_params)
         pieces = (text.heads(obs), text.turns(obs, opening=True), text.turns(obs))
-        return after, state, action, terminated | truncated, pieces
+        return after, state, best, action, terminated | truncated, pieces
 
-    thoughts: dict[tuple[bytes, ...], str] = {}
+    thoughts: dict[tuple[bytes | int, ...], str] = {}
     replies: dict[tuple[int, str], list[int]] = {}
 
-    def reply_to(captions: dict[str, Any], action: int) -> list[int]:
-        seen = tuple(x.tobytes() for x in captions.values())
+    def reply_to(captions: dict[str, Any], best: int, action: int) -> list[int]:
+        seen = (*(x.tobytes() for x in captions.values()), best)
         if seen not in thoughts:
             thinks = config.thoughts and agent.config.think
-            text = agent.env.describe(captions)
-            thoughts[seen] = thought_of(text) if thinks else ""
+            thoughts[seen] = thought_of(agent.env.describe(captions), names[best]) if thinks else ""
         thought = thoughts[seen]
         if (action, thought) not in replies:
             replies[action, thought] = tokenizer.encode(reply_of(agent.config.format, names[action], thought)) + end
@@ -147,11 +147,11 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
     ended = 0
     for t in range(100_000):
         captions = jax.device_get({name: obs[name] for name in agent.env.captions})
-        obs, state, action, done, pieces = step(jax.random.fold_in(key, t), obs, state)
-        action, done, pieces = jax.device_get((action, done, pieces))
+        obs, state, best, action, done, pieces = step(jax.random.fold_in(key, t), obs, state)
+        best, action, done, pieces = jax.device_get((best, action, done, pieces))
         head, opening, following = ([x[:n].tolist() for x, n in zip(*piece)] for piece in pieces)
         for i, episode in enumerate(episodes):
-            reply = reply_to({name: x[i] for name, x in captions.items()}, int(action[i]))
+            reply = reply_to({name: x[i] for name, x in captions.items()}, int(best[i]), int(action[i]))
             examples += episode.turn(head[i], opening[i], following[i], reply)
             if done[i]:
                 examples += episode.end()

@@ -136,7 +136,7 @@ class CloneRun(Checked):
 
 DEMO = AgentConfig(
     num_actions=3,
-    max_turns=28,
+    max_turns=24,
     embedded=SmallConfig(hidden_size=64, layers=2, intermediate_size=128),
     lora=LoRAConfig(
         rank=8, alpha=16.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -148,7 +148,7 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=4400, noise=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
+    episodes=4000, noise=0.8, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
 )
 """The demo's imitation: of an expert that thinks right, and acts at random in four of five turns."""
 
@@ -166,10 +166,10 @@ DEMO_RL = {
 }
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
-DEMO_TOKENS = {"ppo": 512, "group": 2016}
-"""Tokens of each world in an update: of PPO, and of whole episodes of 28 turns."""
+DEMO_TOKENS = {"ppo": 512, "group": 1728}
+"""Tokens of each world in an update: of PPO, and of whole episodes of 24 turns."""
 
-DEMO_STEPS = 80 * DEMO_ENVS * DEMO_TOKENS["ppo"]
+DEMO_STEPS = 60 * DEMO_ENVS * DEMO_TOKENS["ppo"]
 """Tokens of the demo's RL."""
 
 

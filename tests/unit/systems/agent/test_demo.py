@@ -26,6 +26,6 @@ def test_the_learning_rate_is_zero_when_the_tokens_are_used_up(agent, algo):
 
 
 def test_episodes_have_as_many_turns_as_the_settings_say(agent):
-    assert int(agent.env_params.max_steps) == DEMO.max_turns == 28
+    assert int(agent.env_params.max_steps) == DEMO.max_turns == 24
     with pytest.raises(TypeError, match="max_turns is 3.*Notes-Recall-v0"):
         build(replace(DEMO, env="Notes-Recall-v0", num_actions=0, max_turns=3))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from llmrl_jax.core import config as configs
+from llmrl_jax.systems.agent.config import DEMO_CLONE, demo_config
+
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "systems" / "agent-results.md").read_text()
@@ -26,8 +29,13 @@ def test_thoughts_that_carry_information():
 
 
 def test_the_demo():
-    record = json.loads((RESULTS / "agent_demo" / "seed-0.json").read_text())
-    for name in ("before", "after", "after_greedy"):
-        row = record[name]
-        assert cell([row[x] for x in ("success", "success_low", "success_high")]) in PAGE
-        assert f"{row['valid']:.3f}" in PAGE
+    record = json.loads((RESULTS / "agent_demo" / "token_ppo.json").read_text())
+    today = flat({"agent": configs.to_json(demo_config()), "imitation": configs.to_json(DEMO_CLONE)})
+    recorded = flat(record["settings"])
+    assert {name: today[name] for name in recorded if name in today} == {k: v for k, v in recorded.items() if k in today}
+    assert len(record["seeds"]) == 5
+    for run in record["seeds"]:
+        rates = [cell(run[when]) for when in ("random", "before", "after", "after_greedy")]
+        valid = f"{run['valid']['before']:.3f}, {run['valid']['after']:.3f}"
+        row = [run["seed"], *rates, valid, round(run["total_seconds"])]
+        assert f"| {' | '.join(map(str, row))} |" in PAGE
