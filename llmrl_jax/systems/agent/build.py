@@ -115,7 +115,17 @@ def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer
     form = FORMATS[config.format]
     names = tuple(env.actions) if isinstance(env, HostWorld) else env.action_names
     texts = [wording.instruction.format(actions=", ".join(names)), wording.goal, wording.observation]
-    texts += [wording.reply, wording.between, "THINK", NOWHERE, BLOCKED, HENCE, form.opening, form.closing, *(form.thought or ())]
+    texts += [
+        wording.reply,
+        wording.between,
+        "THINK",
+        NOWHERE,
+        BLOCKED,
+        HENCE,
+        form.opening,
+        form.closing,
+        *(form.thought or ()),
+    ]
     if isinstance(env, HostWorld):
         return WordTokenizer.from_texts([*texts, *env.vocabulary, *names], spare=SPARE_WORDS)
     before, after = wording.sentence

@@ -107,7 +107,8 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
     """Texts that the policy sees, with the replies of an expert in BabyAI that acts at random with a probability of
     `noise`; only replies are learned. With the memory `append` a text is a conversation, with `reprompt` one turn.
 
-    **Arguments:** `length`, the most tokens of a conversation, which is cut to whole turns."""
+    **Arguments:** `length`, the most tokens of a conversation, which is cut to whole turns. **Raises:** `ValueError` if
+    a reply has more than `reply_tokens`."""
     policy, tokenizer = agent.policy, agent.tokenizer
     copies = min(256, config.episodes)
     expert = NoisyExpert(agent.env, agent.env_params, copies, config.noise, seen_only=True)
@@ -137,7 +138,14 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
             thoughts[seen] = thought_of(agent.env.describe(captions), names[best]) if thinks else ""
         thought = thoughts[seen]
         if (action, thought) not in replies:
-            replies[action, thought] = tokenizer.encode(reply_of(agent.config.format, names[action], thought)) + end
+            reply = reply_of(agent.config.format, names[action], thought)
+            tokens = tokenizer.encode(reply) + end
+            if len(tokens) > agent.config.reply_tokens:
+                raise ValueError(
+                    f"reply_tokens is {agent.config.reply_tokens}, but the expert's reply {reply!r} has {len(tokens)}: "
+                    f"take --reply-tokens {len(tokens)} or more"
+                )
+            replies[action, thought] = tokens
         return replies[action, thought]
 
     key = jax.random.key(seed)

@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from llmrl_jax.systems.agent.build import build, make_learner
-from llmrl_jax.systems.agent.config import DEMO, Algorithm, demo_config
+from llmrl_jax.systems.agent.clone import demonstrations
+from llmrl_jax.systems.agent.config import DEMO, Algorithm, CloneConfig, demo_config
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,20 @@ def test_episodes_have_as_many_turns_as_the_settings_say(agent):
     assert int(agent.env_params.max_steps) == DEMO.max_turns == 24
     with pytest.raises(TypeError, match="max_turns is 3.*Notes-Recall-v0"):
         build(replace(DEMO, env="Notes-Recall-v0", num_actions=0, max_turns=3))
+
+
+@pytest.mark.slow
+def test_replies_of_the_expert_that_do_not_fit_are_refused(agent):
+    short = replace(agent, config=replace(agent.config, reply_tokens=6))
+    with pytest.raises(ValueError, match=r"reply_tokens is 6.*--reply-tokens \d+"):
+        demonstrations(short, CloneConfig(episodes=2), 0, 512)
+
+
+def test_plans_are_the_experts_and_actions_are_noisy(agent):
+    texts = [
+        agent.tokenizer.decode([t for t, learn in zip(x.tokens, x.learn) if learn])
+        for x in demonstrations(agent, CloneConfig(episodes=40, noise=0.9), 0, 512)
+    ]
+    pairs = [(text.split(" so ")[1].split(" ACTION")[0], text.split(": ")[-1].strip()) for text in texts]
+    # one of three actions at random in 0.9 of the turns: 0.1 + 0.9 / 3 are the plan's
+    assert 0.3 <= sum(plan == action for plan, action in pairs) / len(pairs) <= 0.5

@@ -67,7 +67,10 @@ def test_a_thought_names_the_goal_and_its_directions(mission, thought):
     ("text", "thought"),
     [
         ("You see a wall 1 step forward, You see a red ball 2 steps forward", "red ball forward blocked"),
-        ("You see a wall 1 step forward, You see a red ball 1 step left and 1 step forward", "red ball left forward blocked"),
+        (
+            "You see a wall 1 step forward, You see a red ball 1 step left and 1 step forward",
+            "red ball left forward blocked",
+        ),
         ("You see a wall 1 step forward, You see a red ball 2 steps left", "red ball left"),
         ("You see a blue ball 1 step left, You see a red ball 2 steps left", "red ball left blocked"),
         ("You see a blue ball 1 step left and 1 step forward, You see a red ball 3 steps left", "red ball left"),
@@ -78,3 +81,8 @@ def test_a_thought_names_the_goal_and_its_directions(mission, thought):
 )
 def test_a_thought_says_whether_something_stands_in_the_way(text, thought):
     assert thought_of({"mission": "go to the red ball", "text": text}) == thought
+
+
+def test_a_thought_ends_with_a_plan():
+    text = {"mission": "go to the red ball", "text": "You see a blue ball 1 step left, You see a red ball 2 steps left"}
+    assert thought_of(text, "go forward") == "red ball left blocked so go forward"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from llmrl_jax.core import config as configs
+from llmrl_jax.report.runs import flat
 from llmrl_jax.systems.agent.config import DEMO_CLONE, demo_config
 
 
@@ -32,7 +33,9 @@ def test_the_demo():
     record = json.loads((RESULTS / "agent_demo" / "token_ppo.json").read_text())
     today = flat({"agent": configs.to_json(demo_config()), "imitation": configs.to_json(DEMO_CLONE)})
     recorded = flat(record["settings"])
-    assert {name: today[name] for name in recorded if name in today} == {k: v for k, v in recorded.items() if k in today}
+    assert {name: today[name] for name in recorded if name in today} == {
+        k: v for k, v in recorded.items() if k in today
+    }
     assert len(record["seeds"]) == 5
     for run in record["seeds"]:
         rates = [cell(run[when]) for when in ("random", "before", "after", "after_greedy")]
