@@ -169,7 +169,7 @@ bonus, lets the policy decide."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
 """Tokens of each world in an update: of PPO, and of whole episodes of 24 turns."""
 
-DEMO_STEPS = 60 * DEMO_ENVS * DEMO_TOKENS["ppo"]
+DEMO_STEPS = 40 * DEMO_ENVS * DEMO_TOKENS["ppo"]
 """Tokens of the demo's RL."""
 
 
