@@ -257,6 +257,6 @@ def turn_loss(
         loss += hparams["echo_coef"] * world_loss
         metrics["world_loss"] = world_loss
     if at is not None and fitted is not None:
-        # nothing is left out in silence: the run stops
+        # tokens are never left out unnoticed: the run stops
         loss = jnp.where(at.overflow + fitted.overflow > 0, jnp.nan, loss)
     return loss, {"loss": loss, **metrics}
