@@ -294,6 +294,7 @@ def test_a_sweep_is_submitted_as_an_array(folder, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_sweep_of_real_runs(monkeypatch, capfd):
     monkeypatch.setattr(sweep, "PROGRAM", (sys.executable, "-m", "llmrl_jax.cli.main"))
+    monkeypatch.setattr(sweep, "GROUP", (sys.executable, "-m", "llmrl_jax.cli.group"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     text = POINTS.replace("steps = 100", 'steps = 100, eval-episodes = 2, "ppo.num-envs" = 2, "ppo.num-steps" = 8')
     Path("real.toml").write_text(text.replace("one_program = false", ""))
