@@ -118,11 +118,11 @@ class _Group:
     def _build(self, states: Mapping[int, Any]) -> None:
         rows = list(states.values())
         shared = equal_parts(rows, self.learner.shared)
-        whole = stack_runs(rows, shared)
-        self.chunk, _ = compile_chunk(vmap_learners(self.learner, len(rows)), whole, self.capacity)
-        self.order, self.frozen, own_frozen = tuple(states), whole.frozen, whole.own_frozen
+        merged = stack_runs(rows, shared)
+        self.chunk, _ = compile_chunk(vmap_learners(self.learner, len(rows)), merged, self.capacity)
+        self.order, self.frozen, own_frozen = tuple(states), merged.frozen, merged.own_frozen
         self.stacked = jax.jit(lambda *rows: stack_runs(rows, shared).replace(own_frozen=own_frozen))
-        self.split = jax.jit(lambda whole: [select_run(whole, i) for i in range(len(rows))])
+        self.split = jax.jit(lambda merged: [select_run(merged, i) for i in range(len(rows))])
 
     def advance(self, inputs: Mapping[int, tuple[Any, Any, np.int32]]) -> dict[int, Any]:
         """A chunk of updates of all members. **Returns:** what each one's own chunk would."""
@@ -131,10 +131,10 @@ class _Group:
         lengths = {int(n) for _, _, n in inputs.values()}
         if len(lengths) > 1:
             raise ValueError(f"chunks have {sorted(lengths)} updates: runs of one program need equal run.*_every")
-        whole = self.stacked(*(state for state, _, _ in inputs.values()))
-        whole, rows = self.chunk(whole, self.frozen, np.int32(lengths.pop()))
+        merged = self.stacked(*(state for state, _, _ in inputs.values()))
+        merged, rows = self.chunk(merged, self.frozen, np.int32(lengths.pop()))
         lines = by_run(jax.device_get(rows))
-        return {i: (tree, lines[str(k)]) for k, (i, tree) in enumerate(zip(inputs, self.split(whole)))}
+        return {i: (tree, lines[str(k)]) for k, (i, tree) in enumerate(zip(inputs, self.split(merged)))}
 
 
 def _program(learner: Learner, state: Any) -> Any:

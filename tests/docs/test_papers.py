@@ -58,9 +58,11 @@ def test_chance_in_balrog_is_as_recorded():
 def test_grpo_in_mountain_car_is_as_recorded():
     page = (ROOT / "docs" / "systems" / "props-results.md").read_text()
     folder = ROOT / "experiments" / "results" / "props_finetune"
-    found = [json.loads((folder / name / "summary.json").read_text()) for name in ("", "mountain_car/seed_1")]
+    summaries = [json.loads((folder / name / "summary.json").read_text()) for name in ("", "mountain_car/seed_1")]
     for name, digits in (("hard_format", 2), ("policy", 3), ("improvement", 2)):
-        cells = [" to ".join(f"{x[when][f'reward/{name}']:.{digits}f}" for when in ("before", "after")) for x in found]
+        cells = [
+            " to ".join(f"{x[when][f'reward/{name}']:.{digits}f}" for when in ("before", "after")) for x in summaries
+        ]
         assert f" | {' | '.join(cells)} |" in page, name
-    scales = [x["scales"]["mountain_car_continuous"] for x in found]
+    scales = [x["scales"]["mountain_car_continuous"] for x in summaries]
     assert f" | {' | '.join(f'{-low / (high - low):.3f}' for low, high in scales)} |" in page

@@ -132,11 +132,11 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
     replies: dict[tuple[int, str], list[int]] = {}
 
     def reply_to(captions: dict[str, Any], best: int, action: int) -> list[int]:
-        seen = (*(x.tobytes() for x in captions.values()), best)
-        if seen not in thoughts:
+        observed = (*(x.tobytes() for x in captions.values()), best)
+        if observed not in thoughts:
             thinks = config.thoughts and agent.config.think
-            thoughts[seen] = thought_of(agent.env.describe(captions), names[best]) if thinks else ""
-        thought = thoughts[seen]
+            thoughts[observed] = thought_of(agent.env.describe(captions), names[best]) if thinks else ""
+        thought = thoughts[observed]
         if (action, thought) not in replies:
             reply = reply_of(agent.config.format, names[action], thought)
             tokens = tokenizer.encode(reply) + end

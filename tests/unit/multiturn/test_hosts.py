@@ -163,12 +163,12 @@ def test_a_world_without_a_goal_has_no_empty_line(bpe):
     """Tokenizers of chat models join two line breaks, across the border between head and turn."""
     env, params = envs_jax.make("Notes-Recall-v0")
     text, (obs, _) = TurnText(env, bpe, CHATML), env.reset(jax.random.key(0), params)
-    said = text.render(obs)
-    assert "\nObservation:" in said and "\n\n" not in said and "Goal" not in said
+    message = text.render(obs)
+    assert "\nObservation:" in message and "\n\n" not in message and "Goal" not in message
     batch = jax.tree.map(lambda x: jnp.stack([x, x]), obs)
     (head, lengths), (turn, ends) = text.heads(batch), text.turns(batch, opening=True)
     rows = [[*head[i, : lengths[i]].tolist(), *turn[i, : ends[i]].tolist()] for i in range(2)]
-    assert rows == [[*bpe.prefix_ids, *bpe.encode(said.rstrip())]] * 2
+    assert rows == [[*bpe.prefix_ids, *bpe.encode(message.rstrip())]] * 2
 
 
 def test_long_texts_are_refused_or_cut_and_counted():

@@ -68,7 +68,7 @@ def assert_equal(one, other, **tolerance):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     """The folder and results of a group, and the compilations that it took."""
     folder, results, programs = tmp_path_factory.mktemp("whole"), {}, []
 
@@ -85,8 +85,8 @@ def whole(tmp_path_factory):
     return folder, results
 
 
-def test_each_run_is_as_it_is_alone(whole, tmp_path):
-    folder, results = whole
+def test_each_run_is_as_it_is_alone(complete, tmp_path):
+    folder, results = complete
     alone = {}
     assert learn(tmp_path, 2, alone, eval_every=6) == 0
     assert_equal(results[2].state, alone[2].state, rtol=1e-4, atol=1e-5)
@@ -97,22 +97,22 @@ def test_each_run_is_as_it_is_alone(whole, tmp_path):
     assert len({rows(folder, i)[-2]["loss"] for i in range(3)}) == 3
 
 
-def test_a_group_continues_exactly(whole, tmp_path):
+def test_a_group_continues_exactly(complete, tmp_path):
     results = {}
     for updates, options in ((6, {}), (UPDATES, {"resume": True})):
         calls = [functools.partial(learn, tmp_path, i, results, updates=updates, **options) for i in range(3)]
         assert run_group(calls) == [0, 0, 0]
-    for i, result in whole[1].items():
+    for i, result in complete[1].items():
         assert_equal(result.state, results[i].state, rtol=0)
 
 
-def test_a_run_that_breaks_down_leaves_the_others(whole, tmp_path, capfd):
+def test_a_run_that_breaks_down_leaves_the_others(complete, tmp_path, capfd):
     results = {}
     calls = [functools.partial(learn, tmp_path, i, results) for i in (0, 2)]
     broken = functools.partial(learn, tmp_path, 1, results, Broken(0.05))
     assert run_group([calls[0], broken, calls[1]]) == [0, 1, 0]
     for i in (0, 2):
-        assert_equal(results[i].state, whole[1][i].state, rtol=1e-4, atol=1e-5)
+        assert_equal(results[i].state, complete[1][i].state, rtol=1e-4, atol=1e-5)
 
 
 class Broken(Traced):
@@ -123,13 +123,13 @@ class Broken(Traced):
         return state.replace(envs={**state.envs, "rate": jnp.float32(jnp.nan)})
 
 
-def test_a_run_with_another_program_runs_by_itself(whole, tmp_path, capfd):
+def test_a_run_with_another_program_runs_by_itself(complete, tmp_path, capfd):
     results = {}
     static = functools.partial(learn, tmp_path, 1, results, TinyLearner(0.05))
     assert run_group([functools.partial(learn, tmp_path, 0, results), static]) == [0, 0]
     assert "1 of 2" in capfd.readouterr().err
-    assert_equal(results[0].state, whole[1][0].state, rtol=1e-4, atol=1e-5)
-    assert_equal(results[1].state.params, whole[1][1].state.params, rtol=1e-4, atol=1e-5)
+    assert_equal(results[0].state, complete[1][0].state, rtol=1e-4, atol=1e-5)
+    assert_equal(results[1].state.params, complete[1][1].state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_programs_are_equal_only_with_equal_constants():
