@@ -1,10 +1,11 @@
 """Keys and values of the tokens so far, in arrays of fixed capacity: of prompts (`Cache`, `Prefix`), and of the
-continuations that are decoded after them (`DecodeState`)."""
+continuations that are decoded after them (`DecodeState`); and of texts at different positions (`Slots`)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -147,10 +148,6 @@ class DecodeState:
     """Tokens of each continuation so far, the same for all."""
     prefix: Prefix | None = None
     """The tokens before all prompts."""
-    first: Int[Array, "B"] | None = None
-    """With one continuation a prompt: the token at which each row's current text begins, of the prompt's tokens and
-    those after them. Earlier ones are not seen, and positions count from there: a row may hold one text after another.
-    None: the prompt's first token."""
 
     @staticmethod
     def create(
@@ -236,25 +233,6 @@ class DecodeState:
         ]
         return sources if self.prefix is None else [*sources, KeyValues(prompt[2], prompt[3], masks[2], "kth")]
 
-    def shifted(self) -> DecodeState:
-        """State whose prompts end with what the continuations were, which are empty: earlier tokens of the prompts
-        have made room.
-
-        All `T` tokens of the continuations are there, every prompt fills its slots (`lengths` is `S`), and no row's
-        current text has more than `S` tokens."""
-        size, count = self.capacities
-        assert self.first is not None
-
-        def moved(prompt: jax.Array, new: jax.Array, axis: int) -> jax.Array:
-            both = jnp.concatenate([prompt, new], axis=axis)
-            return jax.lax.slice_in_dim(both, count, count + size, axis=axis)
-
-        of_keys, of_values = (-2 if self.merged else -1), -2
-        keys = jax.tree.map(lambda a, b: moved(a, b, a.ndim + of_keys), self.prompt_keys, self.keys)
-        values = jax.tree.map(lambda a, b: moved(a, b, a.ndim + of_values), self.prompt_values, self.values)
-        index = jnp.zeros_like(self.index)
-        return dataclasses.replace(self, prompt_keys=keys, prompt_values=values, index=index, first=self.first - count)
-
     def rows(self, rows: Int[Array | np.ndarray, "R"]) -> DecodeState:
         """Continuations of some of the prompts."""
         batch, axis = self.lengths.shape[0], 0 if self.per_layer else 1
@@ -266,6 +244,125 @@ class DecodeState:
         names = ("prompt_keys", "prompt_values", "keys", "values")
         arrays = {name: jax.tree.map(take, getattr(self, name)) for name in names}
         return dataclasses.replace(self, lengths=self.lengths[rows], **arrays)
+
+
+@struct.dataclass
+class Slots:
+    """Keys and values of one text in each of `B` rows: the token at position `p` is in slot `p`, so that rows may be at
+    different positions. What is in later slots is not seen, and is written over.
+
+    Arrays have the orders of axes of `DecodeState`, and are stacked or separate as its are.
+    """
+
+    keys: Layers
+    """`[L, B, K, h, T]`, or `[L, B, T, K h]` (`_merges_heads`)."""
+    values: Layers
+    """`[L, B, K, T, h]`, or `[L, B, T, K h]`."""
+
+    @staticmethod
+    def create(cache: Cache, room: int) -> Slots:
+        """The tokens of a cache, which are in the slots of their positions, and `room` for as many more."""
+        layers, rows, slots, heads, size = cache.keys.shape
+        pair = [jnp.pad(x, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for x in (cache.keys, cache.values)]
+        if _merges_heads(layers, cache.keys):
+            pair = [x.reshape(layers, rows, slots + room, heads * size) for x in pair]
+        else:
+            pair = [jnp.moveaxis(pair[0], 2, -1), pair[1].swapaxes(2, 3)]
+        keys, values = map(tuple, pair) if decodes_per_layer(layers) else pair
+        return Slots(keys, values)
+
+    @property
+    def per_layer(self) -> bool:
+        """Return whether there is an array for each layer."""
+        return isinstance(self.keys, tuple)
+
+    @property
+    def merged(self) -> bool:
+        """Return whether heads lie side by side."""
+        return not self.per_layer and self.keys.ndim == 4
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row, `T`."""
+        return (self.values[0] if self.per_layer else self.values).shape[-2]
+
+    def write(
+        self,
+        pair: Sequence[Array],
+        key: Float[Array, "R S K h"],
+        value: Float[Array, "R S K h"],
+        start: Int[Array, "R"],
+        row: Int[Array, "R"] | None,
+        *layer: Any,
+    ) -> list[Array]:
+        """Keys and values with those of `S` more tokens of some rows.
+
+        **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number; `start`,
+        the first slot; `row`, that of each of `R` groups of successive rows, or None: all rows.
+        """
+        if self.merged:
+            new: Any = [x.reshape(*x.shape[:2], -1) for x in (key, value)]
+            axes = (-2, -2)
+        else:
+            new, axes = [jnp.moveaxis(key, 1, -1), jnp.moveaxis(value, 1, 2)], (-1, -2)
+        write = _write_each if platform() == "cpu" and mesh_of(pair[0]) is None else _scattered
+        return [
+            write(old, update.astype(old.dtype), axis, start, row, layer)
+            for old, update, axis in zip(pair, new, axes, strict=True)
+        ]
+
+    def read(self, pair: Sequence[Array], *layer: Any, row: Int[Array, "R"] | None = None) -> list[Array]:
+        """Keys and values of one layer; of one row of each group, or of all rows (None)."""
+        if layer:
+            pair = [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in pair]
+        if row is None:
+            return list(pair)
+        take = jax.vmap(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
+        return [take(_grouped(x, len(row)), row) for x in pair]
+
+    def key_values(self, pair: Sequence[Array], mask: Any) -> list[KeyValues]:
+        """What `read` gives, for `attend`."""
+        axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
+        return [KeyValues(pair[0], pair[1], mask, *axes)]
+
+
+def _write_each(old: Array, new: Array, axis: int, start: Array, row: Array | None, layer: Any) -> Array:
+    """`Slots.write` of keys or values, whose slots are an axis, one row after the other: on a CPU a scatter copies the
+    stack of all layers."""
+    count = len(new)
+    size = old.shape[len(layer)] // count
+
+    def body(i, x):
+        starts = [jnp.int32(0)] * x.ndim
+        starts[: len(layer)] = layer
+        starts[len(layer)] = i * size + (0 if row is None else row[i])
+        starts[axis] = start[i]
+        update = jax.lax.dynamic_index_in_dim(new, i)
+        return jax.lax.dynamic_update_slice(x, update[None] if layer else update, starts)
+
+    return jax.lax.fori_loop(0, count, body, old)
+
+
+def _scattered(old: Array, new: Array, axis: int, start: Array, row: Array | None, layer: Any) -> Array:
+    """`Slots.write` of keys or values, whose slots are an axis, at once: groups of rows may be split over devices."""
+    lead = len(layer)
+    index = jnp.stack(jnp.broadcast_arrays(*layer, 0 if row is None else row, start), axis=-1)
+    groups = _grouped(old, len(new), lead)
+    # written out, since `vmap` would move the axis of groups to the front: copies of all layers
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, new.ndim)),
+        inserted_window_dims=(*range(lead), lead + 1),
+        scatter_dims_to_operand_dims=(*range(lead), lead + 1, groups.ndim + axis),
+        operand_batching_dims=(lead,),
+        scatter_indices_batching_dims=(0,),
+    )
+    options: Any = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}
+    return jax.lax.scatter(groups, index, new, numbers, **options).reshape(old.shape)
+
+
+def _grouped(x: jax.Array, groups: int, axis: int = 0) -> jax.Array:
+    """`x` with an axis in groups of successive rows."""
+    return x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
 
 
 def _row_major(x: jax.Array) -> jax.Array:

@@ -242,18 +242,19 @@ class Block:
         x: Float[Array, "B S D"],
         layer: Layer,
         angles: Angles,
-        sources: Sequence[KeyValues],
+        sources: Sequence[KeyValues] | Callable[[jax.Array], jax.Array],
         select: Callable[[jax.Array], jax.Array] | None = None,
         query: Float[Array, "B S H h"] | None = None,
         few_tokens: bool = False,
     ) -> jax.Array:
         """The layer's output `[B, N, D]`.
 
-        **Arguments:** `angles`, of the tokens of `x`; `sources`, the keys and values to attend to; `select`, which
-        takes the tokens whose output is computed along axis 1 (None: all); `query`, of `query_key_value`; `few_tokens`,
-        see `place_residual`.
+        **Arguments:** `angles`, of the tokens of `x`; `sources`, the keys and values to attend to, or attention as a
+        function of the queries; `select`, which takes the tokens whose output is computed along axis 1 (None: all);
+        `query`, of `query_key_value`; `few_tokens`, see `place_residual`.
         """
         if select is not None:
+            assert not callable(sources)
             x, angles = select(x), (select(angles[0]), select(angles[1]))
             sources = [source.select(select) for source in sources]
         if query is None:
@@ -261,7 +262,7 @@ class Block:
             query = rotate(self._head_norm(query, layer, "q_norm"), *angles)
         if few_tokens:
             query = constrain(query, "batch", None, "heads", None)
-        attn_output = attend(query, sources, self.attention)
+        attn_output = sources(query) if callable(sources) else attend(query, sources, self.attention)
         if few_tokens:
             attn_output = constrain(attn_output, "few", None, "heads", None)
         x = x + self._projections(attn_output, ("o_proj",), layer, fan_in=2)[0]

@@ -17,10 +17,10 @@ from flax.core import unfreeze
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.kernels.attention import SAVE_PRODUCTS, Attention, KeyValues, Mask, check_attention, in_window
+from llmrl_jax.kernels.attention import SAVE_PRODUCTS, Attention, KeyValues, Mask, attend, check_attention, in_window
 from llmrl_jax.kernels.lora_matmul import rounded_matmul, rounded_matmul_transposed
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState, Prefix, decodes_per_layer
+from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState, Prefix, Slots, decodes_per_layer
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import AnyArray, Block, Layer, join_layer, layer_slice, place_residual, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
@@ -304,20 +304,14 @@ class Llama(nn.Module):
         prefix_size = 0 if prefix is None else prefix.size
         start = prefix_size + state.lengths[:, None]
         in_prompt, in_continuation = prefix_size + prompt < start, generated <= index
-        offset: Any = 0
-        if state.first is not None:
-            first = state.first[:, None]
-            in_prompt &= prompt >= first
-            in_continuation = in_continuation & (state.lengths[:, None] + generated >= first)
-            start, offset = start - first, first
         angles = rotations(self.config, jnp.broadcast_to(start + index, tokens.shape))
         # All continuations are at the same position: the masks have one query for all of them.
         longest = prefix_size + prompt.size + generated.size
         masks = [
             self._mask(visible, start + index, key_positions, longest)
             for visible, key_positions in (
-                (in_prompt[:, None], prefix_size + prompt[None] - offset),
-                (jnp.atleast_2d(in_continuation)[:, None], start + generated),
+                (in_prompt[:, None], prefix_size + prompt[None]),
+                (in_continuation[None, None], start + generated),
                 (None, jnp.arange(prefix_size)[None]),
             )
         ]
@@ -336,28 +330,89 @@ class Llama(nn.Module):
         shared = () if prefix is None else (prefix.keys, prefix.values)
         x = self.embed(tokens) if embeddings is None else jnp.asarray(embeddings, self.dtype)
         x = place_residual(x, few_tokens)
-        if state.per_layer:
-            pairs, weights = [], layers or self.unstacked_weights()
-            assert weights is not None
-            for i, pair in enumerate(zip(state.keys, state.values, strict=True)):
-                (params, lora), has_window = weights[i], layer_slice(self._has_window, i)
-                kv = (state.prompt_keys[i], state.prompt_values[i], *layer_slice(shared, i))
-                x, pair = run(x, Layer(params, lora, kv, has_window), pair)
-                pairs.append(pair)
-            keys, values = map(tuple, zip(*pairs, strict=True))
-        else:
-
-            def step(carry, scanned):
-                (x, *pair), (number, layer) = carry, scanned
-                x, pair = run(x, layer, pair, number)
-                return (x, *pair), None
-
-            kv = (state.prompt_keys, state.prompt_values, *shared)
-            stacked = Layer(self._layers, self._adapters, kv, self._has_window)
-            numbers = jnp.arange(self.config.num_hidden_layers)
-            (x, keys, values), _ = tracing.scan(step, (x, state.keys, state.values), (numbers, stacked))
+        kv = (state.prompt_keys, state.prompt_values, *shared)
+        x, keys, values = self._cached_layers(run, x, state.keys, state.values, layers, kv)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(state, keys=keys, values=values, index=index + 1)
+
+    @tracing.default_types
+    def extend(
+        self,
+        tokens: Int[AnyArray, "R M"],
+        slots: Slots,
+        position: Int[AnyArray, "R G"],
+        row: Int[AnyArray, "R"],
+        start: Int[AnyArray, "R"],
+        layers: tuple[Any, ...] | None = None,
+    ) -> tuple[Float[Array, "R M D"], Slots]:
+        """Forward pass over one more token of every row, and `S` more of one row of each group: one product with each
+        matrix for all of them.
+
+        **Arguments:** `tokens`, those of `R` groups of `G` successive rows of `slots`, and then those of the one row;
+        `position`, of the rows' tokens; `row`, the one of each group, and `start`, the position of its first token.
+        What is written later at a position is what is seen there: where a row has no token, one may be given that is
+        written over. `layers`, as of `decode`.
+        **Returns:** the tokens' hidden states after the last norm, and the slots with them.
+        """
+        (groups, size), block = position.shape, self._block
+        positions = jnp.concatenate([position, start[:, None] + jnp.arange(tokens.shape[1] - size)], axis=1)
+        angles = rotations(self.config, positions)
+        places, position = jnp.arange(slots.capacity), position.reshape(-1)
+        of_rows, of_one = (
+            self._mask(places <= p[..., None], p, places[None], slots.capacity)
+            for p in (position[:, None], positions[:, size:])
+        )
+        few_tokens = self._is_few(tokens.size)
+
+        def run(x, layer, pair, *number):
+            query, *new = block.query_key_value(x, layer, angles)
+            if few_tokens:
+                new = [constrain(a, "batch", None, "kv_heads", None) for a in new]
+            single = [a[:, :size].reshape(-1, 1, *a.shape[2:]) for a in new]
+            pair = slots.write(pair, *single, position, None, *number)
+            pair = slots.write(pair, *(a[:, size:] for a in new), start, row, *number)
+            every = slots.key_values(slots.read(pair, *number), of_rows.of_layer(layer.has_window))
+            one = slots.key_values(slots.read(pair, *number, row=row), of_one.of_layer(layer.has_window))
+
+            def attended(query):
+                single = query[:, :size].reshape(-1, 1, *query.shape[2:])
+                outputs = attend(single, every).reshape(groups, size, *query.shape[2:]), attend(query[:, size:], one)
+                return jnp.concatenate(outputs, axis=1)
+
+            return block(x, layer, angles, attended, query=query, few_tokens=few_tokens), pair
+
+        x = place_residual(self.embed(tokens), few_tokens)
+        x, keys, values = self._cached_layers(run, x, slots.keys, slots.values, layers)
+        hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
+        return hidden, Slots(keys, values)
+
+    def _cached_layers(
+        self, run: Callable, x: jax.Array, keys: Any, values: Any, layers: tuple[Any, ...] | None, kv: Sequence = ()
+    ) -> tuple[jax.Array, Any, Any]:
+        """`run(x, layer, pair, *number) -> (x, pair)` over the layers, each with its keys and values: unrolled if these
+        are arrays of each layer, else a scan with all of them in its carry, so that a step writes in place.
+
+        **Arguments:** `layers`, the result of `unstacked_weights`; `kv`, further arrays of each layer, for `Layer.kv`.
+        """
+        if isinstance(keys, tuple):
+            pairs, weights = [], layers or self.unstacked_weights()
+            assert weights is not None
+            for i, pair in enumerate(zip(keys, values, strict=True)):
+                (params, lora), has_window = weights[i], layer_slice(self._has_window, i)
+                x, pair = run(x, Layer(params, lora, tuple(a[i] for a in kv), has_window), pair)
+                pairs.append(pair)
+            return x, *map(tuple, zip(*pairs, strict=True))
+
+        def step(carry, scanned):
+            (x, *pair), (number, layer) = carry, scanned
+            x, pair = run(x, layer, pair, number)
+            return (x, *pair), None
+
+        stacked = Layer(self._layers, self._adapters, tuple(kv), self._has_window)
+        (x, keys, values), _ = tracing.scan(
+            step, (x, keys, values), (jnp.arange(self.config.num_hidden_layers), stacked)
+        )
+        return x, keys, values
 
     @tracing.default_types
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:

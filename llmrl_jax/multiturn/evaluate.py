@@ -92,8 +92,8 @@ class Evaluator:
             sums["turns"] += new.acts.sum(1)
             sums["valid"] += new.valid.sum(1)
             if "success" in info:
-                success |= (done & info["success"].astype(bool)).any(0)
-            cut |= steps_cut.any(0)
+                success |= (done & info["success"].astype(bool)).any(1)
+            cut |= steps_cut.any(1)
             for row in range(count):
                 real = new.role[row] != NOTHING
                 tokens[row].append(new.token[row][real])

@@ -103,7 +103,7 @@ class GroupLearner(TurnLearner):
         if config.anchor_coef:
             later = episode_returns(record, record.reward, hparams["gamma"])
             kind = "grpo" if config.advantage == "grpo" else "centred"
-            step = anchored(later, record.decides, steps.anchor.T, config.group, kind)
+            step = anchored(later, record.decides, steps.anchor, config.group, kind)
             advantage = advantage + hparams["anchor_coef"] * of_turn(record, step)
         count = max(1, round(config.keep_groups * len(deviation)))
         best = jnp.argsort(jnp.argsort(-deviation, stable=True), stable=True) < count

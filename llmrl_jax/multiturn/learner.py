@@ -21,7 +21,7 @@ from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.health import Watch, correlation, text_metrics
 from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, Room, totals, turn_loss, uses
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import BLOCK, NOTHING, REPLY, Conversation, Record, Rows, Steps, Values, worlds_of
+from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, Record, Rows, Steps, Values, worlds_of
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import (
     AdamConfig,
@@ -341,9 +341,6 @@ class TurnLearner:
         new = jnp.arange(record.token.shape[1]) >= before[:, None]
         acts, written = record.acts & new, (record.role == REPLY) & new
         used, turns = (record.role != NOTHING) & new, jnp.sum(acts)
-        # where rows end, blocks of steps without a live row are not computed
-        longest = -(-jnp.max(jnp.sum(used, axis=1)) // BLOCK) * BLOCK
-        computed = jnp.minimum(longest, self.steps) if self.conversation.once else self.steps
         many = jnp.maximum(turns, 1)
         closed = replies.closed[replies.step(record.state, record.token)]
         info, done = steps.info, steps.done
@@ -356,7 +353,7 @@ class TurnLearner:
             "valid": jnp.sum(record.valid & new) / many,
             "truncated": jnp.sum(acts & (record.left == 1) & ~closed) / many,
             "reply_length": jnp.sum(written) / many,
-            "utilisation": jnp.sum(used) / (len(used) * computed),
+            "utilisation": jnp.sum(used) / steps.computed,
             "cut_episodes": jnp.sum(steps.cut),
             **episode_metrics(info, done, self.task_names),
             **text_metrics(record, new, replies, self.policy.reply_tokens),

@@ -1,13 +1,15 @@
-"""Play of a policy that writes: in one loop over tokens every row is in its own phase.
+"""Play of a policy that writes: in one loop every row is in its own phase.
 
-At each step every row reads or writes one token: the next one of what the world says, or one that is sampled. The token
-that ends a reply takes a step in the world, whose observation is what the row reads next. So no row waits for another
-one's longer text, and a rollout of `T` steps is exactly `T` tokens of every row. Rows go on where they are at the next
-update, in the middle of a turn; keys and values are computed again for the parameters that have changed.
+At each step every row that writes processes one token and samples the next; of each group of rows that have something
+to read, one reads several tokens at once. The token that ends a reply takes a step in the world, whose observation
+is what the row reads next. So no row waits for another one's longer text, and keys and values are read once for many
+tokens of an observation. The loop ends when every row has its `T` tokens; rows go on where they are at the next update,
+in the middle of a turn; keys and values are computed again for the parameters that have changed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,8 +24,7 @@ from envs_jax.bridges.host import HostEnvironment, HostVector
 from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.lm import Llama
-from llmrl_jax.lm.cache import Cache, DecodeState
-from llmrl_jax.multiturn.places import Places
+from llmrl_jax.lm.cache import Cache, Slots
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.text import Pieces, join
 from llmrl_jax.rl.rollout import episode_info
@@ -114,22 +115,24 @@ class Rows:
     length: Int[Array, " N"]
     """Tokens in `record`."""
     token: Int[Array, " N"]
-    """The token that is read next."""
-    role: Int[Array, " N"]
+    """The reply's token that was sampled and has not been processed; used where `writes`."""
+    writes: Bool[Array, " N"]
+    """Whether a row is in its reply; else it reads."""
     log_prob: Float[Array, " N"]
     free: Bool[Array, " N"]
-    begins: Bool[Array, " N"]
     queue: Int[Array, "N R"]
     """What the world says."""
     queued: Int[Array, " N"]
     """Tokens in `queue`."""
     read: Int[Array, " N"]
-    """The index of `token` in it."""
+    """Tokens of it that have been read."""
+    waited: Int[Array, " N"]
+    """Steps for which a row has been reading: who began first reads first."""
     state: Int[Array, " N"]
-    """The automaton's, before `token` if that is a reply's."""
+    """The automaton's, before `token`."""
     left: Int[Array, " N"]
     spoken: Int[Array, " N"]
-    """Tokens of the current text before `token`: its position."""
+    """Tokens of the current text that have been processed: the position of the next one, which begins it if 0."""
     final: Bool[Array, " N"]
     """Whether the queue is the last observation of an episode that timed out."""
     live: Bool[Array, " N"]
@@ -155,17 +158,35 @@ class World:
 
 
 @struct.dataclass
+class Event:
+    """What happened at the last token that each row processed in a step; leaves `[N]`."""
+
+    record: Record
+    """Of that token, without `token`, `role` and `begins` where it was read."""
+    written: Bool[Array, " N"]
+    """Whether the token is a reply's."""
+    ends: Bool[Array, " N"]
+    """Whether its text ends with it."""
+    info: dict[str, jax.Array]
+    done: Bool[Array, " N"]
+    cut: Bool[Array, " N"]
+    anchor: Any
+
+
+@struct.dataclass
 class Steps:
-    """What a rollout reports besides its record, leaves `[T, N]`."""
+    """What a rollout reports besides its record, leaves `[N, T]`."""
 
     info: dict[str, jax.Array]
-    """`episode_info` of the environment's `info`."""
-    done: Bool[Array, "T N"]
+    """`episode_info` of the environment's `info`, where a reply ends."""
+    done: Bool[Array, "N T"]
     """Whether the world ended an episode here."""
-    cut: Bool[Array, "T N"]
+    cut: Bool[Array, "N T"]
     """Whether an episode ended here because its text is as long as it may be."""
-    anchor: Any = ()
-    """int32, `number_of` the observation that is being read; `()` unless asked for."""
+    anchor: Any
+    """int32, `number_of` the observation that was read, at its last token; `()` unless asked for."""
+    computed: Int[Array, ""]
+    """The tokens that the play computed: those processed, and those of rows that had to wait."""
 
 
 def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
@@ -238,15 +259,43 @@ def carried_over(
     return record.take(jnp.where(index < length[:, None], index, -1)), count
 
 
-BLOCK = 32
-"""The most steps after which earlier tokens that are no longer seen make room, and, where rows end, it is asked again
-whether one is still live."""
+TAKE_TURNS = {"cpu": 16, "other": 8}
+"""The most rows of a group, of which one reads in a step."""
+READ = {"cpu": 3, "other": 8}
+"""Tokens that are read in a step for each one that is written: on a CPU, whose time is that of all tokens, few of them
+shall be computed for nothing; elsewhere a step takes about as long whatever it reads."""
 
 
-def block_of(steps: int) -> int:
-    """The steps of a block: the largest divisor up to `BLOCK`; all, if it has none that is worth a block."""
-    size = next(n for n in range(min(BLOCK, steps), 0, -1) if steps % n == 0)
-    return size if size >= BLOCK // 4 else steps
+def pack(tree: Any) -> Int[Array, "N F"]:
+    """Leaves `[N, ...]` of up to 32 bits as words, so that one write keeps them all."""
+
+    def words(x: jax.Array) -> jax.Array:
+        x = x.reshape(len(x), -1)
+        return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+
+    return jnp.concatenate([words(x) for x in jax.tree.leaves(tree)], axis=1)
+
+
+def unpack(words: Int[Array, "N T F"], like: Any) -> Any:
+    """The tree of leaves `[N, T, ...]` that `pack` made words of. **Arguments:** `like`, its leaves at one token."""
+    leaves, tree = jax.tree.flatten(like)
+    unpacked, start = [], 0
+    for leaf in leaves:
+        size = math.prod(leaf.shape[1:])
+        x = words[..., start : start + size].reshape(*words.shape[:2], *leaf.shape[1:])
+        start += size
+        is_float = leaf.dtype == jnp.float32
+        unpacked.append(jax.lax.bitcast_convert_type(x, jnp.float32) if is_float else x.astype(leaf.dtype))
+    return jax.tree.unflatten(tree, unpacked)
+
+
+def put(rows: jax.Array, new: jax.Array, index: Int[Array, " N"]) -> jax.Array:
+    """`rows`, `[N, T, ...]`, with some places of each, `new`, `[N, M, ...]`, from an index on."""
+
+    def one(row, new, index):
+        return jax.lax.dynamic_update_slice(row, new, (index, *(jnp.zeros_like(index),) * (row.ndim - 1)))
+
+    return jax.vmap(one)(rows, new, index)
 
 
 def number_of(obs: Any) -> Int[Array, " N"]:
@@ -299,6 +348,17 @@ class Conversation:
         self.held = 0 if whole else self.size
         """Places for earlier tokens."""
         self.appends = policy.memory == "append"
+
+    @property
+    def turns(self) -> int:
+        """The rows of a group, of which one reads in a step."""
+        most = TAKE_TURNS.get(tracing.platform(), TAKE_TURNS["other"])
+        return next(n for n in range(min(most, self.count), 0, -1) if self.count % n == 0)
+
+    @property
+    def chunk(self) -> int:
+        """The most tokens of an observation that a row reads at once."""
+        return min(READ.get(tracing.platform(), READ["other"]) * self.turns, self.policy.prompt_tokens)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -353,14 +413,14 @@ class Conversation:
             obs=obs,
             record=Record.empty(count, self.held),
             length=zeros,
-            token=queue[:, 0],
-            role=jnp.full(count, WORLD, jnp.int8),
+            token=zeros,
+            writes=no,
             log_prob=jnp.zeros(count, jnp.float32),
             free=no,
-            begins=~no,
             queue=queue,
             queued=queued,
             read=zeros,
+            waited=zeros,
             state=zeros,
             left=zeros,
             spoken=zeros,
@@ -377,86 +437,140 @@ class Conversation:
         **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
         """
-        policy = self.policy
+        policy, replies = self.policy, frozen["replies"]
         variables = policy.variables(params, frozen)
-        # rows that end may leave the last block before its end
-        size = BLOCK if self.once else block_of(steps)
-        room = -(-steps // size) * size
-        # without room for a whole text before the block, the block has all steps
-        slots = policy.longest_text or self.held
-        cache = self._read_again(variables, rows, max(slots, 1), size if slots else room)
+        slots = self._read_again(variables, rows)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
+        first = rows.spoken == 0
 
-        def body(carry, t):
-            rows, cache = carry
-            cache = cache.replace(first=jnp.where(rows.begins, cache.lengths + cache.index, cache.first))
-            token = jnp.where(rows.live, rows.token, policy.text.pad_id)
-            output: Any = policy.model.apply(variables, token[:, None], cache, layers=layers, method=Llama.decode)
-            hidden, cache = output
-            logits: Any = policy.model.apply(variables, hidden[:, 0], method=Llama.head)
-            rows, record, report = self._advance(frozen["replies"], rows, logits, jax.random.fold_in(key, t))
-            return (rows, cache), (record, report, hidden[:, 0] if self.values else ())
+        def step(rows, slots, count, t):
+            active = rows.live & (count < steps)
+            tokens, taken, hidden, slots, computed = self._process(
+                variables, layers, rows, slots, active, steps - count
+            )
+            logits: Any = policy.model.apply(variables, hidden, method=Llama.head)
+            value = self.policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
+            writes = active & rows.writes
+            rows, event = self._advance(replies, rows, writes, taken, logits, value, jax.random.fold_in(key, t))
+            return rows, slots, tokens, taken, event, computed
 
-        def block(carry, start):
-            def run(carry):
-                (rows, cache), out = tracing.scan(body, carry, start + jnp.arange(size))
-                return (rows, cache.shifted() if slots else cache), out
+        *_, event, _ = jax.eval_shape(step, rows, slots, rows.length, jnp.int32(0))
+        width = pack(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), event)).shape[1]
 
-            if not self.once:
-                return run(carry)
-            _, shapes = jax.eval_shape(run, carry)
+        def body(carry):
+            rows, slots, count, read, words, t, computed = carry
+            rows, slots, (lane, tokens), taken, event, more = step(rows, slots, count, t)
+            # behind the last place of a row is one for steps in which it waits
+            read = put_in_group(read, tokens, lane, count)
+            words = put(words, pack(event)[:, None], jnp.where(taken > 0, count + taken - 1, steps))
+            return rows, slots, count + taken, read, words, t + 1, computed + more
 
-            def skip(carry):
-                return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        def put_in_group(read, tokens, lane, count):
+            """What a row of each group read, in its places; what is behind it is written over, or not used."""
+            grouped = read.reshape(-1, self.turns, read.shape[1])
+            start = self._of_group(count, lane)
+            zero = jnp.zeros_like(start)
+            slide = jax.vmap(jax.lax.dynamic_update_slice)
+            return slide(grouped, tokens[:, None], (lane + zero, start)).reshape(read.shape)
 
-            return tracing.cond(jnp.any(carry[0].live), run, skip, carry)
+        begin = (
+            rows,
+            slots,
+            jnp.zeros_like(rows.length),
+            self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32)),
+            self.constrain(jnp.zeros((self.count, steps + 1, width), jnp.int32)),
+            jnp.int32(0),
+            jnp.int32(0),
+        )
+        after, _, count, read, words, _, computed = tracing.while_loop(
+            lambda carry: jnp.any(carry[0].live & (carry[2] < steps)), body, begin
+        )
+        read, event = read[:, :steps], unpack(words[:, :steps], event)
+        real = jnp.arange(steps) < count[:, None]
+        begins = jnp.concatenate([first[:, None], event.ends[:, :-1]], axis=1) & real
+        record = event.record.replace(
+            token=jnp.where(event.written, event.record.token, jnp.where(real, read, 0)),
+            role=jnp.where(event.written, REPLY, jnp.where(real, WORLD, NOTHING)).astype(jnp.int8),
+            begins=begins,
+        )
+        return (
+            after,
+            record.after(rows.record, rows.length),
+            Steps(event.info, event.done, event.cut, event.anchor, computed),
+        )
 
-        (after, _), out = tracing.scan(block, (rows, cache), jnp.arange(0, room, size))
-        record, report, hidden = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], out)
-        record, hidden = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (record, hidden))
-        if self.values:
-            record = record.replace(value=self._values(params, record, hidden))
-        return after, record.after(rows.record, rows.length), report
+    def _of_group(self, x: jax.Array, lane: Int[Array, " G"]) -> jax.Array:
+        """`x`, `[N, ...]`, of one row of each group, `[G, ...]`."""
+        take = jax.vmap(lambda rows, i: jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
+        return take(x.reshape(-1, self.turns, *x.shape[1:]), lane)
 
-    def _values(self, params: Any, record: Record, hidden: Float[Array, "N T D"]) -> Float[Array, "N T"]:
-        """The values of new tokens: in one pass behind the play, since few tokens have one."""
-        used = record.decides | record.bootstraps
-        if self.values == "token":
-            used = used | ((record.role == REPLY) & ~record.acts)
-        few = Places.of(used, used.shape[1] // (2 if self.values == "token" else 8))
+    def _process(
+        self, variables: Any, layers: Any, rows: Rows, slots: Slots, active: Bool[Array, " N"], room: Int[Array, " N"]
+    ) -> tuple[Any, Int[Array, " N"], Float[Array, "N D"], Slots, Int[Array, ""]]:
+        """The tokens of a step: those of observations that one row of each group reads, at most `room`, and one of each
+        reply.
 
-        def of_few(hidden):
-            return few.spread(self.policy.value(params, few.take(hidden)))
+        **Returns:** the row of each group and what it read, `([G], [G, chunk])`; the tokens that each row processed; the
+        hidden state of its last one; the slots; and the tokens computed."""
+        model, size = self.policy.model, self.chunk
+        waits = (active & ~rows.writes).reshape(-1, self.turns)
+        lane = jnp.argmax(jnp.where(waits, rows.waited.reshape(waits.shape), -1), axis=1).astype(jnp.int32)
+        chosen = (waits & (jnp.arange(self.turns) == lane[:, None])).reshape(-1)
+        taken = jnp.where(chosen, jnp.minimum(jnp.minimum(rows.queued - rows.read, room), size), 0)
+        queue, read, start, count = (self._of_group(x, lane) for x in (rows.queue, rows.read, rows.spoken, taken))
+        index = jnp.minimum(read[:, None] + jnp.arange(size), queue.shape[1] - 1)
+        tokens = jnp.take_along_axis(queue, index, axis=1)
 
-        def of_all(hidden):
-            return jnp.where(used, self.policy.value(params, hidden), 0.0)
+        writes = active & rows.writes
+        # a row that writes has its token at the next position, and what no row reads is written behind it
+        start = start + self._of_group(writes, lane)
+        token = jnp.where(rows.writes, rows.token, self.policy.text.pad_id).reshape(waits.shape)
+        all_tokens = jnp.concatenate([token, tokens], axis=1)
+        position = rows.spoken.reshape(waits.shape)
+        output: Any = model.apply(variables, all_tokens, slots, position, lane, start, layers, method=Llama.extend)
+        hidden, slots = output
+        last = jnp.take_along_axis(hidden, self.turns + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
+        hidden = jnp.where(chosen.reshape(waits.shape)[..., None], last, hidden[:, : self.turns])
+        hidden = hidden.reshape(self.count, -1)
+        return (lane, tokens), jnp.where(writes, 1, taken), hidden, slots, jnp.int32(all_tokens.size)
 
-        return tracing.cond(tracing.largest_of_runs(few.overflow) > 0, of_all, of_few, hidden)
+    def _read_again(self, variables: Any, rows: Rows) -> Slots:
+        """Keys and values of each row's current text, by the present parameters, and room for as long a text as there
+        may be."""
+        policy, config = self.policy, self.policy.model.config
+        places = jnp.arange(policy.longest_text or self.size)
+        cache = Cache.create(config, self.count, places.size, policy.model.dtype)
+        if self.held:
+            seen = places < rows.spoken[:, None]
+            index = (rows.length - rows.spoken)[:, None] + places
+            tokens = rows.record.take(jnp.where(seen, index, -1)).token
+            positions = jnp.where(seen, places, -1)
+            output: Any = policy.model.apply(variables, tokens, positions=positions, cache=cache, logits=False)
+            cache = output.cache
+        return Slots.create(cache, self.chunk)
 
-    def _read_again(self, variables: Any, rows: Rows, size: int, steps: int) -> DecodeState:
-        """Keys and values of each row's current text, by the present parameters, at the end of `size` slots; and room
-        for `steps` tokens more."""
+    def _advance(
+        self,
+        replies: Any,
+        rows: Rows,
+        replied: Bool[Array, " N"],
+        taken: Int[Array, " N"],
+        logits: Float[Array, "N V"],
+        value: Float[Array, " N"],
+        key: jax.Array,
+    ) -> tuple[Rows, Event]:
+        """What follows from the tokens that rows processed.
+
+        **Arguments:** `replied`, rows of which it was a reply's; `taken`, how many each row processed; `logits` and
+        `value`, after the last one."""
         policy = self.policy
-        index = rows.length[:, None] + jnp.arange(-size, 0)
-        starts = last_begin(rows.record)[:, None]
-        seen = index >= starts
-        tokens = rows.record.take(jnp.where(seen, index, -1)).token
-        cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
-        positions = jnp.where(seen, index - starts, -1)
-        output: Any = policy.model.apply(variables, tokens, positions=positions, cache=cache, logits=False)
-        state = DecodeState.create(output.cache, jnp.full(self.count, size, jnp.int32), 1, steps)
-        return state.replace(first=size - jnp.sum(seen, axis=1))
-
-    def _advance(self, replies: Any, rows: Rows, logits: jax.Array, key: jax.Array) -> tuple[Rows, Record, Steps]:
-        """What follows from each row's token, which was read: the record of it, and the next token."""
-        policy, live = self.policy, rows.live
         world_key, write_key = jax.random.split(key)
-        replied = live & (rows.role == REPLY)
         state = jnp.where(replied, replies.step(rows.state, rows.token), rows.state)
         left = jnp.where(replied, rows.left - 1, rows.left)
         acts = replied & (replies.closed[state] | (left == 0))
         named = replies.action[state].astype(jnp.int32)
-        end = live & (rows.role == WORLD) & (rows.read + 1 == rows.queued)
+        read = jnp.where(replied, rows.read, rows.read + taken)
+        end = ~replied & (taken > 0) & (read == rows.queued)
         ends, decides = end & rows.final, end & ~rows.final
         past = self._with_reply(rows, replied)
 
@@ -465,61 +579,60 @@ class Conversation:
         world, message = self._step_worlds(rows, acts, action, past, world_key)
         terminated, over = acts & world.terminated, acts & (world.done | world.cut)
         restarts = terminated | ends
-        live = live & ~restarts if self.once else live
         opened = tracing.cond(
             jnp.any(restarts), self._opening, lambda obs: jax.tree.map(jnp.zeros_like, message), world.obs
         )
         message = select(restarts, opened, select(acts, message, ((rows.queue, rows.queued), past)))
         (queue, queued), past = message
         fresh = restarts | acts
-        read = jnp.where(fresh, 0, rows.read + 1)
-        begins = restarts if self.appends else fresh
+        text_ends = restarts if self.appends else fresh
 
         state = jnp.where(decides, replies.start, state)
         left = jnp.where(decides, policy.reply_tokens, left)
         writes = decides | (replied & ~acts)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
         written, log_prob, free = policy.write(replies, logits, state, left, keys)
-        next_read = jnp.take_along_axis(queue, jnp.minimum(read, queue.shape[1] - 1)[:, None], axis=1)[:, 0]
 
-        anchor = number_of(rows.obs) if self.anchors else ()
+        used = {"turn": decides | ends, "token": decides | ends | (replied & ~acts), None: jnp.zeros_like(acts)}
         record = Record(
             token=rows.token,
-            role=jnp.where(rows.live, rows.role, NOTHING).astype(jnp.int8),
-            begins=rows.begins & rows.live,
-            log_prob=rows.log_prob,
-            free=rows.free,
-            state=rows.state,
-            left=rows.left,
-            value=jnp.zeros_like(rows.log_prob),
+            role=jnp.zeros(self.count, jnp.int8),
+            begins=jnp.zeros_like(acts),
+            log_prob=jnp.where(replied, rows.log_prob, 0.0),
+            free=replied & rows.free,
+            state=jnp.where(replied, rows.state, 0),
+            left=jnp.where(replied, rows.left, 0),
+            value=jnp.where(used[self.values], value, 0.0),
             decides=decides,
             bootstraps=ends,
             acts=acts,
             reward=jnp.where(acts, world.reward, 0.0),
             valid=acts & (named >= 0),
             terminated=terminated,
-            learned=jnp.zeros_like(rows.live),
+            learned=jnp.zeros_like(acts),
         )
+        anchor = number_of(rows.obs) if self.anchors else ()
+        event = Event(record, replied, text_ends, world.info, acts & world.done, acts & world.cut, anchor)
         rows = rows.replace(
             env_state=world.env_state,
             obs=world.obs,
-            token=jnp.where(writes, written, next_read),
-            role=jnp.where(writes, REPLY, WORLD).astype(jnp.int8),
-            log_prob=jnp.where(writes, log_prob, 0.0),
-            free=writes & free,
-            begins=begins,
+            token=jnp.where(writes, written, rows.token),
+            writes=jnp.where(taken > 0, writes, rows.writes),
+            log_prob=jnp.where(writes, log_prob, rows.log_prob),
+            free=jnp.where(writes, free, rows.free),
             queue=queue,
             queued=queued,
-            read=jnp.where(writes, 0, read),
+            read=jnp.where(fresh, 0, read),
+            waited=jnp.where(fresh | writes, 0, rows.waited + 1),
             state=state,
             left=left,
-            spoken=jnp.where(begins, 0, rows.spoken + 1),
+            spoken=jnp.where(text_ends, 0, rows.spoken + taken),
             final=jnp.where(fresh, over & ~terminated, rows.final),
-            live=live,
+            live=rows.live & ~restarts if self.once else rows.live,
             past=past,
         )
         rows = rows.replace(**{name: self.constrain(getattr(rows, name)) for name in ("obs", "token", "queue")})
-        return rows, record, Steps(world.info, acts & world.done, acts & world.cut, anchor)
+        return rows, event
 
     def _step_worlds(
         self, rows: Rows, acts: Bool[Array, " N"], action: Int[Array, " N"], past: Any, key: jax.Array

@@ -52,7 +52,7 @@ def test_the_first_ratio_is_one(name):
     _, learner, _, _, metrics = played(name)
     for values in metrics:
         assert values["first_ratio_error"] <= 1e-5, values
-        assert values["nonfinite"] == 0 and values["utilisation"] == 1
+        assert values["nonfinite"] == 0 and 0 < values["utilisation"] < 1
     assert metrics[-1]["approx_kl"] > 0  # the policy did change
     assert learner.bounds["first_ratio_error"] == 1e-4
     if CASES[name].get("decoding") == "constrained":
