@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from envs_jax.tracing import platform
 from llmrl_jax.kernels.attention import KeyValues
+from llmrl_jax.kernels.slots import Tokens, grouped, write_slots
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.parallel.partition import mesh_of, on_each_device
 
@@ -289,27 +290,30 @@ class Slots:
     def write(
         self,
         pair: Sequence[Array],
-        key: Float[Array, "R S K h"],
-        value: Float[Array, "R S K h"],
+        key: Float[Array, "R M K h"],
+        value: Float[Array, "R M K h"],
+        position: Int[Array, "R G"],
+        row: Int[Array, "R"],
         start: Int[Array, "R"],
-        row: Int[Array, "R"] | None,
         *layer: Any,
     ) -> list[Array]:
-        """Keys and values with those of `S` more tokens of some rows.
+        """Keys and values with those of one more token of each row, at `position`, and then of more tokens of one `row`
+        of each group, from `start` on; see `Llama.extend`.
 
-        **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number; `start`,
-        the first slot; `row`, that of each of `R` groups of successive rows, or None: all rows.
+        **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number.
         """
-        if self.merged:
-            new: Any = [x.reshape(*x.shape[:2], -1) for x in (key, value)]
-            axes = (-2, -2)
-        else:
-            new, axes = [jnp.moveaxis(key, 1, -1), jnp.moveaxis(value, 1, 2)], (-1, -2)
-        write = _write_each if platform() == "cpu" and mesh_of(pair[0]) is None else _scattered
-        return [
-            write(old, update.astype(old.dtype), axis, start, row, layer)
-            for old, update, axis in zip(pair, new, axes, strict=True)
-        ]
+        size = position.shape[1]
+
+        written = []
+        for old, new, axis in zip(pair, (key, value), (-2, -2) if self.merged else (-1, -2), strict=True):
+            single, more = new[:, :size].reshape(-1, 1, *new.shape[2:]), new[:, size:]
+            if self.merged:
+                single, more = (x.reshape(*x.shape[:2], -1) for x in (single, more))
+            else:
+                single, more = (jnp.moveaxis(x, 1, axis) for x in (single, more))
+            writes = [Tokens(single, position.reshape(-1)), Tokens(more, start, row)]
+            written.append(write_slots(old, writes, axis, layer))
+        return written
 
     def read(self, pair: Sequence[Array], *layer: Any, row: Int[Array, "R"] | None = None) -> list[Array]:
         """Keys and values of one layer; of one row of each group, or of all rows (None)."""
@@ -318,51 +322,12 @@ class Slots:
         if row is None:
             return list(pair)
         take = jax.vmap(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
-        return [take(_grouped(x, len(row)), row) for x in pair]
+        return [take(grouped(x, len(row)), row) for x in pair]
 
     def key_values(self, pair: Sequence[Array], mask: Any) -> list[KeyValues]:
         """What `read` gives, for `attend`."""
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
         return [KeyValues(pair[0], pair[1], mask, *axes)]
-
-
-def _write_each(old: Array, new: Array, axis: int, start: Array, row: Array | None, layer: Any) -> Array:
-    """`Slots.write` of keys or values, whose slots are an axis, one row after the other: on a CPU a scatter copies the
-    stack of all layers."""
-    count = len(new)
-    size = old.shape[len(layer)] // count
-
-    def body(i, x):
-        starts = [jnp.int32(0)] * x.ndim
-        starts[: len(layer)] = layer
-        starts[len(layer)] = i * size + (0 if row is None else row[i])
-        starts[axis] = start[i]
-        update = jax.lax.dynamic_index_in_dim(new, i)
-        return jax.lax.dynamic_update_slice(x, update[None] if layer else update, starts)
-
-    return jax.lax.fori_loop(0, count, body, old)
-
-
-def _scattered(old: Array, new: Array, axis: int, start: Array, row: Array | None, layer: Any) -> Array:
-    """`Slots.write` of keys or values, whose slots are an axis, at once: groups of rows may be split over devices."""
-    lead = len(layer)
-    index = jnp.stack(jnp.broadcast_arrays(*layer, 0 if row is None else row, start), axis=-1)
-    groups = _grouped(old, len(new), lead)
-    # written out, since `vmap` would move the axis of groups to the front: copies of all layers
-    numbers = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(1, new.ndim)),
-        inserted_window_dims=(*range(lead), lead + 1),
-        scatter_dims_to_operand_dims=(*range(lead), lead + 1, groups.ndim + axis),
-        operand_batching_dims=(lead,),
-        scatter_indices_batching_dims=(0,),
-    )
-    options: Any = {"indices_are_sorted": True, "unique_indices": True, "mode": "promise_in_bounds"}
-    return jax.lax.scatter(groups, index, new, numbers, **options).reshape(old.shape)
-
-
-def _grouped(x: jax.Array, groups: int, axis: int = 0) -> jax.Array:
-    """`x` with an axis in groups of successive rows."""
-    return x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
 
 
 def _row_major(x: jax.Array) -> jax.Array:

@@ -357,10 +357,10 @@ class Llama(nn.Module):
         (groups, size), block = position.shape, self._block
         positions = jnp.concatenate([position, start[:, None] + jnp.arange(tokens.shape[1] - size)], axis=1)
         angles = rotations(self.config, positions)
-        places, position = jnp.arange(slots.capacity), position.reshape(-1)
+        places = jnp.arange(slots.capacity)
         of_rows, of_one = (
             self._mask(places <= p[..., None], p, places[None], slots.capacity)
-            for p in (position[:, None], positions[:, size:])
+            for p in (position.reshape(-1, 1), positions[:, size:])
         )
         few_tokens = self._is_few(tokens.size)
 
@@ -368,9 +368,7 @@ class Llama(nn.Module):
             query, *new = block.query_key_value(x, layer, angles)
             if few_tokens:
                 new = [constrain(a, "batch", None, "kv_heads", None) for a in new]
-            single = [a[:, :size].reshape(-1, 1, *a.shape[2:]) for a in new]
-            pair = slots.write(pair, *single, position, None, *number)
-            pair = slots.write(pair, *(a[:, size:] for a in new), start, row, *number)
+            pair = slots.write(pair, *new, position, row, start, *number)
             every = slots.key_values(slots.read(pair, *number), of_rows.of_layer(layer.has_window))
             one = slots.key_values(slots.read(pair, *number, row=row), of_one.of_layer(layer.has_window))
 

@@ -437,67 +437,54 @@ class Conversation:
         **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
         """
-        policy, replies = self.policy, frozen["replies"]
+        policy, count = self.policy, jnp.zeros_like(rows.length)
         variables = policy.variables(params, frozen)
         slots = self._read_again(variables, rows)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
         first = rows.spoken == 0
 
-        def step(rows, slots, count, t):
+        def step(rows, slots, count, number):
             active = rows.live & (count < steps)
-            tokens, taken, hidden, slots, computed = self._process(
-                variables, layers, rows, slots, active, steps - count
-            )
+            taken, hidden, slots = self._process(variables, layers, rows, slots, active, steps - count)
             logits: Any = policy.model.apply(variables, hidden, method=Llama.head)
-            value = self.policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
-            writes = active & rows.writes
-            rows, event = self._advance(replies, rows, writes, taken, logits, value, jax.random.fold_in(key, t))
-            return rows, slots, tokens, taken, event, computed
+            value = policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
+            replied, key_of_step = active & rows.writes, jax.random.fold_in(key, number)
+            rows, event = self._advance(frozen["replies"], rows, replied, taken, logits, value, key_of_step)
+            return rows, slots, taken, event
 
-        *_, event, _ = jax.eval_shape(step, rows, slots, rows.length, jnp.int32(0))
-        width = pack(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), event)).shape[1]
+        *_, event = jax.eval_shape(step, rows, slots, count, jnp.int32(0))
 
         def body(carry):
-            rows, slots, count, read, words, t, computed = carry
-            rows, slots, (lane, tokens), taken, event, more = step(rows, slots, count, t)
-            # behind the last place of a row is one for steps in which it waits
-            read = put_in_group(read, tokens, lane, count)
+            rows, slots, count, number, read, words = carry
+            # what stands behind the tokens that a row reads here is written over, or not used
+            read = put(read, self._next(rows), count)
+            rows, slots, taken, event = step(rows, slots, count, number)
+            # a row that waits writes behind its last place
             words = put(words, pack(event)[:, None], jnp.where(taken > 0, count + taken - 1, steps))
-            return rows, slots, count + taken, read, words, t + 1, computed + more
+            return rows, slots, count + taken, number + 1, read, words
 
-        def put_in_group(read, tokens, lane, count):
-            """What a row of each group read, in its places; what is behind it is written over, or not used."""
-            grouped = read.reshape(-1, self.turns, read.shape[1])
-            start = self._of_group(count, lane)
-            zero = jnp.zeros_like(start)
-            slide = jax.vmap(jax.lax.dynamic_update_slice)
-            return slide(grouped, tokens[:, None], (lane + zero, start)).reshape(read.shape)
-
-        begin = (
-            rows,
-            slots,
-            jnp.zeros_like(rows.length),
-            self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32)),
-            self.constrain(jnp.zeros((self.count, steps + 1, width), jnp.int32)),
-            jnp.int32(0),
-            jnp.int32(0),
+        read = self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32))
+        words = self.constrain(jnp.zeros((self.count, steps + 1, jax.eval_shape(pack, event).shape[1]), jnp.int32))
+        after, _, count, number, read, words = tracing.while_loop(
+            lambda carry: jnp.any(carry[0].live & (carry[2] < steps)),
+            body,
+            (rows, slots, count, jnp.int32(0), read, words),
         )
-        after, _, count, read, words, _, computed = tracing.while_loop(
-            lambda carry: jnp.any(carry[0].live & (carry[2] < steps)), body, begin
-        )
-        read, event = read[:, :steps], unpack(words[:, :steps], event)
-        real = jnp.arange(steps) < count[:, None]
-        begins = jnp.concatenate([first[:, None], event.ends[:, :-1]], axis=1) & real
+        event, read, real = unpack(words[:, :steps], event), read[:, :steps], jnp.arange(steps) < count[:, None]
+        role = jnp.where(event.written, REPLY, jnp.where(real, WORLD, NOTHING)).astype(jnp.int8)
         record = event.record.replace(
             token=jnp.where(event.written, event.record.token, jnp.where(real, read, 0)),
-            role=jnp.where(event.written, REPLY, jnp.where(real, WORLD, NOTHING)).astype(jnp.int8),
-            begins=begins,
+            role=role,
+            begins=jnp.concatenate([first[:, None], event.ends[:, :-1]], axis=1) & real,
         )
-        return (
-            after,
-            record.after(rows.record, rows.length),
-            Steps(event.info, event.done, event.cut, event.anchor, computed),
-        )
+        computed = number * (self.count + self.count // self.turns * self.chunk)
+        report = Steps(event.info, event.done, event.cut, event.anchor, computed)
+        return after, record.after(rows.record, rows.length), report
+
+    def _next(self, rows: Rows) -> Int[Array, "N chunk"]:
+        """The next tokens that each row would read; behind the last one, any."""
+        index = rows.read[:, None] + jnp.arange(self.chunk)
+        return jnp.take_along_axis(rows.queue, jnp.minimum(index, rows.queue.shape[1] - 1), axis=1)
 
     def _of_group(self, x: jax.Array, lane: Int[Array, " G"]) -> jax.Array:
         """`x`, `[N, ...]`, of one row of each group, `[G, ...]`."""
@@ -506,33 +493,36 @@ class Conversation:
 
     def _process(
         self, variables: Any, layers: Any, rows: Rows, slots: Slots, active: Bool[Array, " N"], room: Int[Array, " N"]
-    ) -> tuple[Any, Int[Array, " N"], Float[Array, "N D"], Slots, Int[Array, ""]]:
+    ) -> tuple[Int[Array, " N"], Float[Array, "N D"], Slots]:
         """The tokens of a step: those of observations that one row of each group reads, at most `room`, and one of each
         reply.
 
-        **Returns:** the row of each group and what it read, `([G], [G, chunk])`; the tokens that each row processed; the
-        hidden state of its last one; the slots; and the tokens computed."""
-        model, size = self.policy.model, self.chunk
-        waits = (active & ~rows.writes).reshape(-1, self.turns)
+        **Returns:** how many tokens each row processed; the hidden state of its last one; and the slots."""
+        model, turns = self.policy.model, self.turns
+        waits = (active & ~rows.writes).reshape(-1, turns)
         lane = jnp.argmax(jnp.where(waits, rows.waited.reshape(waits.shape), -1), axis=1).astype(jnp.int32)
-        chosen = (waits & (jnp.arange(self.turns) == lane[:, None])).reshape(-1)
-        taken = jnp.where(chosen, jnp.minimum(jnp.minimum(rows.queued - rows.read, room), size), 0)
-        queue, read, start, count = (self._of_group(x, lane) for x in (rows.queue, rows.read, rows.spoken, taken))
-        index = jnp.minimum(read[:, None] + jnp.arange(size), queue.shape[1] - 1)
-        tokens = jnp.take_along_axis(queue, index, axis=1)
-
+        chosen = waits & (jnp.arange(turns) == lane[:, None])
+        most = jnp.minimum(jnp.minimum(rows.queued - rows.read, room), self.chunk)
+        taken = jnp.where(chosen.reshape(-1), most, 0)
         writes = active & rows.writes
-        # a row that writes has its token at the next position, and what no row reads is written behind it
-        start = start + self._of_group(writes, lane)
+        tokens, start, count = (self._of_group(x, lane) for x in (self._next(rows), rows.spoken + writes, taken))
         token = jnp.where(rows.writes, rows.token, self.policy.text.pad_id).reshape(waits.shape)
-        all_tokens = jnp.concatenate([token, tokens], axis=1)
-        position = rows.spoken.reshape(waits.shape)
-        output: Any = model.apply(variables, all_tokens, slots, position, lane, start, layers, method=Llama.extend)
+        # a row that writes has its token at the next position; where a group has nothing to read, any row's tokens are
+        # behind that, and unseen
+        output: Any = model.apply(
+            variables,
+            jnp.concatenate([token, tokens], axis=1),
+            slots,
+            rows.spoken.reshape(waits.shape),
+            lane,
+            start,
+            layers,
+            method=Llama.extend,
+        )
         hidden, slots = output
-        last = jnp.take_along_axis(hidden, self.turns + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
-        hidden = jnp.where(chosen.reshape(waits.shape)[..., None], last, hidden[:, : self.turns])
-        hidden = hidden.reshape(self.count, -1)
-        return (lane, tokens), jnp.where(writes, 1, taken), hidden, slots, jnp.int32(all_tokens.size)
+        last = jnp.take_along_axis(hidden, turns + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
+        hidden = jnp.where(chosen[..., None], last, hidden[:, :turns]).reshape(self.count, -1)
+        return jnp.where(writes, 1, taken), hidden, slots
 
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
         """Keys and values of each row's current text, by the present parameters, and room for as long a text as there

@@ -148,7 +148,7 @@ DEMO = AgentConfig(
 since its length dominates the cost of a small model, and no keys or doors, so that three actions are enough."""
 
 DEMO_CLONE = CloneConfig(
-    episodes=4000, noise=0.82, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
+    episodes=6000, noise=0.82, sft=SFTConfig(batch_size=4, learning_rate=3e-3, warmup=0.1, adam_b2=0.98)
 )
 """The demo's imitation: of an expert that thinks right, and acts at random in four of five turns."""
 

@@ -78,7 +78,7 @@ def drawn():
     }
     base = now["log_prob"] + 0.5 * rng.normal(size=shape)
     new = np.arange(shape[1]) >= rng.integers(0, 20, (ROWS, 1))
-    anchor = rng.integers(0, 3, (shape[1], ROWS)).astype(np.int32).T
+    anchor = rng.integers(0, 3, (shape[1], ROWS)).astype(np.int32)
     params = {name: jnp.asarray(x, jnp.float32) for name, x in now.items()}
     return record, params, jnp.asarray(base, jnp.float32), jnp.asarray(new), jnp.asarray(anchor)
 
@@ -91,7 +91,9 @@ def ours(config):
     learner.config = config
     hparams = {name: jnp.asarray(x) for name, x in traced_floats(config).items()}
     no = jnp.zeros_like(anchor, bool)
-    credit, _ = jax.jit(lambda record: learner.credit(record, Steps({}, no, no, anchor, jnp.int32(0)), hparams))(record)
+    credit, _ = jax.jit(lambda record: learner.credit(record, Steps({}, no.T, no.T, anchor.T, jnp.int32(0)), hparams))(
+        record
+    )
     new = new & (record.role != 0)
     batch = learner.normalised(Batch(record, credit, credit.learn & new, new))
 
