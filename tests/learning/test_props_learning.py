@@ -20,6 +20,7 @@ def found(task, optimizer, seeds, budget=8000):
     return jax.jit(functools.partial(run, budget=budget, seeds=seeds))(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_cma_es_balances_the_pole():
     result = found("cartpole", "cma_es", 5)
     np.testing.assert_array_equal(result.value, 500)  # TRPO: 465, ProPS: 478 (2511.21928)

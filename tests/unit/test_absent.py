@@ -70,6 +70,7 @@ def test_the_description_of_a_gpu_has_the_numbers_of_its_kind():
     assert "$" not in text
 
 
+@pytest.mark.slow
 def test_the_context_changes_the_platform_and_turns_the_cache_off():
     cached = jax.config.jax_enable_compilation_cache
     with Target.parse("h100:1").context():

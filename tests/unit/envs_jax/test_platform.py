@@ -6,6 +6,7 @@ import pytest
 from envs_jax import tracing
 
 
+@pytest.mark.slow
 def test_platform_is_the_targets_inside_the_context_and_the_devices_outside():
     present = tracing.platform()
     assert present == jax.default_backend()

@@ -221,7 +221,11 @@ def test_chunks_of_the_head_change_nothing():
     np.testing.assert_allclose(np.asarray(whole.entropy)[learn], np.asarray(parts.entropy)[learn], atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"echo_coef": 0.5, "head_chunk": 8}], ids=["replies", "world"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"echo_coef": 0.5, "head_chunk": 8}],
+    ids=["replies", "world"],
+)
 @pytest.mark.parametrize("name", ["constrained", pytest.param("reprompt", marks=pytest.mark.slow)])
 def test_short_arrays_change_nothing(name, options):
     """The gradient from the hidden states that are used beside that from all; with too few of them it is no number."""
@@ -245,6 +249,7 @@ def test_short_arrays_change_nothing(name, options):
         assert np.isnan(compute(state.params, room)[0][0])
 
 
+@pytest.mark.slow
 def test_parts_in_order_of_length_change_nothing(monkeypatch):
     """The gradient of a minibatch in parts, each in the room that fits it, beside that of all rows at once."""
     program, state, batch = batch_of("free")

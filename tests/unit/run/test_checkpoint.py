@@ -249,6 +249,7 @@ def test_damage_is_refused_and_the_last_good_one_offered(states, folder, damage)
     assert_same(found, states[1])
 
 
+@pytest.mark.slow
 def test_late_errors_of_orbax_print_nothing(monkeypatch, caplog):
     """orbax's closed event loop and tasks only: every other error without a place to go is reported as before."""
     reported = []

@@ -90,6 +90,7 @@ def test_every_request_has_a_shape_of_the_ladder(served, context, max_batch):
     assert all(count * width <= max(PIECE, width) for _, _, count, width in programs.seen["score"])
 
 
+@pytest.mark.slow
 def test_several_answers_take_memory_for_their_own_length(served):
     """As for a prompt of 8,192 tokens with 16 answers of 16: room for 64 tokens each, not for 8,192."""
     programs = Programs(dataclasses.replace(served, context=128), 4)

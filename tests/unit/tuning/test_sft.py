@@ -90,6 +90,7 @@ def test_parts_of_different_weight_add_up_to_the_whole(params):
     assert float(metrics["taught_tokens"]) == count
 
 
+@pytest.mark.slow
 def test_a_step_is_adamws(params):
     """One update against optax.adamw on the whole loss."""
     packed = pack(EXAMPLES, 16, several=False)

@@ -144,6 +144,7 @@ def test_a_model_learns_what_decides():
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_head_is_distilled():
     windows = played().sample(np.random.default_rng(0), 256, 2)
     values = (windows.action[:, -1] == 2).astype(np.float32) * 3 + 5

@@ -67,6 +67,7 @@ def test_eight_devices_collect_the_same():
     assert not any(shared.runner.env_params.answers.keys.sharding.spec)
 
 
+@pytest.mark.slow
 def test_the_published_quirks():
     config = replace(SMALL, compat="paper")
     env = made(config).env
@@ -103,7 +104,9 @@ def test_a_network_sees_only_what_its_agent_observes():
     assert set(reads.inputs(jax.tree.map(lambda x: x[None], obs))) == {"text", "goals"}
 
 
-@pytest.mark.parametrize("tune", [pytest.param("all", marks=pytest.mark.slow), "critic", "linear"])
+@pytest.mark.parametrize(
+    "tune", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("all", "critic")), "linear"]
+)
 def test_finetuning_in_parts(tune):
     """What is trained, what is kept, and that both together give the values of the pretrained agent."""
     ellm = made(SMALL)

@@ -211,6 +211,7 @@ def test_chance_shares_its_episodes_and_slows_with_idle_actions():
     assert nine.episodes["sampled"].episode_length.mean() > six.episodes["sampled"].episode_length.mean()
 
 
+@pytest.mark.slow
 def test_a_test_keeps_to_the_world_of_training(model, bpe):
     """Its language, how it describes itself, and what is done there."""
     options = "language=french&describe=faithful&done_actions=true"

@@ -280,6 +280,7 @@ def test_evollm_on_a_table():
     assert found[0].tolist() == [3.0, 0.0, 1.0] and set(found.ravel().tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
+@pytest.mark.slow
 def test_a_generation_on_a_table_differs_from_its_mean():
     table = Policy("table", 8, 4, True, 1.0, 3.0, 0, "box")  # a box that is narrower than the actions
     reply = "; ".join(f"params[{i}]: {i % 3}" for i in range(8))  # integers of the grid, 0 for action 1

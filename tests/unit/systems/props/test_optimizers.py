@@ -213,6 +213,7 @@ def test_a_table_s_narrower_box(name):
         np.testing.assert_array_equal((params[1:] != start).sum(axis=1), 1)
 
 
+@pytest.mark.slow
 def test_common_random_numbers():
     seen = []
 

@@ -75,6 +75,7 @@ def test_a_log_says_what_was_evaluated(tmp_path):
     assert lines[1]["record"]["attempts"][0]["reply"].startswith("params[0]:")
 
 
+@pytest.mark.slow
 def test_a_lucky_episode_of_the_warm_up_is_not_the_best(tmp_path):
     """Among many policies of one episode each, some win; no mean of more episodes is as high."""
     config = PropsConfig(**SMALL | {"warmup": 10, "warmup_episodes": 1, "episodes": 20, "max_steps": 10})
