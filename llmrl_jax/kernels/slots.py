@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from envs_jax.tracing import platform
+from envs_jax import tracing
 from llmrl_jax.parallel.partition import mesh_of
 
 
@@ -30,10 +30,10 @@ def write_slots(old: Array, writes: Sequence[Tokens], axis: int, layer: Sequence
     **Arguments:** `old`, `[B, ...]`, or with `layer`, a number, `[L, B, ...]`; `axis`, that of the slots, negative.
     """
     # the mesh of arrays in a program is that of the weights they come from
-    if platform() == "cpu" and mesh_of(old) is None:
+    if tracing.platform() == "cpu" and mesh_of(old) is None:
         form = _one_by_one
     else:
-        form = _selected if platform() == "tpu" else _scattered
+        form = _selected if tracing.platform() == "tpu" else _scattered
     writes = [x._replace(new=x.new.astype(old.dtype)) for x in writes]
     return form(old, writes, axis, tuple(layer))
 
@@ -51,7 +51,7 @@ def _one_by_one(old: Array, writes: Sequence[Tokens], axis: int, layer: tuple) -
             update = jax.lax.dynamic_index_in_dim(new, i)
             return jax.lax.dynamic_update_slice(x, update[None] if layer else update, starts)
 
-        old = jax.lax.fori_loop(0, len(new), body, old)
+        old = tracing.fori_loop(0, len(new), body, old)
     return old
 
 

@@ -265,7 +265,7 @@ class Llama(nn.Module):
         return rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
 
     def unstacked_weights(self) -> tuple[Any, ...] | None:
-        """Weights and adapters of each layer, for `decode` in a loop; None where it reads them from the stack.
+        """Weights and adapters of each layer, for `decode` and `extend` in a loop; None where these read the stack.
 
         Off CPUs, matrices that read the same input become one, unless they are quantised or their columns are split
         over devices: a token takes fewer and larger products.

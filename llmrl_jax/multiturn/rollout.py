@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from envs_jax import tracing
 from envs_jax.bridges.host import HostEnvironment, HostVector
@@ -127,7 +127,7 @@ class Rows:
     read: Int[Array, " N"]
     """Tokens of it that have been read."""
     waited: Int[Array, " N"]
-    """Steps for which a row has been reading: who began first reads first."""
+    """Steps for which a row has been reading: who has waited longest reads first."""
     state: Int[Array, " N"]
     """The automaton's, before `token`."""
     left: Int[Array, " N"]
@@ -162,7 +162,7 @@ class Event:
     """What happened at the last token that each row processed in a step; leaves `[N]`."""
 
     record: Record
-    """Of that token, without `token`, `role` and `begins` where it was read."""
+    """Of that token, without `role` and `begins`, and without `token` where it was read."""
     written: Bool[Array, " N"]
     """Whether the token is a reply's."""
     ends: Bool[Array, " N"]
@@ -259,7 +259,7 @@ def carried_over(
     return record.take(jnp.where(index < length[:, None], index, -1)), count
 
 
-TAKE_TURNS = {"cpu": 16, "other": 8}
+GROUP = {"cpu": 16, "other": 8}
 """The most rows of a group, of which one reads in a step."""
 READ = {"cpu": 3, "other": 8}
 """Tokens that are read in a step for each one that is written: on a CPU, whose time is that of all tokens, few of them
@@ -271,7 +271,9 @@ def pack(tree: Any) -> Int[Array, "N F"]:
 
     def words(x: jax.Array) -> jax.Array:
         x = x.reshape(len(x), -1)
-        return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+        return x.astype(jnp.int32)
 
     return jnp.concatenate([words(x) for x in jax.tree.leaves(tree)], axis=1)
 
@@ -284,8 +286,9 @@ def unpack(words: Int[Array, "N T F"], like: Any) -> Any:
         size = math.prod(leaf.shape[1:])
         x = words[..., start : start + size].reshape(*words.shape[:2], *leaf.shape[1:])
         start += size
-        is_float = leaf.dtype == jnp.float32
-        unpacked.append(jax.lax.bitcast_convert_type(x, jnp.float32) if is_float else x.astype(leaf.dtype))
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            x = jax.lax.bitcast_convert_type(x, jnp.float32)
+        unpacked.append(x.astype(leaf.dtype))
     return jax.tree.unflatten(tree, unpacked)
 
 
@@ -350,15 +353,15 @@ class Conversation:
         self.appends = policy.memory == "append"
 
     @property
-    def turns(self) -> int:
+    def group(self) -> int:
         """The rows of a group, of which one reads in a step."""
-        most = TAKE_TURNS.get(tracing.platform(), TAKE_TURNS["other"])
+        most = GROUP.get(tracing.platform(), GROUP["other"])
         return next(n for n in range(min(most, self.count), 0, -1) if self.count % n == 0)
 
     @property
     def chunk(self) -> int:
         """The most tokens of an observation that a row reads at once."""
-        return min(READ.get(tracing.platform(), READ["other"]) * self.turns, self.policy.prompt_tokens)
+        return min(READ.get(tracing.platform(), READ["other"]) * self.group, self.policy.prompt_tokens)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -432,7 +435,7 @@ class Conversation:
     # --- play ---------------------------------------------------------------------------------------------------------
 
     def play(self, params: Any, frozen: Any, rows: Rows, key: jax.Array, steps: int) -> tuple[Rows, Record, Steps]:
-        """`steps` tokens in every row.
+        """`steps` tokens in every row; fewer in those that end before (`once`).
 
         **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
@@ -442,31 +445,41 @@ class Conversation:
         slots = self._read_again(variables, rows)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
         first = rows.spoken == 0
+        # what a row writes depends on its own tokens, not on when it was its turn to read
+        world_key_of_play, write_key = jax.random.split(key)
+        row_keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
 
         def step(rows, slots, count, number):
-            active = rows.live & (count < steps)
-            taken, hidden, slots = self._process(variables, layers, rows, slots, active, steps - count)
+            playing = rows.live & (count < steps)
+            taken, hidden, slots = self._process(variables, layers, rows, slots, playing, steps - count)
             logits: Any = policy.model.apply(variables, hidden, method=Llama.head)
             value = policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
-            replied, key_of_step = active & rows.writes, jax.random.fold_in(key, number)
-            rows, event = self._advance(frozen["replies"], rows, replied, taken, logits, value, key_of_step)
+            world_key = jax.random.fold_in(world_key_of_play, number)
+            keys = jax.vmap(jax.random.fold_in)(row_keys, count + taken)
+            rows, event = self._advance(frozen["replies"], rows, playing, taken, logits, value, world_key, keys)
             return rows, slots, taken, event
 
         *_, event = jax.eval_shape(step, rows, slots, count, jnp.int32(0))
 
+        def active(carry):
+            rows, _, count, *_ = carry
+            return jnp.any(rows.live & (count < steps))
+
         def body(carry):
             rows, slots, count, number, read, words = carry
+            number = number + active(carry)
             # what stands behind the tokens that a row reads here is written over, or not used
             read = put(read, self._next(rows), count)
             rows, slots, taken, event = step(rows, slots, count, number)
             # a row that waits writes behind its last place
             words = put(words, pack(event)[:, None], jnp.where(taken > 0, count + taken - 1, steps))
-            return rows, slots, count + taken, number + 1, read, words
+            return rows, slots, count + taken, number, read, words
 
         read = self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32))
         words = self.constrain(jnp.zeros((self.count, steps + 1, jax.eval_shape(pack, event).shape[1]), jnp.int32))
         after, _, count, number, read, words = tracing.while_loop(
-            lambda carry: jnp.any(carry[0].live & (carry[2] < steps)),
+            # of several runs in one program none ends before the last: a step changes nothing where no row is active
+            lambda carry: tracing.largest_of_runs(active(carry).astype(jnp.int32)) > 0,
             body,
             (rows, slots, count, jnp.int32(0), read, words),
         )
@@ -477,7 +490,7 @@ class Conversation:
             role=role,
             begins=jnp.concatenate([first[:, None], event.ends[:, :-1]], axis=1) & real,
         )
-        computed = number * (self.count + self.count // self.turns * self.chunk)
+        computed = number * (self.count + self.count // self.group * self.chunk)
         report = Steps(event.info, event.done, event.cut, event.anchor, computed)
         return after, record.after(rows.record, rows.length), report
 
@@ -489,7 +502,7 @@ class Conversation:
     def _of_group(self, x: jax.Array, lane: Int[Array, " G"]) -> jax.Array:
         """`x`, `[N, ...]`, of one row of each group, `[G, ...]`."""
         take = jax.vmap(lambda rows, i: jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
-        return take(x.reshape(-1, self.turns, *x.shape[1:]), lane)
+        return take(x.reshape(-1, self.group, *x.shape[1:]), lane)
 
     def _process(
         self, variables: Any, layers: Any, rows: Rows, slots: Slots, active: Bool[Array, " N"], room: Int[Array, " N"]
@@ -498,10 +511,10 @@ class Conversation:
         reply.
 
         **Returns:** how many tokens each row processed; the hidden state of its last one; and the slots."""
-        model, turns = self.policy.model, self.turns
-        waits = (active & ~rows.writes).reshape(-1, turns)
+        model, group = self.policy.model, self.group
+        waits = (active & ~rows.writes).reshape(-1, group)
         lane = jnp.argmax(jnp.where(waits, rows.waited.reshape(waits.shape), -1), axis=1).astype(jnp.int32)
-        chosen = waits & (jnp.arange(turns) == lane[:, None])
+        chosen = waits & (jnp.arange(group) == lane[:, None])
         most = jnp.minimum(jnp.minimum(rows.queued - rows.read, room), self.chunk)
         taken = jnp.where(chosen.reshape(-1), most, 0)
         writes = active & rows.writes
@@ -520,8 +533,8 @@ class Conversation:
             method=Llama.extend,
         )
         hidden, slots = output
-        last = jnp.take_along_axis(hidden, turns + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
-        hidden = jnp.where(chosen[..., None], last, hidden[:, :turns]).reshape(self.count, -1)
+        last = jnp.take_along_axis(hidden, group + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
+        hidden = jnp.where(chosen[..., None], last, hidden[:, :group]).reshape(self.count, -1)
         return jnp.where(writes, 1, taken), hidden, slots
 
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
@@ -543,24 +556,24 @@ class Conversation:
         self,
         replies: Any,
         rows: Rows,
-        replied: Bool[Array, " N"],
+        playing: Bool[Array, " N"],
         taken: Int[Array, " N"],
         logits: Float[Array, "N V"],
         value: Float[Array, " N"],
-        key: jax.Array,
+        world_key: jax.Array,
+        write_keys: Key[Array, " N"],
     ) -> tuple[Rows, Event]:
         """What follows from the tokens that rows processed.
 
-        **Arguments:** `replied`, rows of which it was a reply's; `taken`, how many each row processed; `logits` and
-        `value`, after the last one."""
-        policy = self.policy
-        world_key, write_key = jax.random.split(key)
+        **Arguments:** `playing`, rows that do not yet have all tokens; `taken`, how many each row processed; `logits`
+        and `value`, after the last one."""
+        policy, replied, reads = self.policy, playing & rows.writes, playing & ~rows.writes
         state = jnp.where(replied, replies.step(rows.state, rows.token), rows.state)
         left = jnp.where(replied, rows.left - 1, rows.left)
         acts = replied & (replies.closed[state] | (left == 0))
         named = replies.action[state].astype(jnp.int32)
         read = jnp.where(replied, rows.read, rows.read + taken)
-        end = ~replied & (taken > 0) & (read == rows.queued)
+        end = reads & (taken > 0) & (read == rows.queued)
         ends, decides = end & rows.final, end & ~rows.final
         past = self._with_reply(rows, replied)
 
@@ -580,8 +593,7 @@ class Conversation:
         state = jnp.where(decides, replies.start, state)
         left = jnp.where(decides, policy.reply_tokens, left)
         writes = decides | (replied & ~acts)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
-        written, log_prob, free = policy.write(replies, logits, state, left, keys)
+        written, log_prob, free = policy.write(replies, logits, state, left, write_keys)
 
         used = {"turn": decides | ends, "token": decides | ends | (replied & ~acts), None: jnp.zeros_like(acts)}
         record = Record(
@@ -613,7 +625,7 @@ class Conversation:
             queue=queue,
             queued=queued,
             read=jnp.where(fresh, 0, read),
-            waited=jnp.where(fresh | writes, 0, rows.waited + 1),
+            waited=jnp.where(fresh | writes, 0, rows.waited + reads),
             state=state,
             left=left,
             spoken=jnp.where(text_ends, 0, rows.spoken + taken),

@@ -180,7 +180,7 @@ class FreeText:
     ):
         """**Arguments:** `actions`, their names, for the instruction; `turn_tokens` and `head_tokens`, the most of a
         turn and of a head; `long`, whether a text that has more is an error, or loses its end.
-        **Raises:** `PromptError` if the words around a text have more."""
+        **Raises:** `PromptError` if the words around a text have more, or none."""
         self.tokenizer, self.words = tokenizer, TurnWording() if wording is None else wording
         self._instruction = self.words.instruction.format(actions=", ".join(actions))
         self._long = long
@@ -193,6 +193,11 @@ class FreeText:
                 raise PromptError(
                     f"the {name} has {len(make(''))} tokens without any text of the world, but there is room for "
                     f"{size}: give more {'head' if name == 'head' else 'turn'}_tokens"
+                )
+            if name != "head" and not make(""):
+                raise PromptError(
+                    f"the {name} has no token where the world says nothing, and a policy has to read one before it "
+                    "replies: give the wording words in `observation` or `reply`"
                 )
 
     # --- on the host --------------------------------------------------------------------------------------------------

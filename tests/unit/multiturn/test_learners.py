@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from llmrl_jax.multiturn import learner as learners
+from llmrl_jax.multiturn import learner as learners, rollout
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.health import Watch
@@ -411,3 +411,21 @@ def test_replies_have_the_means_of_their_tokens():
         end = place + following[0] + 1 if len(following) else learn.shape[1]
         expected = (numbers[row] * learn[row])[begin + 1 : end].sum()
         np.testing.assert_allclose(ours[row, place], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory", ["append", pytest.param("reprompt", marks=pytest.mark.slow)])
+def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch):
+    """Episodes of eight rows, in two calls, where one row of four reads four tokens in a step, and where one of two
+    reads all."""
+    program = agent(memory=memory)
+    params, frozen = program.policy.init(jax.random.key(0))
+    records = []
+    for group, read in ((4, 1), (2, 32)):
+        monkeypatch.setattr(rollout, "GROUP", {"other": group})
+        monkeypatch.setattr(rollout, "READ", {"other": read})
+        evaluator = Evaluator(program.policy, program.env, program.env_params, 8, 96, chunk=20)
+        assert evaluator.conversation.chunk == min(group * read, program.policy.prompt_tokens)
+        records.append(evaluator(params, frozen, jax.random.key(1)))
+    for parts in zip(*(played.tokens for played in records), strict=True):
+        np.testing.assert_array_equal(*parts)
+    assert sum(len(x) for x in records[0].tokens) > 8 * 20  # episodes are longer than a call
