@@ -354,7 +354,7 @@ class Llama(nn.Module):
         written over. `layers`, as of `decode`.
         **Returns:** the tokens' hidden states after the last norm, and the slots with them.
         """
-        (groups, size), block = position.shape, self._block
+        (groups, size), block, row = position.shape, self._block, jnp.asarray(row)
         positions = jnp.concatenate([position, start[:, None] + jnp.arange(tokens.shape[1] - size)], axis=1)
         angles = rotations(self.config, positions)
         places = jnp.arange(slots.capacity)
@@ -399,7 +399,8 @@ class Llama(nn.Module):
                 (params, lora), has_window = weights[i], layer_slice(self._has_window, i)
                 x, pair = run(x, Layer(params, lora, tuple(a[i] for a in kv), has_window), pair)
                 pairs.append(pair)
-            return x, *map(tuple, zip(*pairs, strict=True))
+            keys, values = map(tuple, zip(*pairs, strict=True))
+            return x, keys, values
 
         def step(carry, scanned):
             (x, *pair), (number, layer) = carry, scanned
