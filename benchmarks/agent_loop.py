@@ -19,7 +19,7 @@ from llmrl_jax import lm
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.multiturn.learner import TurnState
 from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY
+from llmrl_jax.multiturn.record import NOTHING, REPLY
 from llmrl_jax.systems.agent.build import WritingAgent, build
 from llmrl_jax.systems.agent.config import DEMO, AgentConfig
 

@@ -120,8 +120,24 @@ class Prefix:
         return self.tokens.shape[0]
 
 
+class _Decoded:
+    """Keys and values in one of the forms from which tokens are decoded."""
+
+    keys: Layers
+
+    @property
+    def per_layer(self) -> bool:
+        """Return whether there is an array for each layer."""
+        return isinstance(self.keys, tuple)
+
+    @property
+    def merged(self) -> bool:
+        """Return whether heads lie side by side."""
+        return not self.per_layer and self.keys.ndim == 4
+
+
 @struct.dataclass
-class DecodeState:
+class DecodeState(_Decoded):
     """`n` continuations of each of `B` prompts, up to `T` tokens each. The shared prompt is stored once.
 
     Arrays are stacked over layers, or a tuple has one for each (`decodes_per_layer`): a layer then reads its own where
@@ -184,16 +200,6 @@ class DecodeState:
         )
 
     @property
-    def per_layer(self) -> bool:
-        """Return whether there is an array for each layer."""
-        return isinstance(self.keys, tuple)
-
-    @property
-    def merged(self) -> bool:
-        """Return whether heads lie side by side."""
-        return not self.per_layer and self.keys.ndim == 4
-
-    @property
     def capacities(self) -> tuple[int, int]:
         """Maximum number of tokens of a prompt, `S`, and of a continuation, `T`."""
         prompts, continuations = (x[0] if self.per_layer else x for x in (self.prompt_values, self.values))
@@ -248,7 +254,7 @@ class DecodeState:
 
 
 @struct.dataclass
-class Slots:
+class Slots(_Decoded):
     """Keys and values of one text in each of `B` rows: the token at position `p` is in slot `p`, so that rows may be at
     different positions. What is in later slots is not seen, and is written over.
 
@@ -271,16 +277,6 @@ class Slots:
             pair = [jnp.moveaxis(pair[0], 2, -1), pair[1].swapaxes(2, 3)]
         keys, values = map(tuple, pair) if decodes_per_layer(layers) else pair
         return Slots(keys, values)
-
-    @property
-    def per_layer(self) -> bool:
-        """Return whether there is an array for each layer."""
-        return isinstance(self.keys, tuple)
-
-    @property
-    def merged(self) -> bool:
-        """Return whether heads lie side by side."""
-        return not self.per_layer and self.keys.ndim == 4
 
     @property
     def capacity(self) -> int:

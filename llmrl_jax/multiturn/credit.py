@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.multiturn.rollout import REPLY, Record
+from llmrl_jax.multiturn.record import REPLY, Record
 
 
 @struct.dataclass

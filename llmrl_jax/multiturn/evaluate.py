@@ -12,7 +12,8 @@ import numpy as np
 from envs_jax.env import Environment
 from envs_jax.resets import VectorState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, carried_over, worlds_of
+from llmrl_jax.multiturn.record import NOTHING, REPLY, carried_over
+from llmrl_jax.multiturn.rollout import Conversation, worlds_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Played:
     tokens: tuple[np.ndarray, ...]
     """int32 `[L]` of each episode, in order; with `reprompt`, all prompts one after the other."""
     roles: tuple[np.ndarray, ...]
-    """int8 `[L]`, see `llmrl_jax.multiturn.rollout`."""
+    """int8 `[L]`, see `llmrl_jax.multiturn.record`."""
 
     @property
     def reply_length(self) -> float:

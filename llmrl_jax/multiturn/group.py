@@ -18,7 +18,8 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import REPLY, Conversation, Record, Rows, Steps, worlds_of
+from llmrl_jax.multiturn.record import REPLY, Record
+from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, worlds_of
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.lm.layers import AnyArray
+from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.rollout import REPLY, Record, mixed
+from llmrl_jax.multiturn.rollout import mixed
 
 
 BUCKETS = 4096

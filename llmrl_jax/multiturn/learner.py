@@ -21,7 +21,8 @@ from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.health import Watch, correlation, text_metrics
 from llmrl_jax.multiturn.loss import Aggregate, Batch, Ratio, Room, totals, turn_loss, uses
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import NOTHING, REPLY, Conversation, Record, Rows, Steps, Values, worlds_of
+from llmrl_jax.multiturn.record import NOTHING, REPLY, Record
+from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, Values, worlds_of
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import (
     AdamConfig,

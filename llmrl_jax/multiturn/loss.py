@@ -14,7 +14,7 @@ from llmrl_jax.lm import Llama
 from llmrl_jax.multiturn.credit import Credit
 from llmrl_jax.multiturn.places import Places
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record, text_of
+from llmrl_jax.multiturn.record import REPLY, WORLD, Record, text_of
 from llmrl_jax.rl.precision import ratio_error, sampling_metrics
 
 

@@ -16,7 +16,8 @@ from llmrl_jax.multiturn.credit import Credit, token_advantages, turn_advantages
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState, pool_of
 from llmrl_jax.multiturn.loss import Batch
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.rollout import Conversation, Record, Rows, Steps, Values, carried_over
+from llmrl_jax.multiturn.record import Record, carried_over
+from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, Values
 
 
 @dataclass(frozen=True)

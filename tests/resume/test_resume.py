@@ -18,7 +18,7 @@ import pytest
 import tyro
 
 from llmrl_jax.core.config import load_config
-from llmrl_jax.multiturn.rollout import REPLY
+from llmrl_jax.multiturn.record import REPLY
 from llmrl_jax.run import loop, metrics, pytrees as trees
 from llmrl_jax.systems.agent.config import TrainConfig
 from tests.resume import tiny

@@ -15,7 +15,7 @@ from envs_jax.bridges.host import errors_named
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
-from llmrl_jax.multiturn.rollout import REPLY
+from llmrl_jax.multiturn.record import REPLY
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner

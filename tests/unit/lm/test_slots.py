@@ -21,7 +21,7 @@ def test_tokens_of_rows_at_different_positions(layers, window):
     model = Llama(config)
     texts = jax.random.randint(jax.random.key(0), (6, 12), 0, 19)
     variables = jax.jit(model.init)(jax.random.key(1), texts[:1])
-    whole = np.asarray(jax.jit(model.apply)(variables, texts).hidden)
+    hidden_states = np.asarray(jax.jit(model.apply)(variables, texts).hidden)
     lengths = np.array([3, 1, 0, 2, 4, 1])
     positions = jnp.where(jnp.arange(5) < lengths[:, None], jnp.arange(5), -1)
     cache = Cache.create(model.config, 6, 5)
@@ -42,8 +42,8 @@ def test_tokens_of_rows_at_different_positions(layers, window):
         for i in range(6):
             g = i // 3
             if i in reads:
-                expected, got = whole[i, lengths[i] : lengths[i] + 4], hidden[g, 3:]
+                expected, got = hidden_states[i, lengths[i] : lengths[i] + 4], hidden[g, 3:]
             else:
-                expected, got = whole[i, lengths[i]], hidden[g, i % 3]
+                expected, got = hidden_states[i, lengths[i]], hidden[g, i % 3]
             np.testing.assert_allclose(got, expected, atol=2e-6)
         lengths = lengths + np.where(np.isin(np.arange(6), reads), 4, 1)

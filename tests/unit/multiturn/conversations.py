@@ -10,7 +10,7 @@ import numpy as np
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.multiturn.group import GroupConfig
 from llmrl_jax.multiturn.ppo import TurnPPOConfig
-from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record
+from llmrl_jax.multiturn.record import REPLY, WORLD, Record
 from llmrl_jax.systems.agent.build import build
 from llmrl_jax.systems.agent.config import AgentConfig
 

@@ -13,7 +13,7 @@ from llmrl_jax.multiturn.credit import (
     token_advantages,
     turn_advantages,
 )
-from llmrl_jax.multiturn.rollout import REPLY
+from llmrl_jax.multiturn.record import REPLY
 from tests.unit.multiturn.conversations import drawn_record
 
 

@@ -14,8 +14,8 @@ import pytest
 from llmrl_jax.lm import WordTokenizer
 from llmrl_jax.multiturn import health
 from llmrl_jax.multiturn.health import WATCHED, Watch, WatchState
+from llmrl_jax.multiturn.record import REPLY, WORLD, Record
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.rollout import REPLY, WORLD, Record
 
 
 PROMPTS, REPLIES, LENGTH, UPDATES = 8, 8, 40, 160

@@ -183,6 +183,8 @@ def test_long_texts_are_refused_or_cut_and_counted():
     assert shown == ["Goal: win", *["Observation: one two three Reply:"] * 2]
     with pytest.raises(PromptError, match="head.*head_tokens"):
         FreeText(WORDS, ("up", "down"), CHATML, head_tokens=3)
+    with pytest.raises(PromptError, match=r"opening.*reply"):
+        FreeText(WORDS, ("up",), TurnWording(observation="", reply=""))
 
 
 def test_a_world_is_named_by_its_file(tmp_path):

@@ -17,7 +17,7 @@ from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.health import Watch
 from llmrl_jax.multiturn.loss import Batch, Room, reply_sums, score_tokens, totals, turn_loss, uses
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
-from llmrl_jax.multiturn.rollout import REPLY, WORLD
+from llmrl_jax.multiturn.record import REPLY, WORLD
 from llmrl_jax.systems.agent.build import make_learner
 from llmrl_jax.systems.agent.clone import clone
 from llmrl_jax.systems.agent.config import AgentConfig, CloneRun, TrainConfig
@@ -429,3 +429,20 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     for parts in zip(*(played.tokens for played in records), strict=True):
         np.testing.assert_array_equal(*parts)
     assert sum(len(x) for x in records[0].tokens) > 8 * 20  # episodes are longer than a call
+
+
+def test_what_is_packed_is_unpacked():
+    tree = {
+        "float": jnp.array([0.7, -jnp.inf]),
+        "half": jnp.array([0.5, -1.5], jnp.bfloat16),
+        "flags": jnp.array([[True, False], [False, True]]),
+        "small": jnp.array([-3, 2], jnp.int8),
+        "large": jnp.array([2**32 - 1, 7], jnp.uint32),
+    }
+    words = rollout.pack(tree)
+    assert words.shape == (2, 6)
+    unpacked = rollout.unpack(jnp.stack([words, words[::-1]], axis=1), jax.eval_shape(lambda: tree))
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(unpacked), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(y[:, 0], x)
+        np.testing.assert_array_equal(y[:, 1], x[::-1])

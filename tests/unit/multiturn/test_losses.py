@@ -17,7 +17,8 @@ from llmrl_jax.multiturn.group import GroupConfig, GroupLearner
 from llmrl_jax.multiturn.loss import Batch, Scores, totals, turn_loss
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
-from llmrl_jax.multiturn.rollout import REPLY, WORLD, Steps
+from llmrl_jax.multiturn.record import REPLY, WORLD
+from llmrl_jax.multiturn.rollout import Steps
 from llmrl_jax.rl.gradient import traced_floats
 from tests.unit.multiturn.conversations import drawn_record
 from tests.unit.multiturn.test_credit import turns_of
