@@ -168,17 +168,18 @@ DEMO_RL = {
 }
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
-DEMO_SIZES = {"ppo": (512, 40), "group": (1728, 34)}
-"""Tokens of each world in an update, and updates: of PPO, and of whole episodes of 24 turns. Either has about 28,000
-turns."""
+DEMO_UPDATES = 40
+"""Updates of the demo's RL: about 28,000 turns with every learner."""
+DEMO_TOKENS = {"ppo": 512, "group": 1728}
+"""Tokens of each world in an update: of PPO, and of whole episodes of 24 turns."""
 
 
 def demo_config(steps: int | None = None, algo: Algorithm = "token_ppo") -> TrainConfig:
     """The demo's RL over so many tokens, at whose end the learning rate is zero. **Arguments:** `steps`, None: those of
-    the demo's updates."""
+    `DEMO_UPDATES`."""
     kind = "ppo" if algo in ("turn_ppo", "token_ppo") else "group"
-    tokens, updates = DEMO_SIZES[kind]
-    steps = updates * DEMO_ENVS * tokens if steps is None else steps
+    tokens = DEMO_TOKENS[kind]
+    steps = DEMO_UPDATES * DEMO_ENVS * tokens if steps is None else steps
     options: dict[str, Any] = DEMO_RL | {"schedule_updates": max(1, -(-steps // (DEMO_ENVS * tokens)))}
     learner: Any = (
         TurnPPOConfig(num_steps=tokens, **options) if kind == "ppo" else GroupConfig(episode_tokens=tokens, **options)
