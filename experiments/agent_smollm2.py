@@ -112,7 +112,7 @@ def as_it_is(x: Experiment) -> dict[str, Any]:
 def _played(agent: Any, x: Experiment, most_tokens: int = 1 << 20) -> dict[str, Any]:
     params, frozen = agent.policy.init(jax.random.key(x.seed))
     key, started = jax.random.key(x.seed), time.process_time()
-    played = evaluators(agent, 0)(x.zero_episodes, False)(params, frozen, key, most_tokens)
+    played = evaluators(agent, 0)(x.zero_episodes)(params, frozen, key, False, most_tokens)
     row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
     chance = random_summary(agent, key, 256)
     return row | {"replies": int(played.turns.sum()), "chance": chance["success"], "cpu": time.process_time() - started}

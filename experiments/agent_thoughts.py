@@ -97,7 +97,7 @@ def learn(x: Experiment, think: bool, seed: int) -> dict[str, Any]:
                 if success >= x.enough:
                     break
     key = jax.random.key(10_000 + seed)
-    play = evaluators(agent, CONFIG.ppo.episode_tokens)(x.episodes, False)(state.params, state.frozen, key)
+    play = evaluators(agent, CONFIG.ppo.episode_tokens)(x.episodes)(state.params, state.frozen, key)
     rates = summarise(play)
     return {
         "seed": seed,

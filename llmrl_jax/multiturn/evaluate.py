@@ -68,17 +68,20 @@ class Evaluator:
         obs, env = jax.vmap(self.env.reset, (0, None))(keys, env_params)
         return self.conversation.begin(env_params, VectorState(env=env), obs)
 
-    def _next(self, params: Any, frozen: Any, rows: Any, key: jax.Array) -> Any:
+    def _next(self, params: Any, frozen: Any, rows: Any, key: jax.Array, greedy: jax.Array) -> Any:
         before = rows.length
-        rows, record, steps = self.conversation.play(params, frozen, rows, key, self.chunk)
+        rows, record, steps = self.conversation.play(params, frozen, rows, key, self.chunk, greedy)
         short, count = carried_over(record, before + self.chunk, self.conversation.held)
         new = record.take(before[:, None] + jnp.arange(self.chunk))
         rows = rows.replace(record=short, length=jnp.where(rows.live, count, 0))
         return rows, new, steps
 
-    def __call__(self, params: Any, frozen: Any, key: jax.Array, most_tokens: int = 1 << 20) -> Played:
-        """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `most_tokens`, after which
-        those that go on are left as they are. **Returns:** `Played`."""
+    def __call__(
+        self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False, most_tokens: int = 1 << 20
+    ) -> Played:
+        """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `greedy`, whether the
+        likeliest tokens are written; `most_tokens`, after which those that go on are left as they are. **Returns:**
+        `Played`."""
         begin_key, play_key = jax.random.split(key)
         rows = self._begin(begin_key, self.env_params)
         count = self.episodes
@@ -87,7 +90,7 @@ class Evaluator:
         tokens: list[list[np.ndarray]] = [[] for _ in range(count)]
         roles: list[list[np.ndarray]] = [[] for _ in range(count)]
         for i in range(-(-most_tokens // self.chunk)):
-            rows, new, steps = self._play(params, frozen, rows, jax.random.fold_in(play_key, i))
+            rows, new, steps = self._play(params, frozen, rows, jax.random.fold_in(play_key, i), jnp.bool_(greedy))
             new, info, done, steps_cut = jax.device_get((new, steps.info, steps.done, steps.cut))
             sums["returns"] += np.where(new.acts, new.reward, 0.0).sum(1)
             sums["turns"] += new.acts.sum(1)

@@ -143,8 +143,6 @@ class TurnLearner:
                 f"{config.PREFIX}kl_coef is {config.kl_coef}, but all weights are trained, so there is no base to "
                 "compare with: train adapters, or leave it 0"
             )
-        if policy.temperature <= 0:
-            raise ValueError(f"temperature is {policy.temperature}; a policy that learns draws its tokens, above 0")
         self.config, self.policy, self.env, self.env_params = config, policy, env, env_params
         self.placement = Placement(mesh)
         self.task_names = task_names(env)

@@ -42,7 +42,7 @@ class TurnPolicy:
     default_action: int
     """The action of a reply that names none."""
     temperature: float = 1.0
-    """Divides the logits, in play and in the update; 0 is greedy, for evaluation."""
+    """Divides the logits, in play and in the update."""
     constrained: bool = False
     """Whether only tokens are written after which a valid reply is still possible within `reply_tokens`. Probabilities
     are those of the remaining tokens, normalised."""
@@ -56,6 +56,8 @@ class TurnPolicy:
     def __post_init__(self):
         if self.reply_tokens < 1:
             raise ValueError(f"reply_tokens is {self.reply_tokens}; a reply has at least 1")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; tokens are drawn with one above 0")
         need = int(self.replies.need[self.replies.start])
         if self.constrained and need > self.reply_tokens:
             raise ValueError(
@@ -134,23 +136,29 @@ class TurnPolicy:
 
         **Arguments:** `replies`, the tables; `state`, the automaton's before the token; `left`, tokens that the reply
         may still have. Where no token is offered (outside of replies) nothing is removed."""
-        if self.temperature > 0:
-            logits = logits / self.temperature
+        logits = logits / self.temperature
         if not self.constrained:
             return logits
         allowed: Bool[Array, "*b V"] = replies.allowed(state, left)
         return jnp.where(allowed | ~jnp.any(allowed, axis=-1, keepdims=True), logits, -jnp.inf)
 
     def write(
-        self, replies: ReplyAutomaton, logits: Float[Array, "N V"], state: Any, left: Any, keys: Key[Array, " N"]
+        self,
+        replies: ReplyAutomaton,
+        logits: Float[Array, "N V"],
+        state: Any,
+        left: Any,
+        keys: Key[Array, " N"],
+        greedy: Any = None,
     ) -> tuple[Int[Array, " N"], Float[Array, " N"], Bool[Array, " N"]]:
         """The next token of each row's reply, its log-probability under the policy, and whether it was one of several.
 
-        **Arguments:** `keys`, one per row: a row's token does not depend on the other rows."""
+        **Arguments:** `keys`, one per row: a row's token does not depend on the other rows; `greedy`, bool `[]`,
+        whether the likeliest token is written in place of a drawn one; None: never."""
         logits = self.masked(replies, logits, state, left)
         free = jnp.sum(jnp.isfinite(logits), axis=-1) > 1
-        if self.temperature == 0:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros(len(logits), jnp.float32), free
         token = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+        if greedy is not None:
+            token = jnp.where(greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), token)
         chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
         return token, chosen - jax.nn.logsumexp(logits, axis=-1), free

@@ -324,9 +324,12 @@ class Conversation:
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
-    def play(self, params: Any, frozen: Any, rows: Rows, key: jax.Array, steps: int) -> tuple[Rows, Record, Steps]:
+    def play(
+        self, params: Any, frozen: Any, rows: Rows, key: jax.Array, steps: int, greedy: Any = None
+    ) -> tuple[Rows, Record, Steps]:
         """`steps` tokens in every row; fewer in those that end before (`once`).
 
+        **Arguments:** `greedy`, as of `TurnPolicy.write`.
         **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
         """
@@ -346,7 +349,7 @@ class Conversation:
             value = policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
             world_key = jax.random.fold_in(world_key_of_play, number)
             keys = jax.vmap(jax.random.fold_in)(row_keys, count + taken)
-            rows, event = self._advance(frozen["replies"], rows, playing, taken, logits, value, world_key, keys)
+            rows, event = self._advance(frozen["replies"], rows, playing, taken, logits, value, world_key, keys, greedy)
             return rows, slots, taken, event
 
         *_, event = jax.eval_shape(step, rows, slots, count, jnp.int32(0))
@@ -453,6 +456,7 @@ class Conversation:
         value: Float[Array, " N"],
         world_key: jax.Array,
         write_keys: Key[Array, " N"],
+        greedy: Any,
     ) -> tuple[Rows, Event]:
         """What follows from the tokens that rows processed.
 
@@ -484,7 +488,7 @@ class Conversation:
         state = jnp.where(decides, replies.start, state)
         left = jnp.where(decides, policy.reply_tokens, left)
         writes = decides | (replied & ~acts)
-        written, log_prob, free = policy.write(replies, logits, state, left, write_keys)
+        written, log_prob, free = policy.write(replies, logits, state, left, write_keys, greedy)
 
         used = {"turn": decides | ends, "token": decides | ends | (replied & ~acts), None: jnp.zeros_like(acts)}
         record = Record(

@@ -221,7 +221,7 @@ def clone(config: CloneRun) -> RunResult:
         write_model(agent, result.state.params, folder / "model")
         trained = build(replace(config.agent, model=str(folder / "model")))
         params, frozen = trained.policy.init(jax.random.key(seed))
-        play = evaluators(trained, config.clone.episode_tokens)(config.eval_episodes, False)
+        play = evaluators(trained, config.clone.episode_tokens)(config.eval_episodes)
         results = {"sampled": summarise(play(params, frozen, jax.random.key(seed)))}
         write_summary(folder, results)
         print(table(results, config.eval_episodes))

@@ -73,7 +73,7 @@ def _improve(config: TrainConfig, folder: Path, imitation: float | None, started
     results: dict[str, Any] = {}
 
     def play(state: Any, greedy: bool = False) -> dict[str, float]:
-        return summarise(evaluator(episodes, greedy)(state.params, state.frozen, key))
+        return summarise(evaluator(episodes)(state.params, state.frozen, key, greedy))
 
     def facts(result: RunResult) -> dict[str, Any]:
         if result.stopped.startswith("SIG"):
@@ -84,7 +84,7 @@ def _improve(config: TrainConfig, folder: Path, imitation: float | None, started
         rows: dict[str, Any] = {"random": x.baseline(result.state, key, episodes)["random"]} if x.baseline else {}
         # the weights before RL are drawn again, since the run has others by now
         rows |= {"before": play(x.learner.init(jax.random.key(config.run.seed)))}
-        last = evaluator(episodes, False)(result.state.params, result.state.frozen, key)
+        last = evaluator(episodes)(result.state.params, result.state.frozen, key)
         rows |= {"after": summarise(last), "after_greedy": play(result.state, greedy=True)}
         results.update(
             {

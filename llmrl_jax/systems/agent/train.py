@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -68,12 +67,11 @@ def table(results: Mapping[str, Mapping[str, float]], episodes: int) -> str:
 
 
 def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
-    """`(episodes, greedy) -> Evaluator`, each compiled once."""
+    """`episodes -> Evaluator`, each compiled once."""
 
     @functools.cache
-    def make_one(episodes: int, greedy: bool) -> Evaluator:
-        policy = replace(agent.policy, temperature=0.0) if greedy else agent.policy
-        return Evaluator(policy, agent.env, agent.env_params, episodes, episode_tokens)
+    def make_one(episodes: int) -> Evaluator:
+        return Evaluator(agent.policy, agent.env, agent.env_params, episodes, episode_tokens)
 
     return make_one
 
@@ -98,13 +96,13 @@ def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
     evaluator = evaluators(agent, tokens)
 
     def play(state: Any, key: jax.Array, episodes: int, greedy: bool = False) -> dict[str, float]:
-        return summarise(evaluator(episodes, greedy)(state.params, state.frozen, key))
+        return summarise(evaluator(episodes)(state.params, state.frozen, key, greedy))
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> Results:
         return {"sampled": play(state, key, episodes), "greedy": play(state, key, episodes, greedy=True)}
 
     def talk(state: Any, key: jax.Array, greedy: bool) -> str:
-        return conversation(agent, evaluator(1, greedy)(state.params, state.frozen, key))
+        return conversation(agent, evaluator(1)(state.params, state.frozen, key, greedy))
 
     return Experiment(
         config,

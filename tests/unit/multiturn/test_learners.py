@@ -431,6 +431,21 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     assert sum(len(x) for x in records[0].tokens) > 8 * 20  # episodes are longer than a call
 
 
+def test_greedy_is_the_likeliest_token_that_is_offered():
+    policy, replies = (program := agent(decoding="constrained", temperature=1.7)).policy, program.policy.replies
+    logits = jax.random.normal(jax.random.key(0), (32, policy.model.config.vocab_size))
+    state, left = jnp.full(32, replies.start), jnp.full(32, policy.reply_tokens)
+    write = jax.jit(
+        lambda greedy: policy.write(replies, logits, state, left, jax.random.split(jax.random.key(1), 32), greedy)
+    )
+    offered = np.asarray(replies.allowed(state, left))
+    best = np.where(offered, logits, -np.inf).argmax(-1)
+    drawn = policy.write(replies, logits, state, left, jax.random.split(jax.random.key(1), 32))[0]
+    np.testing.assert_array_equal(write(True)[0], best)
+    np.testing.assert_array_equal(write(False)[0], drawn)
+    assert (np.asarray(drawn) != best).any()
+
+
 def test_what_is_packed_is_unpacked():
     tree = {
         "float": jnp.array([0.7, -jnp.inf]),
