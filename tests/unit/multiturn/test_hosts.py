@@ -107,8 +107,12 @@ def test_a_run_goes_on_in_the_middle_of_an_episode():
 def test_groups_begin_in_one_state():
     policy, env = lake_agent(True)
     config = replace(GROUP, num_envs=4, group=2, minibatches=1, epochs=1, episode_tokens=48, anchor_coef=1.0)
+    config = replace(config, replay_groups=0.5, starts=3)
     learner = make_group_learner(config, policy, env, env.default_params)
-    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    state = learner.init(jax.random.key(0))
+    state = state.replace(starts=state.starts.replace(success=jnp.full(3, 0.5)))  # its copies are played again
+    _, metrics = jax.jit(learner.update)(state)
+    assert float(metrics["success_stored"]) >= 0 and float(metrics["useful_starts"]) >= 2
     assert float(metrics["finished"]) == 1 and float(metrics["episodes"]) == 4
     assert float(metrics["first_ratio_error"]) <= 1e-5
 
