@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import envs_jax
+from benchmarks import agent_host
+from benchmarks.harness import OURS
 from envs_jax.bridges.host import HostError, HostWorld
 from envs_jax.text.template import PromptError
 from envs_jax.toytext.frozen_lake import FrozenLake
@@ -212,3 +214,10 @@ def test_a_world_is_named_by_its_file(tmp_path):
         build(AgentConfig(env=f"{file}:wrld", **options))
     with pytest.raises(ValueError, match="num_actions"):
         build(AgentConfig(env=f"{file}:world", num_actions=1, **options))
+
+
+@pytest.mark.slow
+def test_its_speed_is_measured_where_the_tokens_are_equal():
+    """At tiny sizes; what `run` itself asserts, equal tokens, is the test."""
+    ours, theirs = agent_host.run(quick=True).rows
+    assert ours.who == OURS != theirs.who and min(*ours.samples, *theirs.samples) > 0
