@@ -22,6 +22,7 @@ ORDER = (
     "babyai_bot",
     "glam_loop",
     "agent_loop",
+    "agent_host",
     "mujoco",
     "scoring",
     "language_model",

@@ -147,6 +147,21 @@ def group_advantages(returns: Float[Array, " N"], group: int, kind: str) -> Floa
     return centred.reshape(-1)
 
 
+def largest_groups(deviation: Float[Array, " G"], rule: str, share: Any) -> Bool[Array, " G"]:
+    """The groups with the largest deviations of returns.
+
+    **Arguments:** `rule`: `share`, a share of the groups, at least one (StarPO-S, 2504.20073); `top_p`, the fewest
+    whose deviations are a share of the sum, none of them 0 (RAGEN-2, 2604.06268); `share`, that share."""
+    order = jnp.argsort(-deviation, stable=True)
+    rank = jnp.argsort(order, stable=True)
+    if rule == "share":
+        return rank < jnp.maximum(1, jnp.round(share * len(deviation)))
+    ordered = deviation[order]
+    sums = jnp.cumsum(ordered)
+    before = jnp.pad(sums[:-1], (1, 0))
+    return ((before < share * sums[-1]) & (ordered > 0))[rank]
+
+
 def anchored(
     returns: Float[Array, "N L"], decides: Bool[Array, "N L"], state: Int[Array, "N L"], group: int, kind: str
 ) -> Float[Array, "N L"]:

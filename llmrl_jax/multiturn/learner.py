@@ -113,6 +113,8 @@ class TurnState:
     """int32 `[]`, updates done."""
     watch: Any = ()
     """Memory of the watch; `()` without one."""
+    starts: Any = ()
+    """Starts that are played again (`llmrl_jax.multiturn.starts`); `()` without them."""
 
 
 SPARED = (0.6, 0.0)
@@ -181,6 +183,17 @@ class TurnLearner:
         """The conversations that are carried to the next update."""
         return ()
 
+    def first_starts(self, key: jax.Array) -> Any:
+        """The stored starts before the first update."""
+        return ()
+
+    def keep_starts(
+        self, state: TurnState, key: jax.Array, begun: Rows, record: Record, steps: Steps
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """The stored starts for the next update, and metrics. **Arguments:** `key`, that of `begin`, and `begun`, what
+        it returned."""
+        return (), {}
+
     # --- the update ---------------------------------------------------------------------------------------------------
 
     def learner(self) -> Learner:
@@ -212,7 +225,8 @@ class TurnLearner:
         watch = () if self.watch is None else self.watch.init()
         hparams, run_key, update, watch = placement.replicate((hparams, run_key, jnp.int32(0), watch))
         rows = self.shard(self.first_rows(env_key))
-        return TurnState(params, frozen, opt_state, rows, hparams, run_key, update, watch)
+        starts = placement.replicate(self.first_starts(env_key))
+        return TurnState(params, frozen, opt_state, rows, hparams, run_key, update, watch, starts)
 
     def shard(self, rows: Any) -> Any:
         """Conversations split over the devices, with the pool of episodes on each."""
@@ -226,9 +240,9 @@ class TurnLearner:
     def update(self, state: TurnState) -> tuple[TurnState, dict[str, jax.Array]]:
         """Play, credit, gradient steps."""
         begin_key, play_key, shuffle_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
-        rows = self.begin(state, begin_key)
-        before = rows.length
-        rows, record, steps = self.conversation.play(state.params, state.frozen, rows, play_key, self.steps)
+        begun = self.begin(state, begin_key)
+        before = begun.length
+        rows, record, steps = self.conversation.play(state.params, state.frozen, begun, play_key, self.steps)
         fine = jnp.where(record.acts & ~record.valid, state.hparams["invalid_reward"], 0.0)
         credit, report = self.credit(record.replace(reward=record.reward + fine), steps, state.hparams)
         places = jnp.arange(record.token.shape[1])
@@ -238,10 +252,12 @@ class TurnLearner:
         params, opt_state, metrics = self._learn(state, batch, shuffle_key)
         metrics |= report | self._report(record, steps, before, state.frozen["replies"])
         rows = self.shard(self.keep(rows, record, credit))
+        starts, counted = self.keep_starts(state, begin_key, begun, record, steps)
+        metrics |= counted
         if self.watch is not None:
             state = state.replace(watch=self.watch.update(state.watch, metrics))
             metrics |= self.watch.metrics(state.watch)
-        state = state.replace(params=params, opt_state=opt_state, rows=rows, update=state.update + 1)
+        state = state.replace(params=params, opt_state=opt_state, rows=rows, starts=starts, update=state.update + 1)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
 
     def _learn(self, state: TurnState, batch: Batch, key: jax.Array) -> tuple[Any, Any, dict[str, jax.Array]]:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import envs_jax
+from benchmarks import agent_host
+from benchmarks.harness import OURS
 from envs_jax.bridges.host import HostError, HostWorld
 from envs_jax.text.template import PromptError
 from envs_jax.toytext.frozen_lake import FrozenLake
@@ -107,8 +109,12 @@ def test_a_run_goes_on_in_the_middle_of_an_episode():
 def test_groups_begin_in_one_state():
     policy, env = lake_agent(True)
     config = replace(GROUP, num_envs=4, group=2, minibatches=1, epochs=1, episode_tokens=48, anchor_coef=1.0)
+    config = replace(config, replay_groups=0.5, starts=3)
     learner = make_group_learner(config, policy, env, env.default_params)
-    _, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    state = learner.init(jax.random.key(0))
+    state = state.replace(starts=state.starts.replace(success=jnp.full(3, 0.5)))  # its copies are played again
+    _, metrics = jax.jit(learner.update)(state)
+    assert float(metrics["success_stored"]) >= 0 and float(metrics["useful_starts"]) >= 2
     assert float(metrics["finished"]) == 1 and float(metrics["episodes"]) == 4
     assert float(metrics["first_ratio_error"]) <= 1e-5
 
@@ -208,3 +214,10 @@ def test_a_world_is_named_by_its_file(tmp_path):
         build(AgentConfig(env=f"{file}:wrld", **options))
     with pytest.raises(ValueError, match="num_actions"):
         build(AgentConfig(env=f"{file}:world", num_actions=1, **options))
+
+
+@pytest.mark.slow
+def test_its_speed_is_measured_where_the_tokens_are_equal():
+    """At tiny sizes; what `run` itself asserts, equal tokens, is the test."""
+    ours, theirs = agent_host.run(quick=True).rows
+    assert ours.who == OURS != theirs.who and min(*ours.samples, *theirs.samples) > 0

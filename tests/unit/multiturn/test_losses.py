@@ -36,6 +36,7 @@ CASES = {
     "REINFORCE": replace(GROUP, aggregate="turn"),
     "GRPO, KL, ECHO": replace(GROUP, advantage="grpo", kl_coef=0.1, echo_coef=0.2, clip_low=0.1, clip_high=0.4),
     "GRPO, half of the groups": replace(GROUP, advantage="leave_one_out", keep_groups=0.5, ratio="turn"),
+    "GRPO, top-p of the deviation": replace(GROUP, keep="top_p", keep_groups=0.4),
     "GiGPO": replace(GROUP, anchor_coef=0.7),
     "GiGPO, normalised, CISPO": replace(GROUP, anchor_coef=1.0, advantage="grpo", ratio="cispo", kl_coef=0.1),
 }
@@ -173,7 +174,10 @@ def of_groups(config, record, anchor):
     returns = [sum(float(record.reward[row, act]) for _, _, act, _ in replies_of(record, row)) for row in range(ROWS)]
     groups = [range(first, first + size) for first in range(0, ROWS, size)]
     spread = [np.std([returns[row] for row in rows]) for rows in groups]
-    kept = sorted(range(len(groups)), key=lambda i: -spread[i])[: max(1, round(config.keep_groups * len(groups)))]
+    order = sorted(range(len(groups)), key=lambda i: -spread[i])
+    kept = order[: max(1, round(config.keep_groups * len(groups)))]
+    if config.keep == "top_p":
+        kept = [i for j, i in enumerate(order) if sum(spread[k] for k in order[:j]) < config.keep_groups * sum(spread)]
     for rows in (groups[i] for i in kept):
         same = defaultdict(list)
         whole = dict(zip(rows, compared(config, [returns[row] for row in rows])))
