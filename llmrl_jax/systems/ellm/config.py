@@ -106,8 +106,8 @@ class EllmConfig(Checked):
     """Novelty as a further reward: `rnd`, random network distillation; `noveld`, the difference of RND's novelty;
     `apt`, distance to the nearest neighbours in a learned space."""
     encoder: str = AUTO
-    """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
-    words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
+    """Sentence encoder: `auto`, MiniLM if it is installed (see `llmrl doctor`), else the hashed encoder, which knows
+    equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
     observe: Literal["symbols", "symbols+text", "text", "pixels", "pixels+text"] = "symbols"
     """What the agent observes, besides goals: `symbols`, the map's codes and the inventory; `text`, the captions;
     `pixels`, pictures: four gray frames of 84 x 84 unless the options of `env` say otherwise, as in
