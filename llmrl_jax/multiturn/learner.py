@@ -1,4 +1,4 @@
-"""What the learners of written replies share: settings, state, and an update: play, credit, gradient steps."""
+"""Parts that the learners of written replies share: settings, state, and an update: play, credit, gradient steps."""
 
 from __future__ import annotations
 
