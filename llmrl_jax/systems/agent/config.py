@@ -30,14 +30,14 @@ state, compared (`group.advantage`); `gigpo`: also turns with equal observations
 
 @dataclass(frozen=True)
 class AgentConfig(Checked):
-    """The world, the model, and the rules of the conversation."""
+    """The environment, the model, and the rules of the conversation."""
 
     env: str = "BabyAI-Text/GoToLocalS6N2-v0"
-    """A world with text (`llmrl envs list text`)."""
+    """An environment with text (`llmrl envs list text`)."""
     num_actions: NonNegativeInt = 0
-    """Only the first so many actions of the world; 0: all."""
+    """Only the first so many actions of the environment; 0: all."""
     max_turns: NonNegativeInt = 0
-    """Turns after which an episode ends by a time-out, in worlds with the parameter max_steps; 0: the world's own."""
+    """Turns after which an episode ends by a time-out, in environments with the parameter max_steps; 0: as they are."""
     model: str = EMBEDDED
     """`embedded`, a small Llama with random weights; or a model folder, a GGUF file, a packaged model or a hub id."""
     embedded: SmallConfig = field(default_factory=lambda: SmallConfig(hidden_size=96, layers=2, intermediate_size=256))
@@ -53,7 +53,7 @@ class AgentConfig(Checked):
     value_width: PositiveInt = 256
     """Units of each of the critic's two hidden layers."""
     wording: Literal["plain", "chatml"] = "plain"
-    """The text around what the world says; `chatml` for chat models with its markers."""
+    """The text around that of the environment; `chatml` for chat models with its markers."""
     format: Literal["plain", "tags", "cot", "robust_cot", "naive", "robust_naive", "action"] = "plain"
     """How a reply names its action (`llmrl_jax.multiturn.replies.FORMATS`)."""
     think: bool = True
@@ -65,13 +65,13 @@ class AgentConfig(Checked):
     temperature: PositiveFloat = 1.0
     """Temperature of the policy, in play and in the update."""
     default_action: str = ""
-    """What a reply that names no action does; empty: the world's first action."""
+    """What a reply that names no action does; empty: the environment's first action."""
     memory: Memory = "append"
     """What the model sees of an episode: all of it, or a prompt built again at each turn."""
     window: NonNegativeInt = 0
     """With memory reprompt: the last turns, with their replies, that are seen besides the current one."""
     mesh: str = ""
-    """Devices over which worlds and weights are split, such as `data=4,fsdp=2`; empty: one device."""
+    """Devices over which environments and weights are split, such as `data=4,fsdp=2`; empty: one device."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class TrainConfig(Checked):
     algo: Algorithm = "turn_ppo"
     """The learner."""
     steps: Steps = field(default=5_000_000, metadata=FREE)
-    """Tokens of all worlds, read and written, rounded up to whole updates."""
+    """Tokens of all environments, read and written, rounded up to whole updates."""
     ppo: TurnPPOConfig = field(default_factory=TurnPPOConfig)
     """With `algo` turn_ppo and token_ppo."""
     group: GroupConfig = field(default_factory=GroupConfig)
@@ -167,7 +167,7 @@ DEMO_RL = {
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
-"""Tokens of each world in an update: of PPO, and of whole episodes of 24 turns."""
+"""Tokens of each environment in an update: of PPO, and of whole episodes of 24 turns."""
 
 DEMO_STEPS = 40 * DEMO_ENVS * DEMO_TOKENS["ppo"]
 """Tokens of the demo's RL."""
