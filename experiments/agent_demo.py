@@ -21,7 +21,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
-from llmrl_jax.systems.agent.config import DEMO_CLONE, DEMO_STEPS, Algorithm, demo_config
+from llmrl_jax.systems.agent.config import DEMO_CLONE, Algorithm, demo_config
 
 
 RATES = ("random", "before", "after", "after_greedy")
@@ -44,17 +44,18 @@ class Experiment:
 
 def settings(algo: Algorithm) -> dict[str, Any]:
     """The settings that decide the figures."""
-    config = demo_config(DEMO_STEPS, algo)
+    config = demo_config(algo=algo)
     return {"agent": configs.to_json(config), "imitation": configs.to_json(DEMO_CLONE)}
 
 
-def reached(folder: Path, bar: float) -> int | None:
-    """The turns after which success in training, a mean over `WINDOW` updates, was at least `bar`; None: never."""
+def reached(folder: Path, bar: float, each: int = 0) -> int | None:
+    """The turns after which success in training, a mean over `WINDOW` updates, was at least `bar`; None: never.
+    **Arguments:** `each`, turns of an update; 0: as the log says."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "success" in row and "turns" in row]
+    rows = [row for row in rows if row.get("kind") == "train" and "success" in row]
     turns = 0.0
     for i, row in enumerate(rows):
-        turns += row["turns"]
+        turns += each or row["turns"]
         window = rows[max(0, i - WINDOW + 1) : i + 1]
         episodes = sum(x["episodes"] for x in window)
         if i + 1 >= WINDOW and sum(x["success"] * x["episodes"] for x in window if x["episodes"]) >= bar * episodes:

@@ -54,18 +54,19 @@ class BabyAI(Environment[State, Params]):
         language: str = "english",
         done_actions: bool = False,
         actions: str = "all",
+        max_steps: int = 0,
         compat: bool = False,
     ):
         self.level, self.text, self.actions = level, text, actions
         self.books, self.faithful, self.language = books(describe, language), describe == "faithful", language
-        self.done_actions, self.compat = done_actions, compat
+        self.done_actions, self.max_steps, self.compat = done_actions, max_steps, compat
         self.task_names = level.tasks
         self.max_sentences = sentence_bound(level.num_objects, self.faithful)
 
     @property
     def default_params(self) -> Params:
         return Params(
-            max_steps=np.int32(0),
+            max_steps=np.int32(self.max_steps),
             reward_decay=np.float32(0.9),
             task_weights=np.ones(len(self.task_names), np.float32),
         )
@@ -222,7 +223,7 @@ class BabyAI(Environment[State, Params]):
         return letters(state)
 
 
-SHARED = ("describe", "language", "done_actions", "actions", "compat")
+SHARED = ("describe", "language", "done_actions", "actions", "max_steps", "compat")
 """Options that every level takes."""
 
 
@@ -233,6 +234,7 @@ def make(
     language: str = "english",
     done_actions: bool = False,
     actions: str = "all",
+    max_steps: int = 0,
     compat: str = "",
     **options: Any,
 ) -> BabyAI:
@@ -241,15 +243,17 @@ def make(
     **Arguments:** `level`, a family; `text`, whether observations include BabyAI-Text's sentences; `describe`, the
     sentences of BabyAI-Text (`glam`) or `faithful` ones; `language`, `english` or `french`: other words, the same
     captions; `done_actions`, whether a clause only succeeds if the action `done` follows on the next step; `actions`,
-    the actions that are offered: `all`, or `useful`, those that change anything (a mask in the observation); `compat`,
-    empty, or `minigrid` for minigrid 3.2.0 with its bugs; `options`, those of the family
-    (`room_size`, `num_dists`, ...).
+    the actions that are offered: `all`, or `useful`, those that change anything (a mask in the observation);
+    `max_steps`, after which an episode ends by a time-out, 0: the level's own; `compat`, empty, or `minigrid` for
+    minigrid 3.2.0 with its bugs; `options`, those of the family (`room_size`, `num_dists`, ...).
     **Raises:** `TypeError` for an option that the family lacks, `ValueError` for one out of range.
     """
     if level not in LEVELS:
         raise KeyError(f"no BabyAI level is called {level!r}{nearest(level, list(LEVELS))}")
     if compat not in ("", "minigrid"):
         raise ValueError(f"{level}: compat is {compat!r}; leave it empty, or take minigrid")
+    if max_steps < 0:
+        raise ValueError(f"{level}: max_steps is {max_steps}; at least 1 is needed, or 0 for the level's own")
     if actions not in ("all", "useful"):
         raise ValueError(f"{level}: actions is {actions!r}{nearest(actions, ['all', 'useful'])}; all or useful")
     accepted = dict(inspect.signature(LEVELS[level]).parameters)
@@ -271,5 +275,6 @@ def make(
         language=language,
         done_actions=done_actions,
         actions=actions,
+        max_steps=max_steps,
         compat=compat == "minigrid",
     )

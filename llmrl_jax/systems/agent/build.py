@@ -76,6 +76,12 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
         if not hasattr(params, "max_steps"):
             raise TypeError(f"max_turns is {config.max_turns}, but {config.env} has no parameter max_steps: leave it 0")
         params = params.replace(max_steps=np.int32(config.max_turns))
+    if config.task:
+        tasks = env.unwrapped.task_names if hasattr(params, "task_weights") else ()
+        if config.task not in tasks:
+            there = f"has {', '.join(tasks)}" if tasks else "has no tasks: leave it empty"
+            raise ValueError(f"task is {config.task!r}, but {config.env} {there}")
+        params = params.replace(task_weights=np.array([name == config.task for name in tasks], np.float32))
     return EpisodeStatistics(FirstActions(env, config.num_actions) if config.num_actions else env), params
 
 
@@ -201,6 +207,8 @@ def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
     """**Raises** `ValueError` for settings that a world of the host does not have."""
     if config.num_actions:
         raise ValueError(f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0")
+    if config.task:
+        raise ValueError(f"task is {config.task!r}, but a world of Python has one: leave it empty")
     if config.max_turns:
         raise ValueError(
             f"max_turns is {config.max_turns}, but a world of Python has its own (HostWorld.max_turns): leave it 0"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llmrl_jax.options.command import command
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.agent.config import DEMO_STEPS, Algorithm, CloneRun, TrainConfig, demo_config
+from llmrl_jax.systems.agent.config import Algorithm, CloneRun, TrainConfig, demo_config
 
 
 @command(
@@ -46,7 +46,7 @@ def clone(config: CloneRun) -> int:
 
 
 def demo(
-    steps: int = DEMO_STEPS,
+    steps: int | None = None,
     algo: Algorithm = "token_ppo",
     episodes: int = 300,
     run: RunConfig = RunConfig(),  # noqa: B008 - frozen
@@ -58,7 +58,7 @@ def demo(
     from which RL starts.
 
     Args:
-        steps: Tokens of RL, read and written.
+        steps: Tokens of RL, read and written; by default those of 28,000 turns or so with the learner.
         algo: The learner.
         episodes: Held-out episodes for each evaluation, before and after.
         run: Settings of the run's folder, checkpoints and logs.
@@ -66,7 +66,8 @@ def demo(
     from llmrl_jax.core.checks import COUNT, STEPS, in_interval
     from llmrl_jax.systems.agent import demo
 
-    in_interval("steps", steps, STEPS)
+    if steps is not None:
+        in_interval("steps", steps, STEPS)
     in_interval("episodes", episodes, COUNT)
     demo.demo(replace(demo_config(steps, algo), eval_episodes=episodes, run=run))
     return 0

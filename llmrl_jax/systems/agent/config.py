@@ -36,6 +36,8 @@ class AgentConfig(Checked):
     """An environment with text (`llmrl envs list text`)."""
     num_actions: NonNegativeInt = 0
     """Only the first so many actions of the environment; 0: all."""
+    task: str = ""
+    """Only this task of the environment, as in `--env BabyAI-Text/MixedTrainLocal-v0 --task go_to`; empty: all."""
     max_turns: NonNegativeInt = 0
     """Turns after which an episode ends by a time-out, in environments with the parameter max_steps; 0: as they are."""
     model: str = EMBEDDED
@@ -166,17 +168,18 @@ DEMO_RL = {
 }
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
+DEMO_UPDATES = 40
+"""Updates of the demo's RL: about 28,000 turns with every learner."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
 """Tokens of each environment in an update: of PPO, and of whole episodes of 24 turns."""
 
-DEMO_STEPS = 40 * DEMO_ENVS * DEMO_TOKENS["ppo"]
-"""Tokens of the demo's RL."""
 
-
-def demo_config(steps: int = DEMO_STEPS, algo: Algorithm = "token_ppo") -> TrainConfig:
-    """The demo's RL over so many tokens, at whose end the learning rate is zero."""
+def demo_config(steps: int | None = None, algo: Algorithm = "token_ppo") -> TrainConfig:
+    """The demo's RL over so many tokens, at whose end the learning rate is zero. **Arguments:** `steps`, None: those of
+    `DEMO_UPDATES`."""
     kind = "ppo" if algo in ("turn_ppo", "token_ppo") else "group"
     tokens = DEMO_TOKENS[kind]
+    steps = DEMO_UPDATES * DEMO_ENVS * tokens if steps is None else steps
     options: dict[str, Any] = DEMO_RL | {"schedule_updates": max(1, -(-steps // (DEMO_ENVS * tokens)))}
     learner: Any = (
         TurnPPOConfig(num_steps=tokens, **options) if kind == "ppo" else GroupConfig(episode_tokens=tokens, **options)

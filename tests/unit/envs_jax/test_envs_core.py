@@ -29,6 +29,7 @@ def test_make_takes_options_in_the_id_and_by_keyword():
     with pytest.raises(ValueError, match=r"'Debug-Match-v0\?n'.*NAME=VALUE"):
         envs_jax.make("Debug-Match-v0?n")
     assert envs_jax.make("Debug-Match-v0?n=7", n=5)[0].n == 5
+    assert envs_jax.make("BabyAI-GoToLocal-v0?max_steps=24")[1].max_steps == 24
     assert envs_jax.make("CartPole-v1?sutton_barto_reward=true")[0].sutton_barto_reward is True
 
 
@@ -37,6 +38,7 @@ def test_make_takes_options_in_the_id_and_by_keyword():
     [
         ("BabyAI-GoToLocal-v0?done_actions=no", TypeError, "done_actions.*'no'; true.*false"),
         ("BabyAI-GoToLocal-v0?language=1", TypeError, "'BabyAI-GoToLocal-v0': language.*1"),
+        ("BabyAI-GoToLocal-v0?max_steps=-1", ValueError, "max_steps.*-1"),
         ("FrozenLake-v1?max_steps=1e2", TypeError, "max_steps.*100.0"),
         ("Pendulum-v1?g=true", TypeError, "g.*True"),
         ("CartPole-v1?sutton_barto_reward=2", TypeError, "sutton_barto_reward.*2; true.*false"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,8 @@ from llmrl_jax.kernels.slots import Tokens
 
 
 FORMS = {"one by one": slots._one_by_one, "scattered": slots._scattered, "selected": slots._selected}
+MANY = ("one by one", "scattered")
+"""Those that write several slots of a row."""
 
 
 @pytest.mark.parametrize("layer", [(), (2,)])
@@ -32,6 +36,9 @@ def test_forms_write_the_same_slots(axis, layer):
         Tokens(jnp.moveaxis(jnp.asarray(single, jnp.float32), 1, axis), jnp.asarray(position)),
         Tokens(jnp.moveaxis(jnp.asarray(more, jnp.float32), 1, axis), jnp.asarray(start), jnp.asarray(row)),
     ]
-    for name, form in FORMS.items():
-        write = jax.jit(lambda old, writes, form=form: form(old, writes, axis, layer))
-        np.testing.assert_array_equal(write(old, writes), expected, err_msg=name)
+    for first, second in itertools.product(FORMS, MANY):
+
+        def write(old, writes, first=first, second=second):
+            return FORMS[second](FORMS[first](old, writes[0], axis, layer), writes[1], axis, layer)
+
+        np.testing.assert_array_equal(jax.jit(write)(old, writes), expected, err_msg=f"{first}, {second}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+import jax
 import pytest
 
-from llmrl_jax.systems.agent.build import build, make_learner
+from llmrl_jax.systems.agent.build import build, make_learner, make_world
 from llmrl_jax.systems.agent.clone import demonstrations
-from llmrl_jax.systems.agent.config import DEMO, Algorithm, CloneConfig, demo_config
+from llmrl_jax.systems.agent.config import DEMO, AgentConfig, Algorithm, CloneConfig, demo_config
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,18 @@ def test_episodes_have_as_many_turns_as_the_settings_say(agent):
     assert int(agent.env_params.max_steps) == DEMO.max_turns == 24
     with pytest.raises(TypeError, match="max_turns is 3.*Notes-Recall-v0"):
         build(replace(DEMO, env="Notes-Recall-v0", num_actions=0, max_turns=3))
+
+
+def test_one_task_of_several():
+    config = AgentConfig(env="BabyAI-Text/MixedTrainLocal-v0?num_dists=0", task="pick_up", num_actions=4)
+    env, params = make_world(config)
+    obs, _ = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(jax.random.key(0), 4), params)
+    missions = [env.describe(jax.tree.map(lambda x, i=i: x[i], obs))["mission"] for i in range(4)]
+    assert all(mission.startswith("pick up the ") for mission in missions)
+    with pytest.raises(ValueError, match="task is 'fly'.*go_to"):
+        make_world(replace(config, task="fly"))
+    with pytest.raises(ValueError, match="task is 'go_to'.*Notes-Recall-v0"):
+        make_world(AgentConfig(env="Notes-Recall-v0", task="go_to"))
 
 
 @pytest.mark.slow

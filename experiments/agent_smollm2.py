@@ -1,0 +1,156 @@
+"""A pretrained model that writes: SmolLM2-135M in BALROG's `goto` and `pickup`, as it is, after imitation, after RL.
+
+    make smollm2
+    python experiments/agent_smollm2.py                     # goto: 2 to 3 hours of a core
+    python experiments/agent_smollm2.py --task pickup
+
+The world is BALROG's (one object in a room of 8, six actions) with the text of agents that write: one observation in a
+prompt, episodes of 24 turns. The model imitates an expert that thinks right and acts at random in most turns, as the
+demo's does, and is improved by PPO on tokens through adapters; replies are free. Runs are written to `<out>`; what is
+finished is read, what is not is continued, so that it can be stopped at any time. `<out>/TASK.json` has the figures;
+`experiments/results/agent_smollm2` has those that `docs/systems/agent-results.md` shows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from commands import command
+
+from llmrl_jax.core.files import write_whole
+from llmrl_jax.options.command import parse
+from llmrl_jax.run import info
+from llmrl_jax.systems.agent.build import build
+from llmrl_jax.systems.agent.config import AgentConfig
+from llmrl_jax.systems.agent.train import evaluators, random_summary, summarise
+
+
+TASKS = {"goto": "go_to", "pickup": "pick_up", "open": "open", "putnext": "put_next", "sequence": "pick_up_seq_go_to"}
+"""Our names of BALROG's tasks -> the world's."""
+WORLD = "BabyAI-Text/MixedTrainLocal-v0?num_dists=0"
+FIGURES = ("success", "success_low", "success_high", "turns", "valid", "reply_length", "episodes")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """SmolLM2-135M as an agent that writes."""
+
+    task: Literal["goto", "pickup"] = "goto"
+    """The task that is learned."""
+    model: str = "smollm2-135m"
+    """The language model, as in `llmrl agent train`."""
+    seed: int = 0
+    """Seed of imitation and RL."""
+    max_turns: int = 24
+    """Turns of an episode."""
+    demonstrations: int = 100
+    """Episodes of the expert."""
+    noise: float = 0.75
+    """Share of turns in which the expert acts at random."""
+    clone_rate: float = 3e-4
+    """Peak learning rate of imitation."""
+    updates: int = 20
+    """Updates of PPO, each of 32 worlds x 256 tokens."""
+    learning_rate: float = 5e-4
+    """Learning rate of PPO, which falls to zero."""
+    episodes: int = 48
+    """Held-out episodes of an evaluation."""
+    zero_episodes: int = 16
+    """Episodes of each task for the model as it is; 0: none."""
+    zero_turns: int = 8
+    """Turns of these episodes, in which replies are counted."""
+    out: str = "runs/agent_smollm2"
+    """Folder of the runs and of the results."""
+
+
+def world(x: Experiment) -> list[str]:
+    """The options that imitation and RL share."""
+    options = {
+        "env": WORLD,
+        "task": TASKS[x.task],
+        "num-actions": 6,
+        "max-turns": x.max_turns,
+        "memory": "reprompt",
+        "reply-tokens": 20,
+        "eval-episodes": x.episodes,
+        "run.seed": x.seed,
+    }
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def finished(out: Path, name: str, *arguments: str) -> dict[str, Any]:
+    """The summary of a run, which is begun, or continued, if it has none."""
+    summary = out / name / "summary.json"
+    if not summary.exists():
+        again = ["--run.resume", str(out / name)] if (out / name / "config.json").exists() else []
+        options = again or [*arguments[2:], "--run.name", name, "--run.out", str(out), "--run.progress", "off"]
+        subprocess.run([sys.executable, "-m", "llmrl_jax", *arguments[:2], *options], check=True)
+    result: dict[str, Any] = json.loads(summary.read_text())
+    return result
+
+
+def as_it_is(x: Experiment) -> dict[str, Any]:
+    """The model before imitation, told what to do in its own chat markers, in every task: free replies in the first
+    turns of some episodes."""
+    rows = {}
+    for name, task in TASKS.items():
+        options = {"model": x.model, "wording": "chatml", "memory": "reprompt", "reply_tokens": 24, "num_actions": 6}
+        agent = build(AgentConfig(env=WORLD, task=task, max_turns=x.zero_turns, **options))
+        rows[name] = _played(agent, x)
+    agent = build(AgentConfig(env="CrafterText-v1", **{**options, "num_actions": 0, "max_turns": 0}))
+    return rows | {"crafter": _played(agent, x, 256 * x.zero_turns)}
+
+
+def _played(agent: Any, x: Experiment, most_tokens: int = 1 << 20) -> dict[str, Any]:
+    params, frozen = agent.policy.init(jax.random.key(x.seed))
+    key, started = jax.random.key(x.seed), time.process_time()
+    played = evaluators(agent, 0)(x.zero_episodes, False)(params, frozen, key, most_tokens)
+    row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
+    chance = random_summary(agent, key, 256)
+    return row | {"replies": int(played.turns.sum()), "chance": chance["success"], "cpu": time.process_time() - started}
+
+
+def main() -> None:
+    """Run what is not finished, and write the record."""
+    x = parse(Experiment, description=__doc__)
+    out = Path(x.out)
+    taught, learned = f"{x.task}-{x.seed}-imitation", f"{x.task}-{x.seed}-rl"
+    sft = ["--episodes", x.demonstrations, "--noise", x.noise, "--sft.learning-rate", x.clone_rate]
+    sft += ["--sft.batch-size", 2, "--sft.warmup", 0.1]
+    imitation = finished(out, taught, "agent", "clone", "--model", x.model, *world(x), *map(str, sft))
+    ppo = {"num-envs": 32, "num-steps": 256, "epochs": 1, "minibatches": 4, "learning-rate": x.learning_rate}
+    ppo |= {"schedule": "linear", "schedule-updates": x.updates, "gamma": 0.9, "entropy-coef": 0.0, "kl-coef": 0.03}
+    options = [str(part) for name, value in ppo.items() for part in (f"--ppo.{name}", value)]
+    options += ["--ppo.invalid-reward", "-1", "--algo", "token_ppo", "--steps", str(x.updates * 32 * 256)]
+    options += ["--run.checkpoint-every", "1"]
+    rl = finished(out, learned, "agent", "train", "--model", str(out / taught / "model"), *world(x), *options)
+    log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in log if row.get("kind") == "train"]
+    zero = out / "as-it-is.json"
+    if x.zero_episodes and not zero.exists():
+        write_whole(zero, json.dumps(as_it_is(x), indent=1) + "\n")
+    record = {
+        "command": command(Path(__file__).name, x),
+        "date": datetime.date.today().isoformat(),
+        **info.stamp("experiments"),
+        "machine": info.machine(),
+        "as_it_is": json.loads(zero.read_text()) if zero.exists() else None,
+        "after_imitation": imitation,
+        "after_rl": rl,
+        "training": {name: [row.get(name) for row in rows] for name in ("turns", "success", "episodes", "valid")},
+        "rl_seconds": round(sum(row["seconds"] for row in rows)),
+    }
+    write_whole(out / f"{x.task}.json", json.dumps(record, indent=1) + "\n")
+    print(json.dumps({name: record[name] for name in ("as_it_is", "after_imitation", "after_rl")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
