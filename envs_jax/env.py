@@ -203,11 +203,11 @@ class Environment(Generic[State, Params]):
         """Picture of one state: uint8 `[H, W, 3]`, on the host."""
         raise NotImplementedError(f"{self.id or type(self).__name__} has no picture")
 
-    def letters(self, state: State) -> str:
+    def ascii(self, state: State) -> str:
         """State as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
         return ""
 
-    def news(self, info: Info) -> str:
+    def event_text(self, info: Info) -> str:
         """Special events of one step, in words, on the host, from its `info`; usually none."""
         return ""
 
@@ -284,11 +284,11 @@ class Wrapper(Environment[State, Params]):
     def render(self, state):
         return self.env.render(state)
 
-    def letters(self, state):
-        return self.env.letters(state)
+    def ascii(self, state):
+        return self.env.ascii(state)
 
-    def news(self, info):
-        return self.env.news(info)
+    def event_text(self, info):
+        return self.env.event_text(info)
 
     @property
     def keys(self):

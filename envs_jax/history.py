@@ -129,5 +129,5 @@ class PromptHistory(Wrapper):
     def render(self, state):
         return self.env.render(state.env)
 
-    def letters(self, state):
-        return self.env.letters(state.env)
+    def ascii(self, state):
+        return self.env.ascii(state.env)

@@ -57,8 +57,8 @@ class EpisodeStatistics(Wrapper):
     def render(self, state):
         return self.env.render(state.env)
 
-    def letters(self, state):
-        return self.env.letters(state.env)
+    def ascii(self, state):
+        return self.env.ascii(state.env)
 
 
 class KeepParts(Wrapper):

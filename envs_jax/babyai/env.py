@@ -217,7 +217,7 @@ class BabyAI(Environment[State, Params]):
 
         return render(state)
 
-    def letters(self, state) -> str:
+    def ascii(self, state) -> str:
         from envs_jax.babyai.render import letters
 
         return letters(state)

@@ -209,10 +209,10 @@ class Crafter(Environment[State, Params]):
         view, light = look(state), float(daylight_at(state.step))
         return render.picture(view, state.inventory, light, bool(state.sleeping), textures=self._textures)
 
-    def letters(self, state: State) -> str:
+    def ascii(self, state: State) -> str:
         return letters(np.asarray(look(state)), np.asarray(state.inventory))
 
-    def news(self, info):
+    def event_text(self, info):
         names = [name.replace("_", " ") for name, new in zip(c.ACHIEVEMENTS, np.asarray(info["unlocked"])) if new]
         return f"new achievement: {', '.join(names)}" if names else ""
 

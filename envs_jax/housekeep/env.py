@@ -230,7 +230,7 @@ class Housekeep(Environment[State, Params]):
 
         return render(self, state)
 
-    def letters(self, state) -> str:
+    def ascii(self, state) -> str:
         from envs_jax.housekeep.render import letters
 
         return letters(self, state)

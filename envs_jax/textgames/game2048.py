@@ -236,7 +236,7 @@ class Game2048(Environment[Game2048State, Game2048Params]):
         board = np.searchsorted(values, tiles).astype(np.int8)
         return Game2048State(jnp.asarray(board), jnp.int32(0), jnp.int32(0))
 
-    def letters(self, state):
+    def ascii(self, state):
         """The tiles in rows, right-aligned, dots for empty cells."""
         tiles = [[str(2**i) if i else "." for i in row] for row in np.asarray(state.board).tolist()]
         width = max(len(tile) for row in tiles for tile in row)

@@ -113,7 +113,7 @@ class Notes(Environment[NotesState, NotesParams]):
         info = {"success": success}
         return self.observe(state, params), state, success.astype(jnp.float32), terminated, jnp.bool(False), info
 
-    def letters(self, state):
+    def ascii(self, state):
         """The phrases of the turns, the current turn marked."""
         lines = [self.book.phrases[i] for i in np.asarray(state.shown)] + [self.book.phrases[-1]]
         marks = [">" if t == int(state.time) else " " for t in range(len(lines))]

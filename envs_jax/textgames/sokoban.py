@@ -213,7 +213,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         )
         return SokobanState(room, jnp.int32(0))
 
-    def letters(self, state):
+    def ascii(self, state):
         """The room in symbols, as RAGEN shows it."""
         return "\n".join("".join(SYMBOLS[cell] for cell in row) for row in np.asarray(self.board(state.room)))
 

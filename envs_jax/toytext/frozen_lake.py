@@ -149,7 +149,7 @@ class FrozenLake(TabularEnvironment):
         caption = spaces.Box(-1, len(self.book) - 1, self._captions.shape[1:], np.int16)
         return spaces.Dict({"cell": spaces.Discrete(self.cells), "text": caption})
 
-    def letters(self, state):
+    def ascii(self, state):
         """The map in RAGEN's symbols."""
         return "\n".join(self._symbols(int(state.index)))
 

@@ -175,13 +175,13 @@ class Game:
             if self.picture == "colour":
                 self._say(colour_text(picture, width, max(8, height - 12)))
             elif self.picture == "ascii":
-                self._say(self.env.letters(state) or ascii_text(picture))
+                self._say(self.env.ascii(state) or ascii_text(picture))
         strings = self.env.describe(jax.device_get(self.obs))
         for name, text in strings.items():
             line = f"{name}: {text}"
             self._say(textwrap.fill(line, width, subsequent_indent="  ") if self.live else line)
         if not strings and self.picture == "off":
-            self._say(self.env.letters(state) or str(jax.tree.map(np.asarray, self.obs)))
+            self._say(self.env.ascii(state) or str(jax.tree.map(np.asarray, self.obs)))
         if self.live:
             self._say(textwrap.fill("; ".join(self._hints()), width))
 
@@ -214,7 +214,7 @@ class Game:
             result: Any = self._step(key, self.state, np.int32(action), self.params)
         self.obs, self.state, reward, terminated, truncated, info = result
         self.steps, self.length, self.total = self.steps + 1, self.length + 1, self.total + float(reward)
-        news = self.env.news(jax.device_get(info))
+        news = self.env.event_text(jax.device_get(info))
         self.show(f"\n{self.names[action]}: reward {float(reward):g}{f'; {news}' if news else ''}")
         self.ended = bool(terminated | truncated)
         if self.ended:

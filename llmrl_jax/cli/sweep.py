@@ -93,7 +93,7 @@ class Job:
         return runs.STOPPED if state == FINISHED and not complete else state
 
     def _has_options(self) -> bool:
-        """Whether the run has the options that a resumed run may change, such as its steps; all others name it."""
+        """Return whether the run has the options that a resumed run may change, as its steps; all others name it."""
         saved = runs.flat(runs.read_values(self.folder) or {})
         options = runs.flat(configs.to_json(self.settings))
         free = [name for name in options.keys() - configs.identity(self.settings) if not name.startswith("run.")]

@@ -31,7 +31,7 @@ class WorkloadConfig(FitConfig):
     workload: Workload = "sft"
     """A step of fine-tuning or of GRPO as `llmrl lm` runs it; `score`: the gradient of a batch of scored prompts, as
     in PPO's minibatches (without the critic); `generate`: sampling; glam to dqn: an update of the system or algorithm
-    with its default settings; kalm-imagine: imagined episodes; `world`: random actions in a world alone."""
+    with its default settings; kalm-imagine: imagined episodes; `world`: random actions in an environment alone."""
     batch_size: PositiveInt = 16
     """Rows per step: texts (sft), prompts (grpo, score, generate), environments, imagined episodes, or transitions of a
     gradient step (offline)."""
@@ -39,7 +39,7 @@ class WorkloadConfig(FitConfig):
     """Systems, ppo, dqn, world: steps of an update in every environment (agent: tokens); offline: gradient steps of an
     update; kalm-imagine: steps of an episode. 0: the default."""
     env: str = ""
-    """glam, agent, ellm, ppo, dqn, world: the world, one of `llmrl envs list`. Empty: the default."""
+    """glam, agent, ellm, ppo, dqn, world: the environment, one of `llmrl envs list`. Empty: the default."""
     algo: str = ""
     """offline: the algorithm, one of `llmrl rl train --algo`; agent: one of `llmrl agent train --algo`. Empty: iql,
     turn_ppo."""

@@ -31,8 +31,6 @@ class Packaged:
     """The folder of the files inside the package; empty: the package's own."""
     model: str
     """The file that is the model; empty: their folder is."""
-    make: str
-    """The target of the Makefile that installs it."""
 
     @property
     def distribution(self) -> str:
@@ -41,8 +39,8 @@ class Packaged:
 
     @property
     def install(self) -> str:
-        """Commands that install the package."""
-        return f"make {self.make}, or pip install --no-deps {self.distribution}=={self.version}"
+        """The command that installs the package into this environment, without its dependencies."""
+        return f"pip install --no-deps {self.distribution}=={self.version}"
 
     def folder(self) -> Path | None:
         """The folder of the files; None if the package is not installed."""
@@ -53,7 +51,7 @@ class Packaged:
     def locate(self) -> Path:
         """The model's file or folder, whose checksums are verified.
 
-        **Raises:** `ModuleNotFoundError`, with the commands that install it; `FileNotFoundError`, `ValueError` for
+        **Raises:** `ModuleNotFoundError`, with the command that installs it; `FileNotFoundError`, `ValueError` for
         missing or other files."""
         folder = self.folder()
         if folder is None:
@@ -85,7 +83,6 @@ SMOLLM2 = Packaged(
     files={"SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
     inside="",
     model="SmolLM2-135M-Instruct.Q4_1.gguf",
-    make="smollm2",
 )
 MINILM = Packaged(
     name="all-minilm-l6-v2",
@@ -98,7 +95,6 @@ MINILM = Packaged(
     },
     inside="model",
     model="",
-    make="minilm",
 )
 LANGUAGE_MODELS = {model.name: model for model in (SMOLLM2,)}
 ENCODERS = {model.name: model for model in (MINILM,)}

@@ -112,7 +112,7 @@ def bound_name(name: str, end: str, names: Container[str]) -> str:
 
 
 def is_bound(name: str, names: Container[str]) -> bool:
-    """Whether a result is an end of the interval of another. **Arguments:** `names`, of all results."""
+    """Return whether a result is an end of the interval of another. **Arguments:** `names`, of all results."""
     head, slash, tail = name.partition("/")
     return any(
         part.endswith(f"_{end}") and part.removesuffix(f"_{end}") + suffix in names

@@ -193,7 +193,7 @@ def _flat(value: Any, rows: tuple[int, ...], source: str) -> np.ndarray:
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Those of the arrays that a file has; others are not looked at, whatever they are.
+    """Read arrays by name, where a file has them; its others are not looked at.
 
     **Raises:** `FileNotFoundError`, naming the nearest; `DataError` for a file of another form."""
     if not path.is_file():

@@ -134,7 +134,7 @@ def form_of(form: Attention, query: Float[Array, "b q n h"], source: KeyValues) 
 
 
 def cannot_cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> str:
-    """Why cuDNN's attention cannot compute this; empty if it can.
+    """Reason why cuDNN's attention cannot compute this; empty if it can.
 
     Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask, jax before 0.11.2 also writes the
     mask's gradient, as large as all scores. It is compiled on the GPU, so not for one that is absent.
@@ -153,7 +153,7 @@ def cannot_cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> str:
 
 
 def cannot_splash(query: Float[Array, "b q n h"], source: KeyValues) -> str:
-    """Why splash attention cannot compute this; empty if it can: causal, of at least 128 tokens or a multiple."""
+    """Reason why splash attention cannot compute this; empty if it can: causal, a multiple of 128 tokens."""
     if not source.causal or (source.mask is not None and source.segments is None):
         return "its mask is causal, by segments at most"
     if query.shape[1] % 128:

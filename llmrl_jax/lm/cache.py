@@ -38,7 +38,7 @@ def decodes_per_layer(layers: int) -> bool:
 
 
 def _merges_heads(layers: int, x: jax.Array) -> bool:
-    """Whether a model of so many layers decodes from keys and values whose heads lie side by side, one row a token.
+    """Return whether a model of so many layers decodes from keys and values with heads side by side, one row a token.
 
     On TPUs models that decode from a stack do, unless heads are split over devices (those of `x`, keys or values): a
     tile there has 128 columns, of which a head of 64 numbers would fill half, and a slot that is written is a row.
@@ -321,7 +321,7 @@ class Slots(_Decoded):
         return [take(grouped(x, len(row)), row) for x in pair]
 
     def key_values(self, pair: Sequence[Array], mask: Any) -> list[KeyValues]:
-        """What `read` gives, for `attend`."""
+        """Keys and values from `read`, for `attend`."""
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
         return [KeyValues(pair[0], pair[1], mask, *axes)]
 

@@ -119,6 +119,14 @@ def _written_by(run: Path) -> str:
     return "it wrote no model"
 
 
+def check_weights(model: str | Path) -> None:
+    """Check that the weights of a model can be read, before anything is compiled. **Arguments:** `model`, as in
+    `locate`. **Raises:** `ModuleNotFoundError`, with the remedy, if they need an extra that is not installed."""
+    path = locate(model)
+    if path.is_file():
+        gguf.check_decoder(gguf.read_header(path))
+
+
 def tokenizer_config(model: str | Path) -> dict[str, Any]:
     """The special tokens by name, and the chat template, of a folder (`llmrl_jax.lm.tokens.tokenizer_config`) or a GGUF
     file; empty if there is none."""

@@ -15,7 +15,7 @@ from llmrl_jax.multiturn.record import REPLY, Record
 
 @struct.dataclass
 class Credit:
-    """What a learner takes from the tokens of a record; leaves `[N, L]`."""
+    """Advantages and targets of the tokens of a record; leaves `[N, L]`."""
 
     advantage: Float[Array, "N L"]
     """Of each reply's token."""

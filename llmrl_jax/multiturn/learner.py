@@ -1,4 +1,4 @@
-"""What the learners of written replies share: settings, state, and an update: play, credit, gradient steps."""
+"""Parts that the learners of written replies share: settings, state, and an update: play, credit, gradient steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TurnLearnerConfig(AdamConfig):
     """Settings that all learners of written replies have. Floats are traced (`state.hparams`)."""
 
     num_envs: PositiveInt = 64
-    """Worlds played at once; over a mesh, a multiple of its data x fsdp devices."""
+    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
     episode_tokens: PositiveInt = 512
     """The most tokens of an episode, observations and replies, with memory append: one in which no further turn fits
     ends there as by a time-out, and is counted (`cut_episodes`)."""
@@ -71,7 +71,7 @@ class TurnLearnerConfig(AdamConfig):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL to the base without its adapters, per nat and token."""
     echo_coef: NonNegativeFloat = 0.0
-    """Weight of the cross-entropy of the world's own tokens (ECHO, 2605.24517)."""
+    """Weight of the cross-entropy of the environment's own tokens (ECHO, 2605.24517)."""
     invalid_reward: Annotated[float, In("(-inf, 0]")] = 0.0
     """Added to the reward of a reply that names no action, in learning only."""
     head_chunk: NonNegativeInt = 0

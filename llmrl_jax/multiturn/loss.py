@@ -41,7 +41,7 @@ class Batch:
 
 
 class Scores(NamedTuple):
-    """What one pass over rows says about their tokens, `[N, L]`."""
+    """Log-probabilities, entropies and hidden states from one pass over rows, `[N, L]`."""
 
     log_prob: Float[Array, "N L"]
     """Of each token, given those before it in its text: of a reply's under the policy, with its temperature and with
@@ -114,7 +114,7 @@ def score_tokens(
 
 
 def behind(x: Shaped[Array, "N L"]) -> Shaped[Array, "N L"]:
-    """What stands at each token, at the one behind it; 0 at the first."""
+    """Move the entry of each token to the next one; 0 at the first."""
     return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
 
 
@@ -130,7 +130,7 @@ class Room(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """Which hidden states a loss uses, `[N, L]`."""
+    """Masks of the hidden states that a loss uses, `[N, L]`."""
 
     read: Bool[Array, "N L"]
     """For logits or values."""

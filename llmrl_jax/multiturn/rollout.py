@@ -94,7 +94,7 @@ class World:
 
 @struct.dataclass
 class Event:
-    """What happened at the last token that each row processed in a step; leaves `[N]`."""
+    """Outcome of the last token that each row processed in a step; leaves `[N]`."""
 
     record: Record
     """Of that token, without `role` and `begins`, and without `token` where it was read."""
@@ -110,7 +110,7 @@ class Event:
 
 @struct.dataclass
 class Steps:
-    """What a rollout reports besides its record, leaves `[N, T]`."""
+    """Metrics of a rollout besides its record, leaves `[N, T]`."""
 
     info: dict[str, jax.Array]
     """`episode_info` of the environment's `info`, where a reply ends."""
@@ -266,8 +266,8 @@ class Conversation:
         return queue, (jnp.pad(tokens, ((0, 0), (window, 0), (0, 0))), jnp.pad(lengths, ((0, 0), (window, 0))))
 
     def _following(self, obs: Any, past: Any) -> tuple[Pieces, Any]:
-        """What is read after a reply: the observation, and before it with `reprompt` the head and the last turns; and
-        the turns kept."""
+        """Tokens that are read after a reply: the observation, and before it with `reprompt` the head and the last
+        turns; and the turns kept."""
         text, size, window = self.policy.text, self.policy.prompt_tokens, self.policy.window
         if self.appends:
             return join([text.turns(obs)], size), ()
@@ -458,7 +458,7 @@ class Conversation:
         write_keys: Key[Array, " N"],
         greedy: Any,
     ) -> tuple[Rows, Event]:
-        """What follows from the tokens that rows processed.
+        """Apply the tokens that rows processed.
 
         **Arguments:** `playing`, rows that do not yet have all tokens; `taken`, how many each row processed; `logits`
         and `value`, after the last one."""

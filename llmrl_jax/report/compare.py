@@ -188,7 +188,7 @@ def by_seed(run: Run) -> list[Run]:
 
 
 def has_metric(line: Mapping[str, Any], name: str) -> bool:
-    """Whether a line has a finite number of this name."""
+    """Return whether a line has a finite number of this name."""
     value = line.get(name, math.nan)
     return isinstance(value, (int, float)) and math.isfinite(value)
 

@@ -138,7 +138,7 @@ def main_metrics(names: Sequence[str]) -> list[str]:
 
 
 def _is_of_task(name: str, names: Sequence[str]) -> bool:
-    """Whether a metric is that of one of several tasks: `sampled/go_to/success` beside `sampled/success`."""
+    """Return whether a metric is that of one of several tasks: `sampled/go_to/success` beside `sampled/success`."""
     *parts, last = name.split("/")
     return any("/".join([*parts[:i], last]) in names for i in range(len(parts)))
 

@@ -128,7 +128,7 @@ def estimate_text(estimate: Estimate) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can hold."""
+    """Return whether a value is a number that a float can hold."""
     try:
         return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:

@@ -630,7 +630,7 @@ NOT_YET = -1
 
 @struct.dataclass
 class FirstReward:
-    """When training began to be rewarded; part of a learner's state if epsilon or gradient steps wait for it."""
+    """Update with the first reward; part of a learner's state if epsilon or gradient steps wait for it."""
 
     total: Float[Array, ""]
     """The sum of all rewards so far."""

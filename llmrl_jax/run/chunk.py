@@ -88,7 +88,7 @@ def check_bounds(learner: Any, names: list[str]) -> None:
 
 
 def verdict(learner: Any, rows: Mapping[str, np.ndarray], first: int) -> str:
-    """Why the run must stop, from the metrics of consecutive updates starting at `first`; empty if it need not."""
+    """Reason why the run must stop, from metrics of consecutive updates from `first` on; empty if it need not."""
     for i in range(len(next(iter(rows.values()), ()))):
         broken = [name for name in rows if must_be_finite(name) and not math.isfinite(rows[name][i])]
         if broken:

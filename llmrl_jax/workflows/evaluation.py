@@ -71,7 +71,7 @@ def evaluate(
     state, update = restore(folder, config, x.learner, checkpoint)
     results = x.results(state, x.key(seed), episodes)
     written = write_results(x, folder, update, seed, episodes, results)
-    video = film(x, state, x.key(seed), folder / "episode.gif") if gif else None
+    video = record_video(x, state, x.key(seed), folder / "episode.gif") if gif else None
     if json:
         files = {"file": written} | ({"gif": video} if video else {})
         print(json_text({"run": folder, "episodes": episodes, "update": update, **x.about, **results, **files}))
@@ -134,7 +134,7 @@ def transcript(env: Environment, env_params: Any, episode: Episode) -> str:
     lines = []
     for t in range(len(episode) + 1):
         view = episode.view_at(t)
-        text = env.letters(view["state"]) or "\n".join(env.describe(view["obs"]).values())
+        text = env.ascii(view["state"]) or "\n".join(env.describe(view["obs"]).values())
         if text:
             lines += ["", text]
         if t < len(episode):
@@ -161,10 +161,10 @@ def pictures(env: Environment, episode: Episode) -> list[np.ndarray]:
         raise ValueError(f"{error}: leave --gif out") from None
 
 
-def film(x: Experiment, state: Any, key: jax.Array, path: Path) -> Path:
+def record_video(x: Experiment, state: Any, key: jax.Array, path: Path) -> Path:
     """Write an episode as an animated GIF: as the experiment draws it, else its pictures."""
-    if x.film is not None:
-        return x.film(state, key, path)
+    if x.video is not None:
+        return x.video(state, key, path)
     assert x.env is not None
     return write_gif(path, pictures(x.env, record(x, state, jax.random.fold_in(key, 0))))
 

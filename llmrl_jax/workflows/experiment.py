@@ -81,7 +81,7 @@ class Experiment:
     held_out: int = HELD_OUT
     variables: Callable[[Experiment, Any], tuple[Any, Any, Any]] = _variables
     """`(experiment, state) -> params, frozen, env_params` of the policy that plays."""
-    film: Callable[[Any, jax.Array, Path], Path] | None = None
+    video: Callable[[Any, jax.Array, Path], Path] | None = None
     """`(state, key, path) -> path`: writes an episode as a GIF; None: the pictures of its states."""
     conversation: Callable[[Any, jax.Array, bool], str] | None = None
     """`(state, key, greedy) -> text`: an episode of a policy that writes, for `llmrl play`."""
@@ -213,7 +213,7 @@ def several_seeds(x: Experiment, mesh: str = "", *, one_by_one: bool = False) ->
         during=over_seeds(x.during, values=True),
         report=report,
         variables=lambda _, state: x.variables(x, select_run(state, 0)),
-        film=of_first(x.film),
+        video=of_first(x.video),
     )
 
 

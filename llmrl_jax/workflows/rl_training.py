@@ -1,4 +1,4 @@
-"""`llmrl rl train`: any registered algorithm in any registered world, with a small network, or on recorded steps."""
+"""`llmrl rl train`: a registered algorithm in a registered environment, with a small network, or on recorded steps."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ALGO_HELP = f"Algorithm: {', '.join(sorted(ALGORITHMS))}; on recorded steps: {',
 
 @dataclass(frozen=True)
 class RLRun(Checked):
-    """A run of an algorithm in a world, with a small network. `settings_class(algo)` adds the algorithm's options,
-    under its name."""
+    """A run of an algorithm in an environment, with a small network. `settings_class(algo)` adds the algorithm's
+    options, under its name."""
 
     KIND: ClassVar[str] = "rl train"
     SHARES_PROGRAM: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class RLRun(Checked):
     algo: Annotated[str, tyro.conf.arg(help=ALGO_HELP)] = "ppo"
     """Algorithm, a name in `llmrl_jax.rl.registry`."""
     env: str = "CartPole-v1"
-    """World, one of `llmrl envs list`."""
+    """Environment, one of `llmrl envs list`."""
     steps: Steps = field(default=1_000_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
@@ -81,7 +81,7 @@ class OfflineRun(RLRun):
     """A run of an offline algorithm on recorded steps; see `RLRun`."""
 
     env: str = ""
-    """World of the recorded steps, one of `llmrl envs list`, in which the policy is evaluated. Empty: no evaluation."""
+    """Environment of the recorded steps, one of `llmrl envs list`, in which the policy is evaluated. Empty: none."""
     steps: Steps = field(default=1_000_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
     data: str = field(default="", metadata=FREE)
@@ -125,8 +125,8 @@ def settings_class(algo: str) -> type[RLRun]:
 def make(config: RLRun) -> Experiment:
     """The environment, the policy and the learner of a run, and its evaluation, if there is an environment.
 
-    **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for a world that the algorithm cannot play, or
-    options that do not fit together; what `llmrl_jax.workflows.offline_training.make_parts` raises.
+    **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for an environment that the algorithm cannot
+    play, or options that do not fit together; what `llmrl_jax.workflows.offline_training.make_parts` raises.
     """
     source = config.env or Path(getattr(config, "data", "")).stem
     labels: dict[str, Any] = {"title": f"{config.algo} {source}", "about": {"env": config.env}}
@@ -163,7 +163,7 @@ def evaluated(x: Experiment) -> Experiment:
 def evaluation(x: Experiment, episodes: int) -> Callable[[Any, jax.Array], dict[str, float]]:
     """`(state, key) -> summary` of held-out episodes, greedy and sampled, by one compiled program.
 
-    Return, length and success (if the world reports it) have the bounds of their 95% intervals.
+    Return, length and success (if the environment reports it) have the bounds of their 95% intervals.
     """
     assert x.env is not None
     play = make_evaluator(x.env, x.env_params, x.policy, episodes=episodes)
@@ -204,7 +204,7 @@ def _summary(prefix: str, episodes: Episodes, succeeds: bool) -> dict[str, float
 
 def train(config: RLRun) -> RunResult:
     """Train, evaluate greedy and sampled actions beside random ones, and write the run to its folder, with
-    `eval-UPDATE.json`. An offline run without a world is not evaluated.
+    `eval-UPDATE.json`. An offline run without an environment is not evaluated.
 
     **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.

@@ -62,7 +62,7 @@ class Tuned(Checked):
     """The settings that all fine-tuning runs share."""
 
     model: str
-    """A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`)."""
+    """A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (`llmrl doctor` says how to get it)."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
     lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)

@@ -129,11 +129,11 @@ def test_models_and_cache_are_listed(monkeypatch, tmp_path):
     line = doctor.LINES["models"](
         {
             **found,
-            "packaged": {"smollm2-135m": "make smollm2"},
+            "packaged": {"smollm2-135m": "pip install a"},
             "encoders": {**found["encoders"], "all-minilm-l6-v2": ""},
         }
     )
-    assert line.startswith("smollm2-135m (make smollm2); in ") and line.endswith("hashed n-grams, all-minilm-l6-v2")
+    assert line.startswith("smollm2-135m (pip install a); in ") and line.endswith("hashed n-grams, all-minilm-l6-v2")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "jit_update-1a2b-cache").write_bytes(bytes(3000))
     (tmp_path / "cache" / "jit_update-1a2b-atime").write_bytes(bytes(8))

@@ -6,8 +6,12 @@ import importlib.util
 import sys
 
 import pytest
+from safetensors.numpy import load_file
 
+from llmrl_jax import lm
 from llmrl_jax.cli.main import main
+from tests.gguf_files import metadata, write
+from tests.lm_random import random_variables
 
 
 SERVER = ("--chat.model", "gpt-4o", "--chat.base-url", "https://api.openai.com/v1")
@@ -60,6 +64,20 @@ def test_a_missing_extra_is_named_first(command, monkeypatch, tmp_path, capsys):
     assert f"of the extra `{extra}`: pip install" in error and any(name in error for name in modules)
     assert error.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("command", ["glam train --steps 64", "agent train"])
+def test_the_decoder_of_a_file_is_named_before_its_model_is_made(command, monkeypatch, tmp_path, capsys):
+    """Weights are read when a learner begins; the file says earlier that they are quantised."""
+    config = lm.LlamaConfig(64, 32, 32, 1, 2, 1, max_position_embeddings=256)
+    folder = lm.save_hf(tmp_path / "hf", config, random_variables(lm.Llama(config))["params"])
+    weights = load_file(folder / "model.safetensors")
+    write(tmp_path / "model.gguf", weights, metadata(config, "llama"), kind="Q8_0", heads=(2, 1))
+    hide(monkeypatch, ["gguf"])
+    assert main([*command.split(), "--model", str(tmp_path / "model.gguf"), "--run.out", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "of the extra `gguf`: pip install" in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("command", ["props run", "ellm pretrain --suggester chat", "bkrl code --data nothing"])

@@ -65,7 +65,7 @@ def test_mission_text_and_picture_are_shown(capsys):
     said = env.describe(obs)
     assert code == 0 and f"mission: {said['mission']}\ntext: {said['text']}\n" in out
     assert "WGWGWGWG\n" in out and "turn left: reward 0" in out
-    assert env.letters(state) in out
+    assert env.ascii(state) in out
 
 
 @pytest.mark.slow

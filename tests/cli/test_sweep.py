@@ -11,13 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from llmrl_jax.cli import main as cli, sweep
+from llmrl_jax.cli import group as lines_of_one_program, main as cli, sweep
 from llmrl_jax.core.config import stamped
 from llmrl_jax.core.statistics import mean_interval
 from llmrl_jax.report import results
 from llmrl_jax.run.folder import Status, write_status
+from llmrl_jax.workflows import group
 from tests.paths import ROOT
 
 
@@ -301,3 +303,54 @@ def test_a_sweep_of_real_runs(monkeypatch, capfd):
     assert cli.main(["sweep", "--config", "real.toml"]) == 0
     assert capfd.readouterr().out.splitlines()[-3].split()[:5] == ["0.5", "2", "of", "2", "finished"]
     assert cli.main(["report", "sweeps/real"]) == 0
+
+
+SMALL = "--network.hidden 4 --eval-episodes 2"
+REAL = {
+    "dqn": f"--env CartPole-v1 --steps 512 --dqn.num-envs 4 --dqn.learning-starts 64 --dqn.batch-size 8 {SMALL} "
+    "--dqn.replay-size 256 --dqn.learning-rate {}",
+    "sac": f"--env Pendulum-v1 --steps 64 --sac.num-envs 4 --sac.learning-starts 16 --sac.batch-size 8 {SMALL} "
+    "--sac.replay-size 64 --sac.gradient-steps 4 --sac.critic-learning-rate {}",
+    "iql": "--data steps.npz --steps 12 --iql.gradient-steps 4 --iql.batch-size 8 --iql.hidden 4 "
+    "--iql.learning-rate {}",
+}
+"""Options of runs of an algorithm, for a learning rate."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", REAL)
+def test_runs_of_one_program_are_as_they_are_alone(algo, monkeypatch):
+    """Two seeds of two learning rates: each of four runs has its own folder, and one program computes all."""
+    programs = []
+
+    def counted(*inputs):
+        programs.append(inputs)
+        return compile_chunk(*inputs)
+
+    compile_chunk = group.compile_chunk
+    monkeypatch.setattr(group, "compile_chunk", counted)
+    draw = np.random.default_rng(0)
+    ends = {"terminated": np.arange(40) % 8 == 7, "truncated": np.zeros(40, bool)}
+    obs = {name: draw.normal(size=(40, 3)).astype(np.float32) for name in ("obs", "next_obs")}
+    np.savez("steps.npz", **obs, **ends, action=draw.integers(0, 2, 40), reward=draw.normal(size=40).astype(np.float32))
+
+    def line(out, rate, seed):
+        run = f"--run.out {out} --run.name {rate}-{seed} --run.seed {seed} --run.log-every 1 --run.progress off"
+        return f"rl train --algo {algo} {REAL[algo].format(rate)} {run}".split()
+
+    def losses(out, rate, seed):
+        rows = map(json.loads, Path(out, f"{rate}-{seed}", "metrics.jsonl").read_text().splitlines())
+        values = [[x for name, x in row.items() if name.endswith("loss")] for row in rows]
+        assert len(values) > 2 and any(values[-1])
+        return np.array(values)
+
+    runs = [(rate, seed) for rate in ("1e-2", "1e-3") for seed in (0, 1)]
+    assert lines_of_one_program.main([line("together", *run) for run in runs]) == 0
+    assert len(programs) == 1
+    together = [losses("together", *run) for run in runs]
+    assert len({x.tobytes() for x in together}) == len(runs)
+    for i in (0, 3):
+        assert cli.main(line("alone", *runs[i])) == 0
+        np.testing.assert_allclose(together[i], losses("alone", *runs[i]), rtol=1e-4, atol=1e-6)
+        first, second = (Path(out, "-".join(map(str, runs[i]))) for out in ("together", "alone"))
+        assert sorted(path.name for path in first.iterdir()) == sorted(path.name for path in second.iterdir())

@@ -1,4 +1,5 @@
-"""Names say what a thing is: at most five in a thousand are function words, such as "found" or "place"."""
+"""Names say what a thing is: at most five in a thousand are function words, such as "found" or "place". Docstrings
+begin with a noun or a verb, and not with a question."""
 
 from __future__ import annotations
 
@@ -21,6 +22,10 @@ WORDS = set(
     onto off out
     """.split()
 )
+
+
+QUESTIONS = set("what how which who whom whose whether where when why if that this these those it its they".split())
+"""Words that begin no docstring."""
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:
@@ -54,3 +59,28 @@ def test_names_say_what_things_are(package):
     total = sum(len(list(bindings(ast.parse(source)))) for source in sources.values())
     words = {str(path.relative_to(ROOT)): function_words(source) for path, source in sources.items()}
     assert sum(map(len, words.values())) <= 5 * total / 1000, {path: names for path, names in words.items() if names}
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    """The docstrings of a file: of modules, classes and functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                yield text
+
+
+def questions(source: str) -> list[str]:
+    """The first lines of docstrings that begin with one of `QUESTIONS`."""
+    lines = [text.splitlines()[0] for text in docstrings(ast.parse(source))]
+    return [line for line in lines if line.split()[0].strip("*,:;.").lower() in QUESTIONS]
+
+
+def test_docstrings_that_begin_with_a_question_are_found():
+    source = '"""Rows."""\n\n\ndef f():\n    """What follows."""\n\n\nclass A:\n    """It, again."""\n'
+    assert questions(source) == ["What follows.", "It, again."]
+
+
+@pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax"])
+def test_docstrings_begin_with_a_noun_or_a_verb(package):
+    found = {str(path.relative_to(ROOT)): questions(path.read_text()) for path in (ROOT / package).rglob("*.py")}
+    assert not {path: lines for path, lines in found.items() if lines}

@@ -177,7 +177,7 @@ def models() -> dict[str, Any]:
     hub = expanded(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub")))
     names = sorted(p.name.removeprefix("models--").replace("--", "/") for p in hub.glob("models--*") if p.is_dir())
     packaged, encoders = (
-        {name: "" if model.folder() else f"make {model.make}" for name, model in registry.items()}
+        {name: "" if model.folder() else model.install for name, model in registry.items()}
         for registry in (LANGUAGE_MODELS, ENCODERS)
     )
     return {"packaged": packaged, "hub_cache": str(hub), "hub": names, "encoders": {"hashed n-grams": "", **encoders}}

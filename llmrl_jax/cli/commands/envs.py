@@ -1,4 +1,4 @@
-"""List, describe and play the worlds; have a bot demonstrate them."""
+"""List, describe and play the environments; have a bot demonstrate them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tyro
 def list_ids(
     filter: Annotated[str, tyro.conf.Positional] = "", show: Literal["about", "ids"] = "about", json: bool = False
 ) -> None:
-    """List the worlds by family, with a line about each.
+    """List the environments by family, with a line about each.
 
     Args:
         filter: Substring of the ids to list, case-insensitive; empty: all.
@@ -49,7 +49,7 @@ def list_ids(
 
 
 def _description(family: str) -> str:
-    """The first sentence of the docstring of a family's folder; empty for worlds of other packages."""
+    """The first sentence of the docstring of a family's folder; empty for those of other packages."""
     from llmrl_jax.cli.main import first_sentence
 
     module = sys.modules.get(f"envs_jax.{family}")
@@ -57,10 +57,10 @@ def _description(family: str) -> str:
 
 
 def show(id: tyro.conf.Positional[str], seed: int = 0) -> None:
-    """Show a world's spaces, actions and parameters, and its first observation with its strings.
+    """Show an environment's spaces, actions and parameters, and its first observation with its strings.
 
     Args:
-        id: Id of the world, as in `llmrl envs list`; options after a question mark.
+        id: Id of the environment, as in `llmrl envs list`; options after a question mark.
         seed: Seed of the first episode.
     """
     import jax
@@ -97,12 +97,12 @@ def play(
     actions: str = "",
     gif: Path | None = None,
 ) -> None:
-    """Play a discrete world: type an action's number, name or key; r restarts, ? helps, q quits.
+    """Play a discrete environment: type an action's number, name or key; r restarts, ? helps, q quits.
 
     Reads one key at a time from a terminal (including arrows), else one line at a time; `--actions` needs neither.
 
     Args:
-        id: Id of the world, as in `llmrl envs list`; options after a question mark.
+        id: Id of the environment, as in `llmrl envs list`; options after a question mark.
         seed: Seed of the episodes.
         picture: How to draw the state: colour (24-bit terminal), ascii, off; auto: colour on a terminal.
         max_steps: Steps after which to stop; 0: none.

@@ -62,7 +62,7 @@ def generate(
     """Sample continuations of a prompt and print them.
 
     Args:
-        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`).
+        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (`llmrl doctor` says how to get it).
         prompt: The text to continue.
         adapter: A peft adapter of the model: a folder or hub id; empty: none.
         quantize: Store the matrices in 8.5 (int8) or 4.5 (nf4) bits per weight.

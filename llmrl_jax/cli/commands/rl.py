@@ -1,4 +1,4 @@
-"""Reinforcement learning without language: train an algorithm in a world, or on recorded steps."""
+"""Reinforcement learning without language: train an algorithm in an environment, or on recorded steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FREQUENT = (
 
 @command(RLRun, start=start, frequent=FREQUENT)
 def train(config: RLRun) -> int:
-    """Train an algorithm in a world: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
+    """Train an algorithm in an environment: `llmrl rl train --algo ppo --env CartPole-v1 --steps 1e6`.
 
     Offline algorithms learn from recorded steps: `llmrl rl train --algo iql --data FILE`; `--env` evaluates them there.
     The options of the algorithm have its name as prefix, such as `--dqn.n-step 3`: `--algo dqn --help-all` lists them.

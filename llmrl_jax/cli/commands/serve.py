@@ -32,7 +32,7 @@ def serve(
     """Serve a language model: /v1/models, /v1/completions, /v1/chat/completions, /v1/score, /metrics and /health.
 
     Args:
-        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (see `make smollm2`).
+        model: A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (`llmrl doctor` says how to get it).
         adapter: A peft adapter of the model: a folder or hub id; empty: none.
         chat_template: Replaces the model's own: `plain` (the messages joined), or a file with a template.
         name: The model's name in requests; empty: the name of the folder or file, or the hub id.

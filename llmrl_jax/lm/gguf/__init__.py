@@ -5,7 +5,7 @@ tensors), so that one check and one reader serve both.
 """
 
 from llmrl_jax.lm.gguf.file import SUFFIX, Header, is_gguf, part_of_bytes, read_header
-from llmrl_jax.lm.gguf.model import GGUFTensors, hf_config
+from llmrl_jax.lm.gguf.model import GGUFTensors, check_decoder, hf_config
 from llmrl_jax.lm.gguf.tokenizer import end_tokens, read_tokenizer, tokenizer_config
 
 
@@ -13,6 +13,7 @@ __all__ = [
     "SUFFIX",
     "GGUFTensors",
     "Header",
+    "check_decoder",
     "end_tokens",
     "hf_config",
     "is_gguf",

@@ -87,8 +87,7 @@ class GGUFTensors(TensorSource):
             name: Spec(entry.type if entry.type in _FLOATS else "F32", entry.shape)
             for name, entry in self._entries.items()
         }
-        if any(entry.type not in _FLOATS for entry in self._entries.values()):
-            _decoder()
+        check_decoder(header)
         with ExitStack() as stack:
             files = {entry.file for entry in self._entries.values()}
             self._files = {file: stack.enter_context(open(file, "rb", buffering=0)) for file in sorted(files)}
@@ -128,6 +127,12 @@ class GGUFTensors(TensorSource):
                 raise ValueError(f"{self.file(name)} was cut short while {name} was read from it; copy it again")
             raw, start = raw[length:], start + length
         return data
+
+
+def check_decoder(header: Header) -> None:
+    """**Raises** `ModuleNotFoundError`, with the remedy, if a file is quantised and `gguf` is not installed."""
+    if any(entry.type not in _FLOATS for entry in header.tensors.values()):
+        _decoder()
 
 
 def _decoder() -> Any:

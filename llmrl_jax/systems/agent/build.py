@@ -22,6 +22,7 @@ from llmrl_jax.core.draw import draw
 from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.policy import TurnPolicy
@@ -169,6 +170,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
         sizes = config.embedded.llama(tokenizer, 4096)
         ends: tuple[int, ...] = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     else:
+        check_weights(config.model)
         sizes, tokenizer = lm.read_config(config.model), load_tokenizer(lm.locate(config.model))
         ends = lm.end_tokens(config.model, tokenizer)
         options["param_dtype"] = jnp.dtype(jnp.float32) if config.tune == "full" else options["dtype"]

@@ -30,16 +30,16 @@ state, compared (`group.advantage`); `gigpo`: also turns with equal observations
 
 @dataclass(frozen=True)
 class AgentConfig(Checked):
-    """The world, the model, and the rules of the conversation."""
+    """The environment, the model, and the rules of the conversation."""
 
     env: str = "BabyAI-Text/GoToLocalS6N2-v0"
-    """A world with text (`llmrl envs list text`)."""
+    """An environment with text (`llmrl envs list text`)."""
     num_actions: NonNegativeInt = 0
-    """Only the first so many actions of the world; 0: all."""
+    """Only the first so many actions of the environment; 0: all."""
     task: str = ""
-    """Only this one of the world's tasks, as in `--env BabyAI-Text/MixedTrainLocal-v0 --task go_to`; empty: all."""
+    """Only this task of the environment, as in `--env BabyAI-Text/MixedTrainLocal-v0 --task go_to`; empty: all."""
     max_turns: NonNegativeInt = 0
-    """Turns after which an episode ends by a time-out, in worlds with the parameter max_steps; 0: the world's own."""
+    """Turns after which an episode ends by a time-out, in environments with the parameter max_steps; 0: as they are."""
     model: str = EMBEDDED
     """`embedded`, a small Llama with random weights; or a model folder, a GGUF file, a packaged model or a hub id."""
     embedded: SmallConfig = field(default_factory=lambda: SmallConfig(hidden_size=96, layers=2, intermediate_size=256))
@@ -55,7 +55,7 @@ class AgentConfig(Checked):
     value_width: PositiveInt = 256
     """Units of each of the critic's two hidden layers."""
     wording: Literal["plain", "chatml"] = "plain"
-    """The text around what the world says; `chatml` for chat models with its markers."""
+    """The text around that of the environment; `chatml` for chat models with its markers."""
     format: Literal["plain", "tags", "cot", "robust_cot", "naive", "robust_naive", "action"] = "plain"
     """How a reply names its action (`llmrl_jax.multiturn.replies.FORMATS`)."""
     think: bool = True
@@ -67,13 +67,13 @@ class AgentConfig(Checked):
     temperature: PositiveFloat = 1.0
     """Temperature of the policy, in play and in the update."""
     default_action: str = ""
-    """What a reply that names no action does; empty: the world's first action."""
+    """What a reply that names no action does; empty: the environment's first action."""
     memory: Memory = "append"
     """What the model sees of an episode: all of it, or a prompt built again at each turn."""
     window: NonNegativeInt = 0
     """With memory reprompt: the last turns, with their replies, that are seen besides the current one."""
     mesh: str = ""
-    """Devices over which worlds and weights are split, such as `data=4,fsdp=2`; empty: one device."""
+    """Devices over which environments and weights are split, such as `data=4,fsdp=2`; empty: one device."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TrainConfig(Checked):
     algo: Algorithm = "turn_ppo"
     """The learner."""
     steps: Steps = field(default=5_000_000, metadata=FREE)
-    """Tokens of all worlds, read and written, rounded up to whole updates."""
+    """Tokens of all environments, read and written, rounded up to whole updates."""
     ppo: TurnPPOConfig = field(default_factory=TurnPPOConfig)
     """With `algo` turn_ppo and token_ppo."""
     group: GroupConfig = field(default_factory=GroupConfig)
@@ -171,7 +171,7 @@ bonus, lets the policy decide."""
 DEMO_UPDATES = 40
 """Updates of the demo's RL: about 28,000 turns with every learner."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
-"""Tokens of each world in an update: of PPO, and of whole episodes of 24 turns."""
+"""Tokens of each environment in an update: of PPO, and of whole episodes of 24 turns."""
 
 
 def demo_config(steps: int | None = None, algo: Algorithm = "token_ppo") -> TrainConfig:

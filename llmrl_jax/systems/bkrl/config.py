@@ -321,8 +321,8 @@ class GoalsRun(Checked):
     shown: NonNegativeInt = 20
     """Earlier goals that a prompt shows, the most frequent first."""
     encoder: str = AUTO
-    """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
-    words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
+    """Sentence encoder: `auto`, MiniLM if it is installed (see `llmrl doctor`), else the hashed encoder, which knows
+    equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
     threshold: Annotated[float, In("[-1, 1)", "no cosine exceeds 1: take 0.99 for an exact match")] = 0.0
     """Cosine that must be exceeded; below it the potential is 0. Published: 0.85, for an encoder whose cosines are all
     high."""

@@ -221,6 +221,8 @@ def load_manifest(folder: str | Path, kind: str = "") -> Manifest:
     if not path.is_file():
         published = [name for name in _PUBLISHED if (folder / name).is_file() or folder.name == name]
         remedy = f"; {published[0]} is the published program's: {_PUBLISHED[published[0]]}" if published else ""
+        if not published and folder.suffix == ".py":
+            remedy = f"; {folder.name} is a program: {_PUBLISHED['code-final.py']}"
         raise FileNotFoundError(
             f"there is no potential in {folder}: `llmrl bkrl code`, `prefer` and `goals` write them, with a {MANIFEST}"
             + remedy

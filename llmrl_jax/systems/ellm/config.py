@@ -1,4 +1,4 @@
-"""Settings of ELLM (world, goals, agent, learner), presets, and the settings of its commands, which config.json has."""
+"""Settings of ELLM (environment, goals, agent, learner), presets, and its commands' settings, which config.json has."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ChatGoals(Checked):
 
 @dataclass(frozen=True)
 class Judge(Checked):
-    """Settings of questions to a chat model about every object and place, in a world with closed-form goals."""
+    """Settings of questions to a chat model about every object and place, in an environment with closed-form goals."""
 
     PREFIX: ClassVar[str] = "judge."
 
@@ -79,7 +79,7 @@ class Judge(Checked):
 
 @dataclass(frozen=True)
 class EllmConfig(Checked):
-    """World, goals, agent and learner."""
+    """Environment, goals, agent and learner."""
 
     env: str = "CrafterText-v1"
     """Environment id, such as `CrafterText-v1`, `CrafterText-v1?actions=27` or `Housekeep-Task1-v0`."""
@@ -101,13 +101,13 @@ class EllmConfig(Checked):
     uniform_goals: Annotated[PositiveInt, Needs("suggester", "uniform")] = 10
     """With suggester `uniform`: goals drawn per step."""
     extrinsic: NonNegativeFloat = 0.0
-    """Weight of the world's own reward, which is added to that for goals."""
+    """Weight of the environment's own reward, which is added to that for goals."""
     bonus: Literal["none", "rnd", "noveld", "apt"] = "none"
     """Novelty as a further reward: `rnd`, random network distillation; `noveld`, the difference of RND's novelty;
     `apt`, distance to the nearest neighbours in a learned space."""
     encoder: str = AUTO
-    """Sentence encoder: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder, which knows equal
-    words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
+    """Sentence encoder: `auto`, MiniLM if it is installed (see `llmrl doctor`), else the hashed encoder, which knows
+    equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`."""
     observe: Literal["symbols", "symbols+text", "text", "pixels", "pixels+text"] = "symbols"
     """What the agent observes, besides goals: `symbols`, the map's codes and the inventory; `text`, the captions;
     `pixels`, pictures: four gray frames of 84 x 84 unless the options of `env` say otherwise, as in
@@ -149,7 +149,7 @@ class EllmConfig(Checked):
         if not goals and not self.extrinsic and self.bonus == "none":
             raise ValueError(
                 f"suggester is {self.suggester}, intrinsic {self.intrinsic:g}, extrinsic 0 and bonus none, so that "
-                "there is no reward: choose a --suggester, a --bonus, or --extrinsic 1 for the world's own reward"
+                "there is no reward: choose a --suggester, a --bonus, or --extrinsic 1 for that of the environment"
             )
         if self.suggester == "chat" and self.bonus != "none":
             raise ValueError(f"bonus is {self.bonus}, which does not combine with --suggester chat: leave --bonus out")
@@ -382,7 +382,7 @@ class CollectRun(Checked):
     KIND: ClassVar[str] = "ellm collect"
 
     ellm: Flattened = field(default_factory=lambda: EMBEDDED)
-    """With random play: the world, and goals for the report."""
+    """With random play: the environment, and goals for the report."""
     from_run: FromRun = ""
     """Folder of a run of `llmrl ellm pretrain` or `offline`: its agent plays; empty: random play."""
     checkpoint: Checkpoint = -1

@@ -283,8 +283,8 @@ class GoalWrapper(Wrapper):
     def render(self, state):
         return self.env.render(state.env)
 
-    def letters(self, state):
-        return self.env.letters(state.env)
+    def ascii(self, state):
+        return self.env.ascii(state.env)
 
     def describe(self, obs):
         """The captions and the goals that the agent sees."""

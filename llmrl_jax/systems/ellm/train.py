@@ -142,7 +142,7 @@ def _experiment(config: Any, built: Ellm, learner: Learner, guide: Any = None) -
         during=lambda state, key: agent(state, key, config.eval_episodes),
         about={"env": built.config.env},
         variables=variables,
-        film=lambda state, key, path: write_video(built, variables(None, state), key, path),
+        video=lambda state, key, path: write_video(built, variables(None, state), key, path),
         shown=built.spec.progress_metrics | PROGRESS_METRICS,
         unit="steps" if learner.unit == "environment steps" else learner.unit,
     )

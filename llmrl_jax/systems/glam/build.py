@@ -31,6 +31,7 @@ from llmrl_jax.core.draw import draw
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.score import costs
+from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.rl.dqn import make_dqn
@@ -192,6 +193,8 @@ def _model(
         sizes = config.embedded.llama(words, compiled.max_length * (2 if config.embedded.spare_words else 1) + 16)
     else:
         sizes = lm.read_config(config.model)
+        if config.init != "random":
+            check_weights(config.model)
         tokenizer = load_tokenizer(lm.locate(config.model))
         longest = sizes.max_position_embeddings - longest_answer(tokenizer, template)
         compiled = template.compile(tokenizer, min(config.max_prompt or longest, longest), heal=heal)

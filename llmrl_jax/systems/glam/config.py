@@ -85,8 +85,8 @@ class GlamConfig(Checked):
     env: str = "BabyAI-Text/MixedTrainLocal-v0"
     """Environment id, one of `llmrl envs list BabyAI-Text`."""
     model: str = EMBEDDED
-    """A Hugging Face folder or hub id, a GGUF file, smollm2-135m (see `make smollm2`), or `embedded`: a small Llama
-    with random weights."""
+    """A Hugging Face folder or hub id, a GGUF file, smollm2-135m (`llmrl doctor` says how to get it), or
+    `embedded`: a small Llama with random weights."""
     embedded: EmbeddedConfig = field(default_factory=EmbeddedConfig)
     """Sizes of the `embedded` model."""
     init: Literal["pretrained", "random", "embeddings"] = "pretrained"
@@ -132,7 +132,7 @@ class GlamConfig(Checked):
     """Factor applied to the environment's reward before learning."""
     dtype: ComputeDtype = "float32"
     """Compute dtype of the model; trained weights, log-probabilities and losses are always float32. `mixed`: float32,
-    with the factors of products with weights rounded to bfloat16 (see docs/language-model.md, Precision)."""
+    with the factors of products with weights rounded to bfloat16."""
     score_rows: NonNegativeInt = 0
     """Number of prompts scored at once, if it divides the batch. On a CPU, groups of 16 fit into the cache and run
     twice as fast. 0: all with one length; with several, a size that suits play and learning."""
@@ -405,12 +405,11 @@ class PostTestConfig(Checked):
     """Tests by name; parts are joined with +, as in go_to+french. Empty: the published tests. No change:
     `no_modification_test`; other words: `other_name_same_categories`, `adj_synonym`, `no_meaning_nouns`,
     `no_meaning_adj`, `no_meaning_words`, `change_intro_first_personne_speaker`, `change_intro_first_personne_agent`;
-    other actions: `synonym_actions`,
-    `second_synonym_actions`, `extra_actions`; other levels: `test_tasks`, `composition`, `go_to`; another language:
-    `french`."""
+    other actions: `synonym_actions`, `second_synonym_actions`, `extra_actions`; other levels: `test_tasks`,
+    `composition`, `go_to`; another language: `french`."""
     variants: bool = False
-    """The training prompt and equivalent variants of it, see `llmrl_jax/systems/glam/prompts.py`: instead of the
-    published tests, or in addition to `tests`."""
+    """The training prompt and equivalent ones, in other sentences and another order: instead of the published tests,
+    or in addition to `tests`."""
     episodes: PositiveInt = 1000
     """Episodes per test, each for sampled and greedy actions."""
     checkpoint: Annotated[int, In("[-1, inf)")] = -1

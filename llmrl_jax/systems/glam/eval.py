@@ -92,7 +92,7 @@ def make_experiment(
         "during": lambda state, key: players(config.eval_episodes)(state, key),
         "about": {"env": config.glam.env},
         "variables": lambda x, state: (*weights(state), x.env_params),
-        "film": lambda state, key, path: write_gif(agent, *weights(state), key, path),
+        "video": lambda state, key, path: write_gif(agent, *weights(state), key, path),
     }
     return Experiment(config, learner, agent.policy, agent.env, agent.env_params, **{**defaults, **options})
 

@@ -126,7 +126,8 @@ def check_observed(env: Environment) -> None:
         raise TypeError(
             f"{env.id!r} has {' and '.join(missing)}{has}: GLAM's prompt states a goal (its 'mission') and describes "
             "what is seen (its 'text'). It plays the ids that begin with BabyAI-Text/ (`llmrl envs list BabyAI-Text`); "
-            "`llmrl ellm` plays Crafter and Housekeep, `llmrl rl` worlds without text"
+            "`llmrl agent` plays all with text and a finite number of actions, `llmrl ellm` Crafter and Housekeep, and "
+            "`llmrl rl` those without text"
         )
 
 

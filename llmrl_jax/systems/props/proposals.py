@@ -47,7 +47,7 @@ _PUBLISHED = re.compile(r"params\[(\d+)\]:\s*([+-]?\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a reply, or a proposal in it, was rejected."""
+    """Reason why a reply, or a proposal in it, was rejected."""
 
     reason: Reason
     message: str

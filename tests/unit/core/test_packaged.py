@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def model(tmp_path, monkeypatch):
     (folder / "weights.bin").write_bytes(b"weights")
     monkeypatch.syspath_prepend(tmp_path)
     digest = hashlib.sha256(b"weights").hexdigest()
-    return Packaged("small", "a model", "a_model_package", "1.2", {"weights.bin": digest}, "", "weights.bin", "small")
+    return Packaged("small", "a model", "a_model_package", "1.2", {"weights.bin": digest}, "", "weights.bin")
 
 
 def test_it_is_located_and_never_imported(model):
@@ -37,7 +38,7 @@ def test_it_is_located_and_never_imported(model):
 def test_other_files_are_refused_by_their_sum(model):
     path = model.locate()
     path.write_bytes(b"other weights")
-    with pytest.raises(ValueError, match=r"weights\.bin.*a-model-package 1\.2.*make small"):
+    with pytest.raises(ValueError, match=r"weights\.bin.*a-model-package 1\.2.*--no-deps"):
         model.locate()
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no weights\.bin"):
@@ -52,7 +53,8 @@ def test_a_missing_one_says_how_to_install_it(model):
 
 
 @pytest.mark.parametrize("known", [*LANGUAGE_MODELS.values(), *ENCODERS.values()], ids=lambda m: m.name)
-def test_the_makefile_installs_the_pinned_version(known):
-    makefile = (ROOT / "Makefile").read_text()
-    assert f"{known.make.upper()} := {known.distribution}=={known.version}\n" in makefile
-    assert f"\n{known.make}: " in makefile and known.name == known.name.lower()
+def test_the_makefile_and_the_pages_install_the_pinned_version(known):
+    needed = f"{known.distribution}=={known.version}"
+    assert f" := {needed}\n" in (ROOT / "Makefile").read_text() and known.name == known.name.lower()
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert {*re.findall(rf"{known.distribution}==[\d.]+", pages)} == {needed}

@@ -39,7 +39,7 @@ class HostLake:
     table = LAKE.table
 
     def text(self):
-        return ", ".join(LAKE.letters(ToyTextState(self.index, self.time)).split("\n")) + ","
+        return ", ".join(LAKE.ascii(ToyTextState(self.index, self.time)).split("\n")) + ","
 
     def reset(self, *, seed=None):
         self.index, self.time = int(LAKE.starts[0]), 0

@@ -45,7 +45,7 @@ def test_what_was_not_seen_is_not_drawn(state):
     hat, seen = 2, state.seen_objects.copy()
     moved = state.replace(spot=np.where(np.arange(10) == hat, free, state.spot).astype(np.int16))
     same = np.array_equal(ENV.render(state)[:, : WIDTH * TILE], ENV.render(moved)[:, : WIDTH * TILE])
-    assert not seen[hat] and same and ENV.letters(state) == ENV.letters(moved)
+    assert not seen[hat] and same and ENV.ascii(state) == ENV.ascii(moved)
     # nor is the name of a receptacle
     table, bed = (slice(6 * TILE, 8 * TILE), slice(5 * TILE, 9 * TILE)), (slice(530, 620), slice(410, 550))
     knows, forgot = ENV.render(state), ENV.render(state.replace(seen_receptacles=np.zeros(2, np.uint32)))
@@ -57,17 +57,17 @@ def test_what_was_not_seen_is_not_drawn(state):
 def test_what_is_held(state):
     held = state.replace(held=np.int32(0), spot=np.where(np.arange(10) == 0, -1, state.spot).astype(np.int16))
     assert not np.array_equal(tile(ENV.render(held), 4, 6), tile(ENV.render(state), 4, 6))
-    assert "0 lemon: in hand" in ENV.letters(held).splitlines()
+    assert "0 lemon: in hand" in ENV.ascii(held).splitlines()
 
 
 def test_letters(state):
-    lines = ENV.letters(state).splitlines()
+    lines = ENV.ascii(state).splitlines()
     assert [len(line) for line in lines[:30]] == [WIDTH] * 30
     assert lines[4] == "#    .v..    #       bb#"
     assert lines[8] == "#     c0     #         #"
     assert lines[30:33] == ["looks low", "0 lemon: kitchen chair (low)", "1 table lamp: living room coffee table (low)"]
     assert lines[33] == "2 not seen yet"
-    looking_up = ENV.letters(state.replace(pitch=jnp.int32(2))).splitlines()
+    looking_up = ENV.ascii(state.replace(pitch=jnp.int32(2))).splitlines()
     assert looking_up[1] == "#fftt--ttmm--#------   #"
 
 

@@ -184,7 +184,7 @@ def test_a_live_environment_is_imported():
 def test_letters_and_pictures():
     env, _ = make("2048-v0")
     state = env.state_of([[2, 0, 0, 2048], *[[0] * 4] * 3])
-    assert env.letters(state).splitlines()[:2] == ["   2    .    . 2048", "   .    .    .    ."]
+    assert env.ascii(state).splitlines()[:2] == ["   2    .    . 2048", "   .    .    .    ."]
     picture, same = env.render(state), env.render(env.state_of([[4, 0, 0, 2048], *[[0] * 4] * 3]))
     assert picture.shape == (256, 256, 3) and (picture[:64, :64] != same[:64, :64]).any()
     assert (picture[:, 64:] == same[:, 64:]).all()

@@ -92,7 +92,7 @@ def test_what_is_shown():
         obs, state, *_ = step(jax.random.key(0), state, jnp.int32(0), params)
     assert texts[3] == "How many apples did you see?" and set(texts[:3]) <= {"You see a pear.", "You see an apple."}
     assert int(state.answer) == 1 + texts.count("You see an apple.")
-    assert env.letters(state.replace(time=1)).splitlines()[1] == f"> {texts[1]}"
+    assert env.ascii(state.replace(time=1)).splitlines()[1] == f"> {texts[1]}"
     # fewer turns, within the same compiled program
     few, shorter = params.replace(turns=1), []
     obs, state = env.reset(jax.random.key(3), few)

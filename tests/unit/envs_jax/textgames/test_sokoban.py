@@ -114,7 +114,7 @@ def test_the_room_of_a_row_does_not_depend_on_the_batch():
 def test_shortest_solutions(rows, moves):
     env, _ = make("SokobanText-v0")
     state = env.state_of(rows)
-    assert env.letters(state) == "\n".join(rows) == env.describe(env.observe(state))["text"]
+    assert env.ascii(state) == "\n".join(rows) == env.describe(env.observe(state))["text"]
     solution = solve(env.board(state.room))
     assert solution is None if moves is None else len(solution) == moves
 
@@ -151,7 +151,7 @@ def test_a_live_environment_is_imported():
     theirs.num_env_steps = 3
     obs, imported = import_state(theirs, env, params)
     assert (
-        env.letters(imported) == "\n".join(ROOM) and imported.time == 3 and env.describe(obs)["text"] == "\n".join(ROOM)
+        env.ascii(imported) == "\n".join(ROOM) and imported.time == 3 and env.describe(obs)["text"] == "\n".join(ROOM)
     )
     theirs.room_state = np.where(cells == 4, 1, cells)
     with pytest.raises(ValueError, match="0 boxes"):

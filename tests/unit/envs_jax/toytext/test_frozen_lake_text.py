@@ -21,7 +21,7 @@ def test_the_text_of_every_cell_of_every_map():
     for index in range(20 * 16):
         desc = np.array([list(row) for row in random_map(index // 16, 4)], "S1")
         text = env.describe({"text": captions["text"][index]})["text"]
-        assert text == lake_text(desc, index % 16) == env.letters(ToyTextState(jnp.int32(index), jnp.int32(0)))
+        assert text == lake_text(desc, index % 16) == env.ascii(ToyTextState(jnp.int32(index), jnp.int32(0)))
     assert captions["cell"].tolist() == list(range(16)) * 20
     one, _ = envs_jax.make("FrozenLakeText-v1?random_maps=0")
     assert one.describe(one._observe(jnp.int32(5)))["text"] == "____\n_X_O\n___O\nO__G"

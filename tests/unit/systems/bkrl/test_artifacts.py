@@ -59,6 +59,8 @@ def test_published_folders_are_no_potentials_yet(tmp_path):
             with pytest.raises(FileNotFoundError, match=f"{name}.*{option}"):
                 load_manifest(path)
         (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"mine\.py.*--program"):
+        load_manifest(tmp_path / "mine.py")
 
 
 def test_our_programs_are_read_as_they_stand(tmp_path):
