@@ -64,7 +64,7 @@ def parsed(package):
 def test_names_say_what_things_are(package):
     names = {path: list(bindings(tree)) for path, tree in parsed(package).items()}
     total = sum(map(len, names.values()))
-    words = {str(path.relative_to(ROOT)): function_words(bound) for path, bound in names.items()}
+    words = {path: function_words(bound) for path, bound in names.items()}
     assert sum(map(len, words.values())) <= 5 * total / 1000, {path: found for path, found in words.items() if found}
 
 
