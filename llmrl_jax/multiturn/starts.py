@@ -43,8 +43,8 @@ class Starts:
     @staticmethod
     def empty(size: int, obs: Any, env: Any) -> Starts:
         """None of use. **Arguments:** `size`, `S`; `obs` and `env`, any start."""
-        filled = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), (obs, env))
-        return Starts(*filled, jnp.zeros(size))
+        obs, env = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), (obs, env))
+        return Starts(obs, env, jnp.zeros(size))
 
     def draw(self, key: jax.Array, groups: int, share: Any) -> Draw:
         """Starts of groups, without replacement, with probabilities proportional to `p (1 - p)`.
