@@ -13,12 +13,12 @@ import pytest
 from envs_jax.toytext.frozen_lake import FrozenLake
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.multiturn.credit import largest_groups
-from llmrl_jax.multiturn.group import GroupConfig, GroupLearner, make_group_learner
+from llmrl_jax.multiturn.group import GroupConfig, GroupLearner
 from llmrl_jax.multiturn.starts import Draw, Starts
 from llmrl_jax.run import RunConfig, train
 from llmrl_jax.systems.agent import build as building
 from llmrl_jax.systems.agent.config import AgentConfig
-from tests.unit.multiturn.conversations import GROUP, SIZES, agent
+from tests.unit.multiturn.conversations import SIZES
 
 
 LEVELS = ("GGGGGGG", "GSGSGSG", "GGGGGGG", "HHHHHHH", "SSSSSSS", "HHHHHHH", "FFFFFFF", "FGSGFFS")
@@ -194,9 +194,7 @@ def test_nothing_of_them_is_in_a_program_without(monkeypatch):
 @pytest.mark.slow
 def test_a_run_resumes_bit_for_bit(tmp_path):
     """Four updates at once, and the last two again from the files of the second."""
-    program = agent(decoding="constrained")
-    config = replace(GROUP, group=2, replay_groups=0.5, starts=6, keep="top_p", keep_groups=0.9)
-    learner = make_group_learner(config, program.policy, program.env, program.env_params)
+    learner = learner_of().learner()
 
     def run(**options):
         settings = RunConfig(name="run", out=str(tmp_path), progress="off", checkpoint_every=2, **options)

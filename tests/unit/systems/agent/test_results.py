@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.report.runs import flat
-from llmrl_jax.systems.agent.config import DEMO_CLONE, demo_config
+from llmrl_jax.systems.agent.config import DEMO_CLONE, Algorithm, demo_config
 
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "systems" / "agent-results.md").read_text()
 RESULTS = ROOT / "experiments" / "results"
+NAMES = {"scoring": "scores three actions (GLAM's PPO)", "turn_ppo": "writes (`turn_ppo`)"}
 
 
 def cell(rates: list[float]) -> str:
@@ -42,3 +47,24 @@ def test_the_demo():
         valid = f"{run['valid']['before']:.3f}, {run['valid']['after']:.3f}"
         row = [run["seed"], *rates, valid, round(run["total_seconds"])]
         assert f"| {' | '.join(map(str, row))} |" in PAGE
+
+
+@pytest.mark.parametrize("algo", get_args(Algorithm))
+def test_learners_in_the_demo(algo):
+    record = json.loads((RESULTS / "agent_demo" / f"{algo}.json").read_text())
+    for run in record["seeds"][:3]:
+        rates = [cell(run[when]) for when in ("before", "after", "after_greedy")]
+        turns = [f"{run[f'turns_to_{level}']:,}" if run[f"turns_to_{level}"] else "" for level in (0.8, 0.9)]
+        assert f"| `{algo}` | {run['seed']} | {' | '.join([*rates, *turns])} |" in PAGE
+        assert run["after"][0] >= 0.9 and run["valid"]["after"] >= 0.99
+
+
+def test_writing_beside_scoring():
+    record = json.loads((RESULTS / "agent_scoring" / "scoring.json").read_text())
+    for name in ("scoring", "turn_ppo"):
+        for run in record[name]:
+            turns = [f"{run[f'turns_to_{level}']:,}" if run[f"turns_to_{level}"] else "" for level in (0.8, 0.9)]
+            row = [run["seed"], cell(run["before"]), cell(run["after"]), *turns]
+            assert f"| {NAMES[name]} | {' | '.join(map(str, row))} |" in PAGE
+    slowest = max(run["turns_to_0.8"] for run in record["turn_ppo"])
+    assert slowest <= 1.5 * min(run["turns_to_0.8"] or math.inf for run in record["scoring"])
