@@ -31,7 +31,7 @@ class Draw:
 
 @struct.dataclass
 class Starts:
-    """`S` starts of episodes: states of the world with their first observations."""
+    """`S` starts of episodes: states of the environment with their first observations."""
 
     obs: Any
     """Leaves `[S, ...]`."""
@@ -85,8 +85,8 @@ def weight(success: Float[Array, "*b"]) -> Float[Array, "*b"]:
 
 
 def succeeded(record: Record, steps: Steps) -> Bool[Array, " N"]:
-    """Whether each row's episode succeeded: the world says so (`info["success"]`) at its end, or, in one that says
-    nothing of it, its return is positive."""
+    """Whether each row's episode succeeded: the environment says so (`info["success"]`) at its end, or, in one that
+    says nothing of it, its return is positive."""
     if "success" in steps.info:
         return jnp.any(steps.done & steps.info["success"].astype(bool), axis=1)
     return jnp.sum(jnp.where(record.acts, record.reward, 0.0), axis=1) > 0
