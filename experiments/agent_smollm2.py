@@ -98,7 +98,7 @@ def finished(out: Path, name: str, *arguments: str) -> dict[str, Any]:
 
 
 def as_it_is(x: Experiment) -> dict[str, Any]:
-    """The model before imitation, told what to do in its own chat markers, in every task: free replies in the first
+    """The model before imitation, asked what to do in its own chat markers, in every task: free replies in the first
     turns of some episodes."""
     rows = {}
     for name, task in TASKS.items():

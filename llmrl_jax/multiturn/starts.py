@@ -26,7 +26,7 @@ class Draw:
     index: Int[Array, " G"]
     """Of a stored start; no two are equal."""
     stored: Bool[Array, " G"]
-    """Whether a group begins there; else in a fresh one."""
+    """True for a group that begins there; else it begins in a fresh one."""
 
 
 @struct.dataclass
@@ -43,8 +43,8 @@ class Starts:
     @staticmethod
     def empty(size: int, obs: Any, env: Any) -> Starts:
         """None of use. **Arguments:** `size`, `S`; `obs` and `env`, any start."""
-        filled = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), (obs, env))
-        return Starts(*filled, jnp.zeros(size))
+        obs, env = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), (obs, env))
+        return Starts(obs, env, jnp.zeros(size))
 
     def draw(self, key: jax.Array, groups: int, share: Any) -> Draw:
         """Starts of groups, without replacement, with probabilities proportional to `p (1 - p)`.
@@ -85,8 +85,8 @@ def weight(success: Float[Array, "*b"]) -> Float[Array, "*b"]:
 
 
 def succeeded(record: Record, steps: Steps) -> Bool[Array, " N"]:
-    """Whether each row's episode succeeded: the environment says so (`info["success"]`) at its end, or, in one that
-    says nothing of it, its return is positive."""
+    """Success of each row's episode: its environment says so (`info["success"]`) at the end, or, in one that says
+    nothing of it, the return is positive."""
     if "success" in steps.info:
         return jnp.any(steps.done & steps.info["success"].astype(bool), axis=1)
     return jnp.sum(jnp.where(record.acts, record.reward, 0.0), axis=1) > 0

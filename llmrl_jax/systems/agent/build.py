@@ -77,7 +77,8 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
             raise TypeError(f"max_turns is {config.max_turns}, but {config.env} has no parameter max_steps: leave it 0")
         params = params.replace(max_steps=np.int32(config.max_turns))
     if config.task:
-        tasks = env.unwrapped.task_names if hasattr(params, "task_weights") else ()
+        unwrapped: Any = env.unwrapped
+        tasks = unwrapped.task_names if hasattr(params, "task_weights") else ()
         if config.task not in tasks:
             there = f"has {', '.join(tasks)}" if tasks else "has no tasks: leave it empty"
             raise ValueError(f"task is {config.task!r}, but {config.env} {there}")
