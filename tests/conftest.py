@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compilation import xla_flags
+from tests.compilation import compile_less, xla_flags
 
 
 CACHE = Path(__file__).parent.parent / ".jax_cache"
@@ -27,6 +27,7 @@ if CACHE.is_dir():
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 else:
     os.environ.setdefault("LLMRL_COMPILATION_CACHE", "off")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start compile our modules once, not each its own
 gc.set_threshold(50_000, 20, 50)  # traces are millions of small objects, and nearly all of them stay
 
 if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
@@ -34,6 +35,8 @@ if os.environ.get("LLMRL_TYPECHECK", "1") != "0":
     from jaxtyping import install_import_hook
 
     install_import_hook(["envs_jax", "llmrl_jax"], "typecheck.check")
+if QUICK:
+    compile_less()
 from tests.tokenizer_fixtures import bare, bpe, greedy, sentencepiece  # noqa: E402, F401 - fixtures; after the hook above
 
 
@@ -75,18 +78,25 @@ the rest take longest: what needs more than a few seconds belongs here."""
 def pytest_collection_modifyitems(config, items):
     """Mark what is heavy, and skip worlds whose package is missing. Of several processes none should get the pages
     last, when the others have nothing to do."""
-    heavy = [Path(__file__).parent / "unit" / name for name in HEAVY]
+    paths = {item.path for item in items}
+    unit = Path(__file__).parent / "unit"
+    heavy = {path for path in paths if any(path.is_relative_to(unit / name) for name in HEAVY)}
     for item in items:
-        if any(item.path == path or path in item.path.parents for path in heavy):
+        if item.path in heavy:
             item.add_marker(pytest.mark.heavy)
     if importlib.util.find_spec("metaworld") is None:
         for item in items:
             if str(getattr(item, "callspec", None) and item.callspec.params.get("id")).startswith("MetaWorld"):
                 item.add_marker(pytest.mark.skip(reason="its scenes need the package metaworld"))
     if hasattr(config, "workerinput"):
-        folders = [item.path.relative_to(config.rootpath).parts[1] for item in items]
-        order = {id(item): -RUNGS.index(folder) if folder in RUNGS else 0 for item, folder in zip(items, folders)}
-        items.sort(key=lambda item: order[id(item)])
+        folders = {path: path.relative_to(config.rootpath).parts[1] for path in paths}
+        order = {path: -RUNGS.index(folder) if folder in RUNGS else 0 for path, folder in folders.items()}
+        items.sort(key=lambda item: order[item.path])
+
+
+def pytest_collection_finish():
+    """Leave what is there from now on to the end out of garbage collections."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):

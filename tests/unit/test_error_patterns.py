@@ -45,29 +45,32 @@ def column(function: ast.FunctionDef, name: str) -> Iterator[ast.Constant]:
                 yield from strings(values[labels.index(name)])
 
 
+def expressions(node: ast.AST) -> list[ast.expr]:
+    """The expressions of a node that an error is compared with."""
+    if isinstance(node, ast.Call):
+        rows = node.args[2:3] if isinstance(node.func, ast.Name) and node.func.id in TABLE_ROWS else []
+        return [keyword.value for keyword in node.keywords if keyword.arg == "match"] + rows
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+        text = ast.unparse(node.comparators[0])
+        return [node.left] if ".err" in text or "str(" in text else []
+    return []
+
+
 def patterns(source: str) -> Iterator[ast.Constant]:
-    """The strings by which a file recognises errors: `match=`, rows of bad input, and what stderr must contain."""
-    for function in ast.walk(ast.parse(source)):
-        if not isinstance(function, ast.FunctionDef | ast.Module):
-            continue
-        named = isinstance(function, ast.FunctionDef)  # a name is looked up in its function; the rest is read once
-        for node in ast.walk(function):
-            expected: list[ast.AST] = []
-            if isinstance(node, ast.Call):
-                expected = [keyword.value for keyword in node.keywords if keyword.arg == "match"]
-                expected += node.args[2:3] if isinstance(node.func, ast.Name) and node.func.id in TABLE_ROWS else []
-            elif (
-                isinstance(node, ast.Compare)
-                and isinstance(node.ops[0], ast.In)
-                and isinstance(node.left, ast.Name) == named
-            ):
-                text = ast.unparse(node.comparators[0])
-                expected = [node.left] if ".err" in text or "str(" in text else []
-            for value in expected:
-                if not named:
-                    yield from strings(value)
-                elif isinstance(value, ast.Name):
+    """The strings by which a file recognises errors: `match=`, rows of bad input, and what stderr must contain. A name
+    is looked up in the functions around it."""
+    stack: list[tuple[ast.AST, tuple[ast.FunctionDef, ...]]] = [(ast.parse(source), ())]
+    while stack:
+        node, functions = stack.pop()
+        if isinstance(node, ast.FunctionDef):
+            functions = (*functions, node)
+        for value in expressions(node):
+            if isinstance(value, ast.Name):
+                for function in functions:
                     yield from column(function, value.id)
+            else:
+                yield from strings(value)
+        stack.extend((child, functions) for child in ast.iter_child_nodes(node))
 
 
 def pinned(source: str) -> list[str]:

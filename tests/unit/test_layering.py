@@ -200,7 +200,7 @@ def imports(path: Path) -> set[str]:
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.expr) or isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
         if isinstance(node, ast.FunctionDef) and node.name == "experiment":
             return
@@ -253,9 +253,17 @@ def test_a_circle_is_found(tmp_path):
 # -------------------------------------------------------------------------------------------------- the sources
 
 
+PRIVATE = re.compile(
+    rf"\b(?:{'|'.join(PACKAGES)})\b[\w.]*(?:\._| +import\b(?:[^(\n\\]|\\\n)*\b_| +import +\((?:[^)#]|#[^\n]*)*\b_)"
+)
+"""An import of a private name in a source: most files have none and need no parsing."""
+
+
 def private_imports(source: str) -> list[str]:
     """The underscore names that a file takes out of our packages."""
-    names = []
+    names: list[str] = []
+    if not PRIVATE.search(source):
+        return names
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]

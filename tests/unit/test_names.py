@@ -4,7 +4,8 @@ begin with a noun or a verb, and not with a question."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -43,22 +44,28 @@ def bindings(tree: ast.AST) -> Iterator[str]:
             yield node.asname
 
 
-def function_words(source: str) -> list[str]:
-    """The bindings that are function words."""
-    return [name for name in bindings(ast.parse(source)) if name.strip("_").lower() in WORDS]
+def function_words(names: Iterable[str]) -> list[str]:
+    """The names that are function words."""
+    return [name for name in names if name.strip("_").lower() in WORDS]
 
 
 def test_they_are_counted():
     source = "def kept(where, rows):\n    place = rows\n    for i, found in place: self.seen = found\nimport x as own\n"
-    assert sorted(function_words(source)) == ["found", "kept", "own", "place", "seen", "where"]
+    assert sorted(function_words(bindings(ast.parse(source)))) == ["found", "kept", "own", "place", "seen", "where"]
+
+
+@functools.cache
+def parsed(package):
+    """The files of a package by their paths."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in (ROOT / package).rglob("*.py")}
 
 
 @pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax"])
 def test_names_say_what_things_are(package):
-    sources = {path: path.read_text() for path in (ROOT / package).rglob("*.py")}
-    total = sum(len(list(bindings(ast.parse(source)))) for source in sources.values())
-    words = {str(path.relative_to(ROOT)): function_words(source) for path, source in sources.items()}
-    assert sum(map(len, words.values())) <= 5 * total / 1000, {path: names for path, names in words.items() if names}
+    names = {path: list(bindings(tree)) for path, tree in parsed(package).items()}
+    total = sum(map(len, names.values()))
+    words = {path: function_words(bound) for path, bound in names.items()}
+    assert sum(map(len, words.values())) <= 5 * total / 1000, {path: found for path, found in words.items() if found}
 
 
 def docstrings(tree: ast.AST) -> Iterator[str]:
@@ -69,18 +76,18 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
-def questions(source: str) -> list[str]:
+def questions(tree: ast.AST) -> list[str]:
     """The first lines of docstrings that begin with one of `QUESTIONS`."""
-    lines = [text.splitlines()[0] for text in docstrings(ast.parse(source))]
+    lines = [text.splitlines()[0] for text in docstrings(tree)]
     return [line for line in lines if line.split()[0].strip("*,:;.").lower() in QUESTIONS]
 
 
 def test_docstrings_that_begin_with_a_question_are_found():
     source = '"""Rows."""\n\n\ndef f():\n    """What follows."""\n\n\nclass A:\n    """It, again."""\n'
-    assert questions(source) == ["What follows.", "It, again."]
+    assert questions(ast.parse(source)) == ["What follows.", "It, again."]
 
 
 @pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax"])
 def test_docstrings_begin_with_a_noun_or_a_verb(package):
-    found = {str(path.relative_to(ROOT)): questions(path.read_text()) for path in (ROOT / package).rglob("*.py")}
+    found = {path: questions(tree) for path, tree in parsed(package).items()}
     assert not {path: lines for path, lines in found.items() if lines}

@@ -45,7 +45,7 @@ def test_the_heads_by_hand(heads, batch, drawn):
     """A pass over the unpadded prompt of each row; both heads read the last token's hidden state."""
     params, frozen = drawn
     found, value, carry = jax.jit(heads.policy.step)(params, frozen, batch, (), FIRST)
-    tokens, lengths = heads.policy.prompts(batch)
+    tokens, lengths = map(np.asarray, jax.jit(heads.policy.prompts)(batch))
     assert carry == () and found.logits.shape == (6, 6)
     forward = jax.jit(lambda tokens: heads.policy.model.apply(frozen, tokens, logits=False).hidden[0, -1])
     for row in (0, 5):

@@ -285,9 +285,9 @@ def test_none_resets_nothing():
 def test_a_row_does_not_depend_on_the_number_of_rows():
     few, many = (VectorEnv(Match(), n, policy="pool", pool_size=4) for n in (2, 16))
     for env in (few, many):
-        env.obs, state = env.reset(jax.random.key(0), env.default_params)
+        env.obs, state = jax.jit(env.reset)(jax.random.key(0), env.default_params)
         length = DebugParams(length=1)  # every step ends an episode, so the choice from the pool is seen too
-        env.next = env.step(jax.random.key(1), state, jnp.zeros(env.num_envs, jnp.int32), length)
+        env.next = jax.jit(env.step)(jax.random.key(1), state, jnp.zeros(env.num_envs, jnp.int32), length)
     np.testing.assert_array_equal(few.obs, many.obs[:2])
     np.testing.assert_array_equal(few.next[0], many.next[0][:2])
     np.testing.assert_array_equal(few.next[5]["final_observation"], many.next[5]["final_observation"][:2])

@@ -196,8 +196,8 @@ def segmented():
             out = attend(query, source._replace(key=key, value=value))
             return jnp.sum(jnp.where(real, out * change, 0.0)), out
 
-        grads, out = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(query, key, value)
-        return [jnp.where(real, x, 0.0) for x in (out, *grads)]
+        grads, out = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+        return [np.where(real, x, 0.0) for x in (out, *grads)]
 
     return query, whole, gradients
 

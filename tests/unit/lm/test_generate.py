@@ -139,13 +139,13 @@ def test_log_probs_are_those_of_a_forward_pass(variables, sampled):
 def test_every_option_at_once_gives_the_distribution_it_says(variables):
     config = SamplingConfig(6, temperature=1.3, top_k=12, top_p=0.9, min_p=0.01, repetition_penalty=1.4, samples=2)
     out = generate(MODEL, variables, TOKENS, LENGTHS, KEY, config)
-    logits = whole_passes(MODEL, variables, out)
-    for b, n, t in np.ndindex(out.tokens.shape):
+    logits, tokens = np.asarray(whole_passes(MODEL, variables, out)), np.asarray(out.tokens)
+    expected = jax.jit(lambda logits, seen: jax.nn.log_softmax(process(logits, seen, config)))
+    for b, n, t in np.ndindex(tokens.shape):
         seen = np.zeros(40, bool)
-        seen[[*TOKENS[b, : LENGTHS[b]], *out.tokens[b, n, :t]]] = True
-        one = process(jnp.asarray(logits[b, n, t])[None, None], jnp.asarray(seen)[None, None], config)
-        want = jax.nn.log_softmax(one)[0, 0, out.tokens[b, n, t]]
-        np.testing.assert_allclose(out.sampled_log_probs[b, n, t], want, atol=5e-5)
+        seen[[*TOKENS[b, : LENGTHS[b]], *tokens[b, n, :t]]] = True
+        want = np.asarray(expected(logits[b, n, t][None, None], seen[None, None]))[0, 0, tokens[b, n, t]]
+        np.testing.assert_allclose(np.asarray(out.sampled_log_probs)[b, n, t], want, atol=5e-5)
 
 
 def test_draws_follow_the_distribution(variables):

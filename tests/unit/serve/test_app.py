@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -155,12 +156,13 @@ def test_scores_are_those_of_the_model(url, served, engine):
     prompts, candidates = ["Colors: red", "go forward, "], [" red", " green, red", "x"]
     status, _, body = post(url, "/v1/score", {"model": "our/tiny", "prompt": prompts, "candidates": candidates})
     assert status == 200
+    scores = jax.jit(partial(lm.score, served.model), static_argnums=3)
     for i, prompt in enumerate(prompts):
         tokens = served.encode(prompt)
         added = [served.encode(prompt + c)[len(tokens) :] for c in candidates]
         assert [c["tokens"] for c in body["data"][i]["candidates"]] == added
         rows, lengths = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
-        want = lm.score(served.model, served.variables, rows, lengths, lm.Candidates(added))
+        want = jax.tree.map(np.asarray, scores(served.variables, rows, lengths, lm.Candidates(added)))
         for a, got in enumerate(body["data"][i]["candidates"]):
             np.testing.assert_allclose(got["sum"], want.sum[0, a], atol=1e-4)
             np.testing.assert_allclose(got["mean"], want.mean[0, a], atol=1e-4)

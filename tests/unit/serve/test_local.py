@@ -166,13 +166,15 @@ def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
     texts = ["go forward", "drop", "turn left"]
     requests = [ask(text, extra={"guided_choice": texts}) for text in ("Colors: red", "pick up")]
     found = llama.complete([requests[0], ask("drop", max_tokens=9), requests[1]])
+    log_probs = jax.jit(lambda v, tokens: jax.nn.log_softmax(served.model.apply(v, tokens).logits[0]))
     for request, reply in zip(requests, found[::2]):
         prompt = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
         expected = []
         for text in texts:
             tokens = served.tokenizer.encode(text)
-            logits = served.model.apply(served.variables, np.array([prompt + tokens], np.int32)).logits[0]
-            chances = jax.nn.log_softmax(logits[len(prompt) - 1 : -1])
+            row = np.zeros((1, len(prompt) + 16), np.int32)  # one program: nothing after a token changes its logits
+            row[0, : len(prompt) + len(tokens)] = prompt + tokens
+            chances = np.asarray(log_probs(served.variables, row))[len(prompt) - 1 :]
             expected.append(float(chances[np.arange(len(tokens)), np.array(tokens)].sum()))
         np.testing.assert_allclose(reply.choices[0].scores, expected, atol=1e-4)
         assert reply.text == texts[int(np.argmax(expected))] and reply.usage.prompt_tokens == len(prompt)

@@ -44,7 +44,8 @@ def many(state, rows: int = ROWS):
 def test_starts(world):
     """Centres 0.36 apart, no two coordinates nearly equal, the goal not yet reached and that of the instruction."""
     env, params = world
-    obs, state = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(KEY, 256), params)
+    obs = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jax.random.split(KEY, 256), params)[0]
+    obs = jax.tree.map(np.asarray, obs)
     balls = np.asarray(obs["state"]).reshape(-1, 5, 2)
     one, two = np.triu_indices(5, 1)
     apart = np.abs(balls[:, one] - balls[:, two])
@@ -101,12 +102,13 @@ def test_level_easy():
     _, _, reward, terminated, truncated, info = played
     assert np.flatnonzero(info["success"]).tolist() == [8, 12, 14] and terminated.all() and truncated.all()
     np.testing.assert_array_equal(reward, info["success"])
-    longer = env.step(KEY, start, np.int32(0), params.replace(max_steps=np.int32(2)))
+    longer = jax.jit(env.step)(KEY, start, np.int32(0), params.replace(max_steps=np.int32(2)))
     assert not longer[3] and not longer[4], "another horizon is another task"
     other, _ = envs_jax.make("CLEVR-Robot-v0?level=easy&push_test=state", backend="c")
-    result = other.step(KEY, start, np.int32(8), params)
+    step = jax.jit(other.step)
+    result = step(KEY, start, np.int32(8), params)
     assert result[2] == 1 and result[5]["success"]
-    assert not other.step(KEY, start, np.int32(0), params)[5]["success"], "red moved"
+    assert not step(KEY, start, np.int32(0), params)[5]["success"], "red moved"
 
 
 def test_the_published_first_push(world):

@@ -37,10 +37,9 @@ def test_every_step_equals_the_rules_in_python():
         obs, state, *rest = jax.vmap(env.advance, in_axes=(0, 0, 0, None))(*drawn[:1], state, drawn[1], params)
         return state, (obs, state.score, *rest)
 
-    _, (seen, scores, rewards, terminated, _, info) = jax.jit(lambda s, d: jax.lax.scan(step, s, d))(
-        state, (uniforms, jnp.asarray(actions, jnp.int32))
-    )
-    seen, ends, stuck = jax.tree.map(np.asarray, seen), 0, 0
+    played = jax.jit(lambda s, d: jax.lax.scan(step, s, d)[1])(state, (uniforms, jnp.asarray(actions, jnp.int32)))
+    seen, scores, rewards, terminated, _, info = jax.tree.map(np.asarray, played)
+    ends, stuck = 0, 0
     for i in range(count):
         game = Rules2048()
         game.grid = np.array(tiles(obs["board"][i]))

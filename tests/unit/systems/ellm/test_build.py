@@ -81,7 +81,7 @@ def test_the_published_quirks():
 
 def test_texts_and_symbols_reach_the_network():
     seen = made(replace(SMALL, observe="symbols+text"))
-    obs, _ = seen.env.reset(jax.random.key(0), seen.env_params)
+    obs, _ = jax.jit(seen.env.reset)(jax.random.key(0), seen.env_params)
     inputs = seen.inputs(jax.tree.map(lambda x: x[None], obs))
     cell = int(np.argmax(obs["view"][:, 0, 0]))
     vector = inputs["symbols"].vector()

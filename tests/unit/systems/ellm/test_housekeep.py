@@ -273,7 +273,7 @@ def test_random_goals_are_drawn_from_those_of_the_state():
 def test_it_is_an_environment_and_says_its_goals():
     env, spec = world()
     check_contract(env, env.default_params)
-    obs, _ = env.reset(jax.random.key(0), env.default_params)
+    obs, _ = jax.jit(env.reset)(jax.random.key(0), env.default_params)
     kinds = np.asarray(obs["categories"])
     bits = np.zeros(env.spec.num_goals, bool)
     slot = int(np.flatnonzero(kinds >= 0)[0]) if (kinds >= 0).any() else 0
