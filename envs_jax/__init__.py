@@ -1,4 +1,4 @@
-"""Worlds in JAX: pure `reset` and `step`, text as integers on the device, exact against their Python references."""
+"""Environments in JAX: pure `reset` and `step`, text as integers on the device, exact against Python references."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
 """Action masks: the actions that are available in a state.
 
-A world that offers only some of its actions in a state has a mask in its observation: the part `action_mask`, bool
-`[A]`, true for those that are offered; at least one always is. As part of the observation, the mask is also in the
-history that a policy reads and in the rollouts that it learns from. The world still accepts any action; policies give
-those that are not offered probability 0.
+An environment that offers only some of its actions in a state has a mask in its observation: the part `action_mask`,
+bool `[A]`, true for those that are offered; at least one always is. As part of the observation, the mask is also in the
+history that a policy reads and in the rollouts that it learns from. The environment still accepts any action; policies
+give those that are not offered probability 0.
 """
 
 from __future__ import annotations

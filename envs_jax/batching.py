@@ -1,4 +1,4 @@
-"""Functions of a batch as functions of one row: for parts of a world that are faster when they see the whole batch."""
+"""Functions of a batch as functions of one row: for parts of an environment that are faster on a whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of every world: pure `reset` and `step` over arrays, six values, no hidden reset."""
+"""The interface of every environment: pure `reset` and `step` over arrays, six values, no hidden reset."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _with_attributes(kind: type[Environment], attributes: Mapping[str, Any]) -> 
 
 
 class Environment(Generic[State, Params]):
-    """World, as a set of pure functions; holds only static facts (sizes, tables, names).
+    """Environment as a set of pure functions; holds only static facts (sizes, tables, names).
 
     `reset` and `step` are safe under `jit`, `vmap` and `scan`. `params` is a pytree of numbers that may differ between
     the rows of one compiled program. Nothing is reset implicitly: `envs_jax.resets` does that, with a policy that the
@@ -150,9 +150,9 @@ class Environment(Generic[State, Params]):
         **Returns:** `(obs, state, reward, terminated, truncated, info)`: `reward` float32 `[]`, the flags bool `[]`
         (both may be true at once), `info` a dict of the same structure on every step. `obs` belongs to the state that
         the step reached, even if the episode ended there.
-        **Raises:** `ValueError` for a number that is no action of a discrete world, where it and `params` have known
-        values, as outside `jit` and `vmap`. Traced numbers are not known before the program runs, and such an action
-        is undefined.
+        **Raises:** `ValueError` for a number that is no action of a discrete environment, where it and `params` have
+        known values, as outside `jit` and `vmap`. Traced numbers are not known before the program runs, and such an
+        action is undefined.
         """
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ class Environment(Generic[State, Params]):
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """Actions in words, in order; for discrete worlds only."""
+        """Actions in words, in order; for discrete environments only."""
         space = self.action_space(self.default_params)
         if not isinstance(space, Discrete):
             raise TypeError(f"{self.id} has no list of action names: its action space is {space}")
@@ -174,8 +174,8 @@ class Environment(Generic[State, Params]):
 
     @property
     def captions(self) -> Mapping[str, Phrasebook]:
-        """Parts of the observation that are captions, integers `[C]`, and the phrasebook of each; empty for a world
-        without text."""
+        """Parts of the observation that are captions, integers `[C]`, and the phrasebook of each; empty for an
+        environment without text."""
         return {}
 
     @property
@@ -196,7 +196,7 @@ class Environment(Generic[State, Params]):
         return {}
 
     def describe(self, obs: Observation) -> dict[str, str]:
-        """Strings of one observation, on the host; empty for a world without text."""
+        """Strings of one observation, on the host; empty for an environment without text."""
         return {name: book.render(obs[name]) for name, book in self.captions.items() if name in obs}
 
     def render(self, state: State) -> np.ndarray:
@@ -204,7 +204,7 @@ class Environment(Generic[State, Params]):
         raise NotImplementedError(f"{self.id or type(self).__name__} has no picture")
 
     def ascii(self, state: State) -> str:
-        """State as lines of characters, on the host, for a terminal; empty for a world that has only `render`."""
+        """State as lines of characters, on the host, for a terminal; empty for an environment with `render` alone."""
         return ""
 
     def event_text(self, info: Info) -> str:
@@ -214,8 +214,8 @@ class Environment(Generic[State, Params]):
     @property
     def keys(self) -> Mapping[str, int]:
         """Keys for playing by hand, and the actions they stand for: letters, or the names `left`, `right`, `up`, `down`
-        and `space`. `llmrl envs play` derives keys from the names of the actions if a world gives none; `q`, `r` and
-        `?` are reserved."""
+        and `space`. `llmrl envs play` derives keys from the names of the actions if an environment gives none; `q`, `r`
+        and `?` are reserved."""
         return {}
 
 
@@ -296,7 +296,7 @@ class Wrapper(Environment[State, Params]):
 
 
 def innermost(state: Any) -> Any:
-    """The state of the innermost world, without what wrappers added."""
+    """The state of the innermost environment, without what wrappers added."""
     while hasattr(state, "env"):
         state = state.env
     return state

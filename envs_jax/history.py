@@ -21,8 +21,8 @@ class HistoryState:
 
     env: Any
     text: Any
-    """int16 `[n, C]`, the captions of the window, oldest first, padded with -1; if a world has several captions that
-    change, a dict of such arrays by name."""
+    """int16 `[n, C]`, the captions of the window, oldest first, padded with -1; if an environment has several captions
+    that change, a dict of such arrays by name."""
     actions: jax.Array
     """int32 `[n - 1]`, the actions between them, padded with -1."""
     count: jax.Array

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """One registered world: how to build it, and the keyword arguments that its id stands for."""
+    """One registered environment: how to build it, and the keyword arguments that its id stands for."""
 
     id: str
     entry_point: str
     """`module:function`, imported at the first `make`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     about: str = field(default="", compare=False)
-    """A description of the world in one line."""
+    """A description of the environment in one line."""
 
     @property
     def family(self) -> str:
-        """The package that the world comes from: `babyai` for those of `envs_jax.babyai`."""
+        """The package that the environment comes from: `babyai` for those of `envs_jax.babyai`."""
         parts = self.entry_point.partition(":")[0].split(".")
         return parts[1] if parts[0] == "envs_jax" and len(parts) > 1 else parts[0]
 
@@ -43,19 +43,19 @@ class Spec:
 _SPECS: dict[str, Spec] = {}
 
 SHARED = ("bridges", "physics", "text")
-"""Folders of `envs_jax` that contain no worlds."""
+"""Folders of `envs_jax` that contain no environments."""
 
 WORLDS = sorted(
     path.parent.name for path in Path(__file__).parent.glob("*/__init__.py") if path.parent.name not in SHARED
 )
-"""The folders of worlds; importing one registers its ids, and imports no world."""
+"""The folders of environments; importing one registers its ids, and imports no environment."""
 
 BRIDGED = {package: f"envs_jax.bridges.{package}:world" for package in ("brax", "craftax", "gymnax")}
-"""Packages whose worlds have ids too, `package/name`. `ids` does not list them: each package has its own registry."""
+"""Packages whose environments have ids too, `package/name`. `ids` does not list them: each has its own registry."""
 
 
 _registered = False
-"""Whether the folders of worlds have been imported, or are being imported."""
+"""Whether the folders of environments have been imported, or are being imported."""
 
 
 def _register_worlds() -> None:
@@ -66,17 +66,17 @@ def _register_worlds() -> None:
             for name in WORLDS:
                 importlib.import_module(f"envs_jax.{name}")
         except BaseException:
-            _registered = False  # the next call tries again, instead of listing some of the worlds
+            _registered = False  # the next call tries again, instead of listing some of the environments
             raise
 
 
 def register(id: str, entry_point: str, *, about: str = "", **kwargs: Any) -> None:
-    """Register a world under `id`.
+    """Register an environment under `id`.
 
-    **Arguments:** `id`; `entry_point`, `"package.module:callable"`; `about`, the world in one line, for lists; `kwargs`
-    go to the callable.
-    **Raises:** `ValueError` if the id is taken by something else. The worlds of `envs_jax` are registered first: no
-    other world can take one of their ids.
+    **Arguments:** `id`; `entry_point`, `"package.module:callable"`; `about`, the environment in one line, for lists;
+    `kwargs` go to the callable.
+    **Raises:** `ValueError` if the id is taken by something else. The environments of `envs_jax` are registered first:
+    no other environment can take one of their ids.
     """
     _register_worlds()
     spec = Spec(id, entry_point, kwargs, about)
@@ -154,7 +154,7 @@ def _check_types(id: str, options: Mapping[str, Any], accepted: Mapping[str, ins
 
 
 def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
-    """Build a world and its default parameters.
+    """Build an environment and its default parameters.
 
     **Arguments:** `id`, as the reference package spells it, with optional static options after a question mark
     (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); `kwargs`, the same options by
@@ -199,5 +199,5 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
 
 
 def _rebuild(id: str, options: dict[str, Any]) -> Environment:
-    """The world of `make`, for copies in other processes."""
+    """The environment of `make`, for copies in other processes."""
     return make(id, **options)[0]

@@ -1,7 +1,7 @@
 """A batch of environments, with a policy for resetting those whose episode ended.
 
-The reset policy has the largest effect on the cost of a procedural world (`always` costs 50 times as much as `pool` on
-Crafter-like worlds), so it is always named explicitly.
+The reset policy has the largest effect on the cost of a procedural environment (`always` costs 50 times as much as
+`pool` on Crafter-like environments), so it is always named explicitly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def hashed(key: jax.Array, n: int) -> jax.Array:
     stream.
 
     The finaliser of MurmurHash3 over the words of the key. It costs a tenth of a draw from `jax.random`, which takes
-    most of the time of a step of a small world.
+    most of the time of a step of a small environment.
     """
     x = jnp.arange(n, dtype=jnp.uint32)
     for word in jax.random.key_data(key):
@@ -65,7 +65,7 @@ def hashed(key: jax.Array, n: int) -> jax.Array:
 
 
 class VectorEnv(Wrapper):
-    """`num_envs` copies of a world, stepped together, with a named reset policy.
+    """`num_envs` copies of an environment, stepped together, with a named reset policy.
 
     * `always`: a fresh episode is generated for every row on every step, and used for the rows whose episode ended.
       Exact but expensive.
@@ -129,7 +129,7 @@ class VectorEnv(Wrapper):
 
     def reset(self, key, params):
         first, fill = jax.random.split(key)
-        if self.policy == "pool":  # in one program with the rows: a world's reset is traced and compiled once
+        if self.policy == "pool":  # in one program with the rows: an environment's reset is traced and compiled once
             return self._reset_with_pool(first, fill, params)
         obs, state = self._resets(first, params, self.num_envs)
         vector = VectorState(env=state)

@@ -1,4 +1,4 @@
-"""The conformance kit: checks that every registered world must pass, for use when developing a new world too.
+"""The conformance kit: checks that every registered environment must pass, for use when developing a new one too.
 
 `check_contract` only traces (under a second); `check` also runs. Both raise `AssertionError`, naming the environment
 and the failed check.
@@ -56,7 +56,7 @@ def _rows(tree: Any, index: Any) -> Any:
 
 
 class _Traced(Wrapper):
-    """A world whose functions are traced once, no matter how often they are called."""
+    """An environment whose functions are traced once, no matter how often they are called."""
 
     def __init__(self, env: Environment):
         super().__init__(env)
@@ -77,8 +77,8 @@ def check_contract(
 
     `reset` and `step` trace; they agree on observation and state; observations have the shape and dtype of their space;
     the reward is float32 and the two flags bool, all scalars; with `x64`, `jax_enable_x64` changes no type, since
-    worlds are 32-bit regardless of the user's setting; batched under every reset policy of `policies`, the observation
-    before a reset is present, and the state keeps its structure.
+    environments are 32-bit regardless of the user's setting; batched under every reset policy of `policies`, the
+    observation before a reset is present, and the state keeps its structure.
     """
     name = env.id or type(env).__name__
     env = _Traced(env)
@@ -113,7 +113,7 @@ def check_contract(
 
 
 def _check_captions(env: Environment, params: Any, name: str) -> None:
-    """Check the declared captions, stacks and keys of a world against its spaces."""
+    """Check the declared captions, stacks and keys of an environment against its spaces."""
     space = env.observation_space(params)
     parts = space.spaces if isinstance(space, spaces.Dict) else {}
     for caption, book in env.captions.items():
@@ -142,12 +142,12 @@ def play(env: VectorEnv, params: Any, state: Any, key: jax.Array, steps: int) ->
 def play_beside(
     batches: Sequence[VectorEnv], params: Any, state: VectorState, key: jax.Array, steps: int
 ) -> list[dict[str, Any]]:
-    """Random play in the first of several batches of one world, and the results of the same steps in every other batch.
+    """Random play in the first of several batches of one environment, and the results of the same steps in the others.
 
     Every step starts from the state of the first batch, with one key and one action for all; if a reset policy takes
     episodes from a pool, it is that of `state`.
-    **Returns:** for each batch the values of `play`, and `env`, the states of its worlds; the last `state` is that of
-    the first batch.
+    **Returns:** for each batch the values of `play`, and `env`, the states of its environments; the last `state` is
+    that of the first batch.
     """
     space = batches[0].action_space(params)
 
@@ -255,7 +255,7 @@ def check(
     devices: int = 0,
     devices_atol: float = 0.0,
 ) -> None:
-    """Check a world by running it: everything in `check_contract`, and more.
+    """Check an environment by running it: everything in `check_contract`, and more.
 
     Random play of `num_envs` rows under `vmap` and `scan` is the same when repeated with the same key; every
     observation is a member of its space; every leaf is finite; one row stepped alone, outside `vmap` and `scan`, is the
@@ -267,9 +267,9 @@ def check(
 
     **Arguments:** `key`, for all randomness (default: seed 0); `steps`; `num_envs`, even; `policies` to compare (fewer
     compile faster); `eager`, whether to run without `jit` too, which is slow; `x64`, whether initial states under
-    `jax_enable_x64` must equal those of 32 bits (third-party worlds may depend on the setting); `devices`, if not 0,
-    the number of devices to split the rows over, with the same result; `devices_atol`, how far floats may differ then,
-    and between reset policies, each of which the compiler fuses differently.
+    `jax_enable_x64` must equal those of 32 bits (third-party environments may depend on the setting); `devices`, if not
+    0, the number of devices to split the rows over, with the same result; `devices_atol`, how far floats may differ
+    then, and between reset policies, each of which the compiler fuses differently.
     **Raises:** `AssertionError`; `RuntimeError` if there are fewer devices.
     """
     name = env.id or type(env).__name__

@@ -105,7 +105,7 @@ class KeepParts(Wrapper):
 
 
 class ScaleReward(Wrapper):
-    """Multiplies the reward by `scale`; place it outside `EpisodeStatistics` to keep the world's own returns."""
+    """Multiplies the reward by `scale`; place it outside `EpisodeStatistics` to keep the environment's own returns."""
 
     def __init__(self, env, scale: float):
         super().__init__(env)

@@ -167,7 +167,7 @@ for _name, _options in _NAMED.items():
 
 
 def __getattr__(name: str):
-    # imported on first use, so that registering ids imports no world
+    # imported on first use, so that registering ids imports no environment
     if name == "import_state":
         from envs_jax.babyai.reference import import_state
 

@@ -13,12 +13,12 @@ from envs_jax.babyai.step import act
 
 
 def useful_actions(state: State, done_actions: bool = False) -> Bool[Array, " A"]:
-    """The actions that change the agent or the world: not a step into a wall, a pick-up of nothing or with full hands,
+    """The actions that change the agent or the grid: not a step into a wall, a pick-up of nothing or with full hands,
     a drop of nothing or onto something, or a toggle of something that does not open.
 
     Each action is tried, so the mask always agrees with the dynamics. Turning is always useful.
 
-    **Arguments:** `state`; `done_actions`, whether the world uses `done`, which is not useful otherwise.
+    **Arguments:** `state`; `done_actions`, whether the environment uses `done`, which is not useful otherwise.
     **Returns:** bool `[A]`, over `constants.ACTIONS`.
     """
     tried = np.arange(len(ACTIONS))

@@ -16,8 +16,8 @@ from envs_jax import tracing
 
 
 STRIDE = 8
-"""Steps of a search between two checks for its end: over many worlds a check costs as much as a step. They run in an
-inner loop, as XLA's CPU compiler fuses unrolled steps, and recomputes each one for the next."""
+"""Steps of a search between two checks for its end: over many environments a check costs as much as a step. They run in
+an inner loop, as XLA's CPU compiler fuses unrolled steps, and recomputes each one for the next."""
 
 
 def words(mask: jax.Array) -> jax.Array:
@@ -71,7 +71,7 @@ def worlds_last(search: Callable[..., Any]) -> Callable[..., Any]:
     """`search` with the batch axis last instead of first under `vmap`.
 
     A step onto the next word is then a shift by a whole batch, which vectorises. A loop in `search` is shared by all
-    worlds: it runs until the last one is finished, and must not change the results of the others.
+    environments: it runs until the last one is finished, and must not change the results of the others.
 
     **Arguments:** `search`, a function of arrays with any number of extra trailing axes, which depends on no other
     traced value.

@@ -39,10 +39,10 @@ def import_state(minigrid_env: Any, env: Any, params: Params) -> tuple[dict[str,
     Everything that affects future steps is imported: grid and object identities, carried objects and contents of boxes,
     the verifier's sets, positions, latches and memories, the step count and limit.
 
-    **Arguments:** `minigrid_env`, reset at least once, possibly wrapped; `env`, a world from `envs_jax.make` of the
-    same level, possibly wrapped; `params`, its parameters (a positive `max_steps` overrides minigrid's).
+    **Arguments:** `minigrid_env`, reset at least once, possibly wrapped; `env`, an environment from `envs_jax.make` of
+    the same level, possibly wrapped; `params`, its parameters (a positive `max_steps` overrides minigrid's).
     **Returns:** `(obs, state)` of the innermost `env`.
-    **Raises:** `ValueError` if `env` cannot hold that world: a larger grid, more objects, other kinds of clause.
+    **Raises:** `ValueError` if `env` cannot hold that state: a larger grid, more objects, other kinds of clause.
     """
     env = env.unwrapped
     if not isinstance(env, BabyAI):

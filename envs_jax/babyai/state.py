@@ -1,4 +1,4 @@
-"""The data of a BabyAI world: packed cells, the state of an episode, and the parameters."""
+"""The data of a BabyAI environment: packed cells, the state of an episode, and the parameters."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def narrow(tree: Any) -> Any:
-    """Arrays with dtypes of at most 32 bits, none weakly typed: worlds do not depend on `jax_enable_x64`."""
+    """Arrays with dtypes of at most 32 bits, none weakly typed: environments do not depend on `jax_enable_x64`."""
 
     def convert(x):
         x = jnp.asarray(x)

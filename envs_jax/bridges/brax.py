@@ -1,4 +1,4 @@
-"""brax's worlds as ours (`from_brax`, `envs_jax.make("brax/<name>")`), and ours as brax's (`to_brax`, `make`).
+"""brax's environments as ours (`from_brax`, `envs_jax.make("brax/<name>")`), and ours as brax's (`to_brax`, `make`).
 
 brax is imported at the first call, not with this module: it takes seconds to import.
 """
@@ -27,7 +27,7 @@ from envs_jax.physics.render import Painter
 
 @struct.dataclass
 class BraxParams:
-    """The parameters of a brax world. Its masses, gains and time steps are constants of the program."""
+    """The parameters of a brax environment. Its masses, gains and time steps are constants of the program."""
 
     max_steps: Any = 1000
     """Steps until truncation; brax's own `create` has the same default, as `episode_length`."""
@@ -35,7 +35,7 @@ class BraxParams:
 
 @struct.dataclass
 class BraxState:
-    """The state of a brax world under our interface."""
+    """The state of a brax environment under our interface."""
 
     env: Any
     """brax's own `State`."""
@@ -77,7 +77,7 @@ def _single_precision() -> Iterator[None]:
 
 
 class FromBrax(Environment[BraxState, BraxParams]):
-    """A brax world under our interface: its `reset` and `step`, with our own time limit.
+    """A brax environment under our interface: its `reset` and `step`, with our own time limit.
 
     Observation: brax's own, without bounds. Action: float32 `[action_size]` in [-1, 1], which is what brax's policies
     produce. Terminated when brax sets `done`, truncated after `max_steps`; if `info["truncation"]` is set (see
@@ -117,7 +117,7 @@ class FromBrax(Environment[BraxState, BraxParams]):
 
     def step(self, key, state, action, params):
         with _single_precision():
-            # brax's worlds mutate the dicts of the state passed to them: the map makes new ones
+            # brax's environments mutate the dicts of the state passed to them: the map makes new ones
             after = narrow(self.env.step(jax.tree.map(lambda x: x, state.env), action))
         time = state.time + 1
         cut = jnp.asarray(after.info.get("truncation", 0.0)) > 0
@@ -140,15 +140,15 @@ class FromBrax(Environment[BraxState, BraxParams]):
         return Painter(self.env.unwrapped.sys.mj_model, {})
 
     def render(self, state):
-        """A picture by MuJoCo's renderer: uint8 `[480, 480, 3]`. **Raises:** as `Painter`; `NotImplementedError` for a
-        world without a MuJoCo model."""
+        """A picture by MuJoCo's renderer: uint8 `[480, 480, 3]`. **Raises:** as `Painter`; `NotImplementedError` for an
+        environment without a MuJoCo model."""
         if not hasattr(self.env.unwrapped, "sys"):
             return super().render(state)
         return self._painter.picture(np.asarray(state.env.pipeline_state.q, np.float64))
 
 
 def world(name: str, max_steps: int = 1000, **options: Any) -> FromBrax:
-    """The world that `envs_jax.make("brax/<name>?<option>=<value>")` builds. Arguments, errors: see `from_brax`."""
+    """The environment of `envs_jax.make("brax/<name>?<option>=<value>")`. Arguments, errors: see `from_brax`."""
     envs = _brax()
     if name not in envs._envs:
         names = sorted(envs._envs)
@@ -160,10 +160,10 @@ def world(name: str, max_steps: int = 1000, **options: Any) -> FromBrax:
 
 
 def from_brax(name: str, *, max_steps: int = 1000, **options: Any) -> tuple[FromBrax, BraxParams]:
-    """A world of brax's registry as ours.
+    """An environment of brax's registry as ours.
 
-    **Arguments:** `name`, as for `brax.envs.get_environment`; `max_steps`, until truncation; `options` of this world,
-    such as `backend` ("generalized" by default, "spring", "positional" or "mjx").
+    **Arguments:** `name`, as for `brax.envs.get_environment`; `max_steps`, until truncation; `options` of this
+    environment, such as `backend` ("generalized" by default, "spring", "positional" or "mjx").
     **Returns:** `(env, params)`, as `envs_jax.make` does.
     **Raises:** `KeyError` for an unknown name; `ModuleNotFoundError` without brax.
     """
@@ -177,7 +177,7 @@ def _to_brax_class() -> Any:
     base: Any = envs.Env
 
     class ToBrax(base):
-        """One of our worlds under brax's interface; see `to_brax`."""
+        """One of our environments under brax's interface; see `to_brax`."""
 
         def __init__(self, env: Environment, params: Any):
             self.env, self.params = env, params
@@ -241,14 +241,14 @@ def _to_brax_class() -> Any:
             return "envs_jax"
 
         def render(self, trajectory, *_, **__):
-            """The pictures of a list of `pipeline_state`s, of the size that the world renders."""
+            """The pictures of a list of `pipeline_state`s, of the size that the environment renders."""
             return [self.env.render(state) for state in trajectory]
 
     return ToBrax
 
 
 def to_brax(env: Environment, params: Any) -> Any:
-    """A world as a `brax.envs.Env`, for brax's wrappers and trainers.
+    """An environment as a `brax.envs.Env`, for brax's wrappers and trainers.
 
     The state is in `pipeline_state`, the keys of the steps are drawn from `info["key"]`. Actions are vectors: for a
     box, [-1, 1] is scaled to its bounds (and clipped) if they are finite; for `Discrete(n)` an action is `n` scores, of
@@ -264,6 +264,6 @@ def to_brax(env: Environment, params: Any) -> Any:
 
 
 def make(id: str, **options: Any) -> Any:
-    """One of our worlds by its id, with its default parameters, as `brax.envs.get_environment` would return it.
+    """One of our environments by its id, with its default parameters, as `brax.envs.get_environment` would return it.
     **Arguments:** as of `envs_jax.make`."""
     return to_brax(*envs_jax.make(id, **options))

@@ -1,6 +1,6 @@
-"""Craftax's worlds as ours (`from_craftax`, `envs_jax.make("craftax/<name>")`).
+"""Craftax's environments as ours (`from_craftax`, `envs_jax.make("craftax/<name>")`).
 
-Craftax-Classic is a variant of Crafter and not a copy: a world begins without creatures and has at most 3 zombies,
+Craftax-Classic is a variant of Crafter and not a copy: an episode begins without creatures and has at most 3 zombies,
 3 cows and 2 skeletons, all near the player, its noise is another one (little more than half the water, twice the sand),
 and plants need 600 steps. A furnace takes 1 stone instead of 4, iron tools take 1 stone more, damage is multiplied by
 the number of swords, being hurt asleep counts as waking up, and rewards of achievements of one step add up.
@@ -26,7 +26,7 @@ from envs_jax.extras import require
 
 
 NAMES = [f"Craftax-{prefix}{kind}-v1" for prefix in ("Classic-", "") for kind in ("Symbolic", "Pixels")]
-"""Craftax's worlds; it has no registry of its own."""
+"""Craftax's environments; it has no registry of its own."""
 TILE = 16
 """Pixels per side of a cell of a picture, the size of craftax's textures."""
 
@@ -38,7 +38,7 @@ def _craftax(module: str) -> Any:
 
 
 class FromCraftax(Environment):
-    """A Craftax world under our interface: its `step_env`, without its automatic reset.
+    """A Craftax environment under our interface: its `step_env`, without its automatic reset.
 
     Observation: float32 in [0, 1], a vector ("Symbolic") or a picture `[H, W, 3]` ("Pixels"). Terminated by death, or
     in the full game by victory; truncated after `params.max_timesteps`. Craftax reports both as one `done`.
@@ -111,7 +111,7 @@ class FromCraftax(Environment):
 
 
 def from_craftax(name: str, *, max_steps: int | None = None) -> tuple[FromCraftax, Any]:
-    """A Craftax world as ours.
+    """A Craftax environment as ours.
 
     **Arguments:** `name`, one of `NAMES`; `max_steps`, until truncation, None for craftax's own.
     **Returns:** `(env, params)`, as `envs_jax.make` does; `params` are craftax's `EnvParams`.
@@ -122,7 +122,7 @@ def from_craftax(name: str, *, max_steps: int | None = None) -> tuple[FromCrafta
 
 
 def world(name: str, max_steps: int | None = None) -> FromCraftax:
-    """The world that `envs_jax.make("craftax/<name>?max_steps=<value>")` builds; see `from_craftax`."""
+    """The environment of `envs_jax.make("craftax/<name>?max_steps=<value>")`; see `from_craftax`."""
     make = _craftax("craftax_env").make_craftax_env_from_name
     if name not in NAMES:
         raise KeyError(f"craftax has no environment {name!r}{nearest(name, NAMES)} (it has {', '.join(NAMES)})")

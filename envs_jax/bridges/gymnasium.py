@@ -1,4 +1,4 @@
-"""Our worlds under Gymnasium's interface: one (`make`), a batch (`make_vec`), or all (`register_all`)."""
+"""Our environments under Gymnasium's interface: one (`make`), a batch (`make_vec`), or all (`register_all`)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _convert(space: spaces.Space, x: Any) -> Any:
 
 
 def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Text]:
-    """The captions in a world's observations, with the spaces of the strings that `env.describe` returns for them.
+    """The captions in an environment's observations, with the spaces of the strings that `env.describe` returns.
 
     Maximum length and character set follow from the phrases of their books.
     """
@@ -78,7 +78,7 @@ def text_spaces(env: Environment, params: Any) -> dict[str, gymnasium.spaces.Tex
 
 @dataclass(frozen=True)
 class _World:
-    """The data shared by all copies of one world, mainly its compiled programs."""
+    """The data shared by all copies of one environment, mainly its compiled programs."""
 
     env: Environment
     params: Any
@@ -94,7 +94,7 @@ class _World:
         return _get_world, self.arguments
 
     def space(self, text: str, params: Any) -> gymnasium.Space:
-        """The space of one world's observations."""
+        """The space of one environment's observations."""
         space = to_gymnasium(self.env.observation_space(params))
         if text == "strings" and self.texts:
             assert isinstance(space, gymnasium.spaces.Dict)
@@ -104,7 +104,7 @@ class _World:
 
 @functools.lru_cache(maxsize=256)
 def _shared(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> _World:
-    """A world by its id; a batch of `num_envs`, if not 0, that restarts ended episodes on the next step."""
+    """An environment by its id; a batch of `num_envs`, if not 0, that restarts ended episodes on the next step."""
     env, params = envs_jax.make(id, **dict(options))
     played = VectorEnv(env, num_envs, policy="next_step") if num_envs else env
 
@@ -149,7 +149,7 @@ def _no_options(options: Mapping[str, Any] | None) -> None:
 
 
 class GymnasiumEnv(gymnasium.Env):
-    """One world as a `gymnasium.Env`. Seeded by `reset(seed=)`; `info` holds NumPy scalars, the reward is a float."""
+    """One environment as a `gymnasium.Env`. Seeded by `reset(seed=)`; `info` has NumPy scalars, rewards are floats."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}
 
@@ -163,7 +163,7 @@ class GymnasiumEnv(gymnasium.Env):
         **options: Any,
     ):
         """**Arguments:** `id` and `options`, as of `envs_jax.make`; `render_mode`, "rgb_array" or None; `text`, the
-        form of missions and texts; `params`, the world's parameters (default: its own)."""
+        form of missions and texts; `params`, the environment's parameters (default: its own)."""
         self._world = world = _world(id, options, 0, text, render_mode)
         self.render_mode, self.text = render_mode, text
         self.params = world.params if params is None else params
@@ -214,7 +214,7 @@ class GymnasiumEnv(gymnasium.Env):
 
 
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
-    """A batch of one world as a `gymnasium.vector.VectorEnv`: one compiled program steps all rows.
+    """A batch of one environment as a `gymnasium.vector.VectorEnv`: one compiled program steps all rows.
 
     An episode that ended restarts on the next step, which ignores its action and has reward 0. `info[name]` is an array
     `[N]`, and `info["_" + name]` says in which rows it is valid: those that were stepped.
@@ -290,7 +290,7 @@ def _rows(tree: Any, n: int) -> list[Any]:
 
 
 def _action(space: gymnasium.Space, action: Any, ignored: np.ndarray | None = None) -> np.ndarray:
-    """An action, or a batch of them, in the form that the world expects.
+    """An action, or a batch of them, in the form that the environment expects.
 
     **Arguments:** `ignored`, bool `[N]`, the rows of a batch whose discrete action may have any value: their episode
     ended.
@@ -321,18 +321,19 @@ def _masked(info: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def make(id: str, **options: Any) -> GymnasiumEnv:
-    """One world as a `gymnasium.Env`, without any wrapper. **Arguments:** as of `GymnasiumEnv`."""
+    """One environment as a `gymnasium.Env`, without any wrapper. **Arguments:** as of `GymnasiumEnv`."""
     return GymnasiumEnv(id, **options)
 
 
 def make_vec(id: str, num_envs: int, **options: Any) -> GymnasiumVectorEnv:
-    """`num_envs` copies of a world as a `gymnasium.vector.VectorEnv`. **Arguments:** as of `GymnasiumVectorEnv`."""
+    """`num_envs` copies of an environment as a `gymnasium.vector.VectorEnv`. **Arguments:** as of
+    `GymnasiumVectorEnv`."""
     return GymnasiumVectorEnv(id, num_envs, **options)
 
 
 def gymnasium_id(id: str) -> str:
-    """The name of a world in Gymnasium's registry: `llmrl_jax/<id>`. Gymnasium allows one slash in a name, so that of
-    `BabyAI-Text/...` becomes a hyphen."""
+    """The name of an environment in Gymnasium's registry: `llmrl_jax/<id>`. Gymnasium allows one slash in a name, so
+    that of `BabyAI-Text/...` becomes a hyphen."""
     return f"{NAMESPACE}/{id.partition('?')[0].replace('/', '-')}"
 
 
@@ -346,7 +347,7 @@ def _registration(id: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def register_all() -> list[str]:
-    """Enter every world in Gymnasium's registry, for `gymnasium.make` and `make_vec`; repeated calls are harmless.
+    """Register every environment with Gymnasium, for `gymnasium.make` and `make_vec`; repeated calls are harmless.
 
     **Returns:** the names, in the order of `envs_jax.ids()`; see `gymnasium_id`.
     """

@@ -1,4 +1,4 @@
-"""Our worlds as gymnax 1.0 environments (`make`), and gymnax's as ours (`from_gymnax`).
+"""Our environments as gymnax 1.0's (`make`), and gymnax's as ours (`from_gymnax`).
 
 gymnax is imported at the first call, not with this module: its import initialises a device.
 """
@@ -24,12 +24,12 @@ from envs_jax.extras import require
 
 @struct.dataclass
 class GymnaxState:
-    """The state of a world under gymnax's interface."""
+    """The state of an environment under gymnax's interface."""
 
     time: jax.Array
     """int32 `[]`, steps of the episode; gymnax's states have one."""
     env: Any
-    """The world's own state."""
+    """The environment's own state."""
     truncated: jax.Array
     """bool `[]`, whether the last step truncated the episode."""
 
@@ -78,9 +78,9 @@ def _to_gymnax_class() -> Any:
     base: Any = _gymnax().environments.environment.Environment
 
     class ToGymnax(base):
-        """A world under gymnax's interface: gymnax's `reset` and `step` (with its automatic reset) call these hooks.
+        """An environment under gymnax's interface, whose `reset` and `step` (with automatic reset) call these hooks.
 
-        `params` are those of the world."""
+        `params` are those of the environment."""
 
         def __init__(self, env: Environment):
             self.env = env
@@ -119,13 +119,13 @@ def _to_gymnax_class() -> Any:
 
 
 def to_gymnax(env: Environment) -> Any:
-    """A world as a `gymnax.environments.environment.Environment`: `reset(key, params)`, and `step(key, state, action,
-    params)`, which resets automatically and keeps `info["final_observation"]`."""
+    """An environment as a `gymnax.environments.environment.Environment`: `reset(key, params)`, and `step(key, state,
+    action, params)`, which resets automatically and keeps `info["final_observation"]`."""
     return _to_gymnax_class()(env)
 
 
 def make(id: str, **options: Any) -> tuple[Any, Any]:
-    """One of our worlds as `gymnax.make` would return it. **Arguments:** as of `envs_jax.make`.
+    """One of our environments as `gymnax.make` would return it. **Arguments:** as of `envs_jax.make`.
 
     **Returns:** `(env, params)`; see `to_gymnax`.
     """

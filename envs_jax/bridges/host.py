@@ -63,7 +63,7 @@ class HostWorld:
     objects: int = 1024
     """The most environments that are kept in the midst of episodes; others are built again when they are needed."""
     vocabulary: Sequence[str] = ()
-    """Texts of the world, for a model whose tokens are made from them."""
+    """Texts of the environment, for a model whose tokens are made from them."""
 
     def __post_init__(self):
         if not callable(self.make):
@@ -180,7 +180,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
                 "episodes that begin in one state, so what is random in the environment must follow from the seed"
             )
 
-    # --- the interface of worlds --------------------------------------------------------------------------------------
+    # --- the interface of environments --------------------------------------------------------------------------------
 
     @property
     def default_params(self):
@@ -437,7 +437,7 @@ class HostEnvironment(Environment[HostState, HostParams]):
 
 
 def errors_named(env: Environment | None) -> AbstractContextManager[None]:
-    """`HostEnvironment.named` of a world, wrapped or not; no change for one of another kind."""
+    """`HostEnvironment.named` of an environment, wrapped or not; no change for one of another kind."""
     inner = None if env is None else env.unwrapped
     return inner.named() if isinstance(inner, HostEnvironment) else nullcontext()
 

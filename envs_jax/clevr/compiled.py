@@ -1,8 +1,9 @@
 """The scene's physics as a program of our own for a CPU, compiled by Numba: MuJoCo's equations, in float64.
 
-The equations are those of `envs_jax.clevr.spheres`. Here a thread computes one world after another, with the contacts
-that there are in place of all that there may be, and solves each island by itself: six unknowns for a ball that touches
-the table alone, of 32 in all. Numba is optional, so this module is imported where the backend is first used.
+The equations are those of `envs_jax.clevr.spheres`. Here a thread computes one environment after another, with the
+contacts that there are in place of all that there may be, and solves each island by itself: six unknowns for a ball
+that touches the table alone, of 32 in all. Numba is optional, so this module is imported where the backend is first
+used.
 
 Each degree of freedom has a number: those of ball `i` are `6 * i` to `6 * i + 5`, along x, y and z and around them, in
 the world's axes; the pusher's are the last two.
@@ -41,12 +42,12 @@ Numba's cache knows this file alone: numbers of other modules that may change ar
 class PhysicsCompiled(PhysicsC):
     """C MuJoCo's states, threads and first moments; time steps by `advance`.
 
-    Numbers that are none, or beyond 1e10, stay what they are, where C begins the world again. Two centres at exactly
-    one place, which no play reaches, are parted along x; by C, along the cross product of the balls' own x axes.
+    Numbers that are none, or beyond 1e10, stay what they are, where C resets the state. Two centres at exactly one
+    place, which no play reaches, are parted along x; by C, along the cross product of the balls' own x axes.
     """
 
     def __init__(self, model: Any, frame_skip: int, threads: int | None = None):
-        """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world;
+        """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps per environment step;
         `threads`, the number of threads for a batch (default: the cores of this process).
         **Raises:** `ModuleNotFoundError` without mujoco; `ValueError` for a model of another scene."""
         super().__init__(model, frame_skip, threads=threads)
@@ -496,7 +497,7 @@ def turn(pose, x, sign):
 
 @compiled
 def read(q, rows, r, world):
-    """Take a world from MuJoCo's numbers, `rows[r]`."""
+    """Read `world` from MuJoCo's numbers, `rows[r]`."""
     nq = 7 * BALLS + 2
     for i in range(BALLS):
         for c in range(3):
@@ -535,11 +536,11 @@ def write(world, after, r):
 
 @allocating
 def advance(q, rows, after, chosen, steps):
-    """Time steps of the chosen worlds.
+    """Time steps of the chosen environments.
 
-    **Arguments:** `q`, `Equations`; `rows`, float64 `[world, 103]`, MuJoCo's positions, velocities, accelerations to
-    start from, and controls; `after`, `[world, 101]`, where the first three are written; `chosen`, int64, the worlds;
-    `steps`, time steps.
+    **Arguments:** `q`, `Equations`; `rows`, float64 `[env, 103]`, MuJoCo's positions, velocities, accelerations to
+    start from, and controls; `after`, `[env, 101]`, where the first three are written; `chosen`, int64, the
+    environments; `steps`, time steps.
     """
     mass, damping = np.empty(FREEDOMS), np.empty(FREEDOMS)
     for c in range(FREEDOMS):

@@ -5,8 +5,8 @@ to it (Todorov 2014; MuJoCo's documentation, "Computation"). So the same contact
 accelerations give MuJoCo's motion, to rounding. What is special here: inertias of balls are multiples of the identity,
 so velocities of rotation are kept in the world's axes and no orientation enters the contacts; all shapes are known.
 
-Arrays have the worlds of a batch on their last axis. Contacts are seen from each ball: `[..., ball, partner,
-world]`, the partners being the five balls, the pusher, the table, and the nearer wall along x and along y. A pair of
+Arrays have the environments of a batch on their last axis. Contacts are seen from each ball: `[..., ball, partner,
+env]`, the partners being the five balls, the pusher, the table, and the nearer wall along x and along y. A pair of
 balls so has two entries, with the same numbers.
 """
 
@@ -35,9 +35,9 @@ class Bodies(NamedTuple):
     """A number for each degree of freedom: velocities, accelerations, forces."""
 
     balls: jax.Array
-    """`[6, ball, world]`: along x, y and z, and around them."""
+    """`[6, ball, env]`: along x, y and z, and around them."""
     pusher: jax.Array
-    """`[2, world]`."""
+    """`[2, env]`."""
 
     def plus(self, factor: Any, b: Bodies) -> Bodies:
         return Bodies(self.balls + factor * b.balls, self.pusher + factor * b.pusher)
@@ -50,7 +50,7 @@ class Bodies(NamedTuple):
 
 
 class Contacts(NamedTuple):
-    """The frames of all contacts, each vector `[3, ball, partner, world]`, and how stiff they are."""
+    """The frames of all contacts, each vector `[3, ball, partner, env]`, and how stiff they are."""
 
     normal: jax.Array
     """From the ball to its partner."""
@@ -58,25 +58,25 @@ class Contacts(NamedTuple):
     second: jax.Array
     """The two directions of friction."""
     arm: jax.Array
-    """`[ball, partner, world]`, from the ball's centre to the contact."""
+    """`[ball, partner, env]`, from the ball's centre to the contact."""
     gap: jax.Array
-    """`[ball, partner, world]`, the distance less the margin: below 0 the contact acts."""
+    """`[ball, partner, env]`, the distance less the margin: below 0 the contact acts."""
     stiff: jax.Array
-    """`[ball, partner, world]`, the inverse of the regulariser R of each edge of the pyramid; 0 if inactive."""
+    """`[ball, partner, env]`, the inverse of the regulariser R of each edge of the pyramid; 0 if inactive."""
     impedance: jax.Array
-    """`[ball, partner, world]`, how much of a violation a contact may remove: MuJoCo's d(r)."""
+    """`[ball, partner, env]`, how much of a violation a contact may remove: MuJoCo's d(r)."""
 
 
 class PhysicsSpheres(Physics):
     """A state is uint32 `[size, 2]`, as that of `PhysicsC`: the bits of float64 numbers, in MuJoCo's order.
 
     The computation is in float64 whether or not `jax_enable_x64` is set, so it needs a device that has it: CPUs and
-    GPUs. A batch goes through Newton's method until all of its worlds have converged. On a CPU, C is many times faster.
-    No gradient goes through a state's bits: derivatives are zero.
+    GPUs. A batch goes through Newton's method until all of its environments have converged. On a CPU, C is many times
+    faster. No gradient goes through a state's bits: derivatives are zero.
     """
 
     def __init__(self, model: Any, frame_skip: int):
-        """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps of a step of the world.
+        """**Arguments:** `model`, that of `envs_jax.clevr.scene.load`; `frame_skip`, time steps per environment step.
         **Raises:** `ModuleNotFoundError` without mujoco; `ValueError` for a model of another scene."""
         super().__init__(model, frame_skip)
         self.equations = equations(model)
@@ -112,7 +112,7 @@ class PhysicsSpheres(Physics):
 
     @functools.cached_property
     def _lanes(self) -> Any:
-        """The time steps of one world; a batch of them has its axis last inside."""
+        """The time steps of one environment; a batch of them has its axis last inside."""
 
         @jax.jit
         def step_batch(bits: jax.Array, ctrl: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ class PhysicsSpheres(Physics):
         return step_single
 
     def _steps(self, numbers: jax.Array, ctrl: jax.Array) -> jax.Array:
-        """`frame_skip` time steps. **Arguments:** `numbers`, float64 `[size, world]`; `ctrl`, `[2, world]`."""
+        """`frame_skip` time steps. **Arguments:** `numbers`, float64 `[size, env]`; `ctrl`, `[2, env]`."""
         nq, nv = self.model.nq, self.model.nv
         qpos, qvel, start, remaining = jnp.split(numbers, np.cumsum([nq, nv, nv]))
         poses = jnp.swapaxes(qpos[:-2].reshape(BALLS, 7, -1), 0, 1)
@@ -181,7 +181,7 @@ class PhysicsSpheres(Physics):
         return velocity.plus(self.equations.pause, change), acceleration
 
     def _contacts(self, centres: jax.Array, pusher: jax.Array) -> Contacts:
-        """All contacts. **Arguments:** `centres`, `[3, ball, world]`; `pusher`, `[2, world]`."""
+        """All contacts. **Arguments:** `centres`, `[3, ball, env]`; `pusher`, `[2, env]`."""
         worlds = centres.shape[-1]
         height = jnp.full((1, worlds), PUSHER_Z)
         round_ = jnp.concatenate([centres, jnp.concatenate([pusher, height])[:, None]], axis=1)
@@ -220,7 +220,7 @@ class PhysicsSpheres(Physics):
         return Contacts(normal, first, _cross(normal, first), arm, gap, stiff, impedance)
 
     def _edges(self, c: Contacts, x: Bodies) -> jax.Array:
-        """The motion along the four edges of each friction pyramid, `[4, ball, partner, world]`."""
+        """The motion along the four edges of each friction pyramid, `[4, ball, partner, env]`."""
         worlds = x.pusher.shape[-1]
         zeros = jnp.zeros((3, PARTNERS - BALLS, worlds))
         moved = zeros.at[:2, 0].set(x.pusher)
@@ -316,7 +316,7 @@ class PhysicsSpheres(Physics):
         return Bodies(jnp.swapaxes(x[:-2].reshape(BALLS, 6, -1), 0, 1), x[-2:])
 
     def _hessian(self, c: Contacts, acting: jax.Array) -> jax.Array:
-        """`[32, 32, world]`, of which only the lower half is used."""
+        """`[32, 32, env]`, of which only the lower half is used."""
         zeros = jnp.zeros_like(c.normal)
         turn = [zeros, -c.arm * c.second, c.arm * c.first]
         frame = (c.normal, c.first, c.second)

@@ -1,4 +1,4 @@
-"""Classic control, driving, Pong, and small worlds with a known optimum for testing algorithms."""
+"""Classic control, driving, Pong, and small environments with a known optimum for testing algorithms."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Worlds with a known best return, which test learning, memory, vision, bootstrapping and exploration."""
+"""Environments with a known best return, which test learning, memory, vision, bootstrapping and exploration."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ READERS: dict[type[Environment], tuple[str, str, Callable]] = {
     NavigationTrack: ("NavigationTrack", "_pose", _navigation),
     Pong: ("PongEnv", "step_count", _pong),
 }
-"""For each of our worlds: the class of its original, an attribute that the original has after its first reset, and the
-function that reads it."""
+"""For each of our environments: the class of its original, an attribute that the original has after its first reset,
+and the function that reads it."""
 
 
 def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax.Array, Any]:

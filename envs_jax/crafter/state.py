@@ -1,4 +1,4 @@
-"""The structs of Crafter: the state of one world, its parameters, and the words that hold its objects."""
+"""The structs of Crafter: the state of one environment, its parameters, and the words that hold its objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIND_BIT, HEALTH_BIT, COUNTER_BIT = 12, 15, 18
 
 @struct.dataclass
 class Params:
-    """Numbers of a world that may differ between the rows of one compiled program. The defaults are the package's."""
+    """Numbers of an environment that may differ between rows of one compiled program. Defaults are the package's."""
 
     length: Int[Array, ""] | int = 10_000
     """Steps after which an episode is truncated."""
@@ -36,7 +36,7 @@ class Params:
     """Whether an episode ends at health 0."""
     task: Int[Array, ""] | int = -1
     """The task that is rewarded instead of achievements, an index into `envs_jax.crafter.tasks.TASKS`; -1: none. Only
-    worlds made with a `task` follow tasks; in others a task is refused, and inside jit the reward is nan."""
+    environments made with a `task` follow tasks; in others a task is refused, and inside jit the reward is nan."""
     end_on_success: Bool[Array, ""] | bool = False
     """Whether an episode ends when its task is done."""
 

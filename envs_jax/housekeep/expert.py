@@ -56,11 +56,11 @@ def _housekeep(env: Environment, kind: type, name: str) -> Any:
 
 
 def expert_action(env: Environment, state: State) -> jax.Array:
-    """The expert's action in a state of a low-level Housekeep world; pure, so `jit`, `vmap` and `scan` apply.
+    """The expert's action in a state of a low-level Housekeep environment; pure, so `jit`, `vmap` and `scan` apply.
 
-    **Arguments:** `env`, the environment or a wrapper of it; `state`, of the world itself.
+    **Arguments:** `env`, the environment or a wrapper of it; `state`, of the environment itself.
     **Returns:** int32 `[]`.
-    **Raises:** `TypeError` for another world.
+    **Raises:** `TypeError` for another environment.
     """
     base, paths = _housekeep(env, Housekeep, "expert_action"), routes()
     goal, pose = _goal(base, state, paths), base.rules.pose(state)
@@ -72,7 +72,7 @@ def expert_action(env: Environment, state: State) -> jax.Array:
 
 
 def macro_expert_action(env: Environment, state: State) -> jax.Array:
-    """The expert's action in a state of a macro world, see `expert_action`."""
+    """The expert's action in a state of a macro environment, see `expert_action`."""
     base, paths = _housekeep(env, MacroHousekeep, "macro_expert_action"), routes()
     receptacle, _ = base.rules.aim(state)
     goal = _goal(base, state, paths, receptacle)

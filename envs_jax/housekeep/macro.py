@@ -34,8 +34,9 @@ class MacroHousekeep(Housekeep):
     The agent stands at the receptacle that its crosshair hits. The observation also has `action_mask`: every receptacle
     can be gone to, except the one where the agent stands; an object that lies there can be picked with an empty hand;
     something in hand can be placed there if a spot is free. What is not offered fails like a grab and takes one step.
-    The world is seen where a trip ends, not on the way, and all objects of the receptacle there. `info["steps"]`: the
-    steps that the action took. An action that would take more steps than are left has no effect but to end the episode.
+    The environment is seen where a trip ends, not on the way, and all objects of the receptacle there. `info["steps"]`:
+    the steps that the action took. An action that would take more steps than are left has no effect but to end the
+    episode.
     """
 
     kind_of_rules = MacroRules

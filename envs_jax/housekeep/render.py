@@ -205,7 +205,7 @@ def render(env: Housekeep, state: State, tile: int = TILE) -> np.ndarray:
     drawn at the lower left and high ones at the upper right. What has not been seen in this episode has no name, and
     objects are not drawn before. The dashed line is the crosshair: brown low, orange middle, blue high.
 
-    **Arguments:** `env`, a Housekeep world; `state`, one of its states; `tile`, the side of a cell in pixels.
+    **Arguments:** `env`, a Housekeep environment; `state`, one of its states; `tile`, the side of a cell in pixels.
     **Returns:** uint8 `[30 * tile, 35 * tile, 3]`.
     """
     from PIL import Image, ImageDraw

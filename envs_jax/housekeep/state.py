@@ -1,4 +1,4 @@
-"""The data of a Housekeep world: the state of an episode, and the parameters."""
+"""The data of a Housekeep environment: the state of an episode, and the parameters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tables computed from the plan: where steps lead, what the crosshair hits, what is seen.
 
-All of it is computed once, on the host; a step of the world only looks it up.
+All of it is computed once, on the host; a step of the environment only looks it up.
 """
 
 from __future__ import annotations

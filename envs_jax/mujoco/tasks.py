@@ -207,7 +207,7 @@ class Runner(MujocoEnv):
     """The base class of the locomotion tasks: the reward is the velocity along x minus the squared action, weighted."""
 
     hidden = 1
-    """The number of leading positions that are not observed, as the world is invariant along them."""
+    """The number of leading positions that are not observed, as the dynamics are invariant along them."""
     fastest = np.inf
     """The bound to which observed velocities are clipped."""
 

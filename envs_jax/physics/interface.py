@@ -104,7 +104,7 @@ class Physics:
     def begin(
         self, qpos: jax.Array, qvel: jax.Array, look: Look, *args: Any, mocap: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        """A world with given positions and velocities, `[nq]` and `[nv]`, and positions of mocap bodies,
+        """A state with given positions and velocities, `[nq]` and `[nv]`, and positions of mocap bodies,
         `[nmocap, 3]` (default: the model's own); its other numbers are computed.
 
         **Returns:** the state, and the result of `look` (`before` and `after` are the same moment).
@@ -152,7 +152,7 @@ class Physics:
         return Moment(numbers[..., :nq], numbers[..., nq : nq + self.model.nv], read, mocap)
 
     def result_shapes(self, look: Look, args: tuple[Any, ...]) -> Any:
-        """The shapes and dtypes of the result of `look` for one world, as `jax.ShapeDtypeStruct`s."""
+        """The shapes and dtypes of the result of `look` for one environment, as `jax.ShapeDtypeStruct`s."""
         blank = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
         numbers, read = blank((self.size,)), {name: blank(shape) for name, shape in self.read.items()}
 

@@ -60,7 +60,7 @@ class PhysicsMjx(Physics):
 
     def __init__(self, model: Any, frame_skip: int, read: tuple[str, ...] = (), line_search: int = 0):
         """**Arguments:** as of `Physics`; `line_search`, the most steps of the constraint solver's line search (0: the
-        model's), for which all worlds of a batch wait where one needs them.
+        model's), for which all environments of a batch wait where one needs them.
         **Raises:** `ModuleNotFoundError` without mujoco-mjx, `RuntimeError` for a model that it cannot compute."""
         super().__init__(model, frame_skip, read)
         self._mjx = require("mujoco.mjx")

@@ -23,7 +23,7 @@ class CompiledPrompt:
     `compiled(slots)` returns `(tokens int32 [S], length int32 [])`, right-padded with `pad_id`; `S` is the attribute
     `max_length`. Every unit of the template is a row of one flat token table; a position takes the last unit that
     starts at or before it, of those that can reach it. Nothing is cut silently: `S` holds the longest case, and a
-    prompt that is cut anyway (under `overflow="report"`, if the world breaks a slot's `size` or `limits`, or if a
+    prompt that is cut anyway (under `overflow="report"`, if the environment breaks a slot's `size` or `limits`, or if a
     caption has a phrase after its padding) has a `length` above `S`, which callers must check.
     """
 
@@ -170,7 +170,7 @@ class CompiledPrompt:
         """For each block of positions, the entries (units, or places of a slot) that can have a token there.
 
         An entry starts no earlier than the fewest tokens before it, and ends no later than the most. The limits of
-        slots are not used, as a world may break them."""
+        slots are not used, as an environment may break them."""
         blocks: list[list[int]] = [[] for _ in range(0, self.max_length, BLOCK)]
         certain: list[tuple[tuple[str, ...], int]] = []
         end, number = len(self._bos), 0

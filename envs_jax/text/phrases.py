@@ -1,7 +1,7 @@
 """Text as integers on the device: phrases, and captions made of them.
 
-A finite `Phrasebook` lists every phrase of a world; the text of one state is a caption, an integer array of phrase ids
-padded with -1. `envs_jax.text.prompt` builds token prompts from captions.
+A finite `Phrasebook` lists every phrase of an environment; the text of one state is a caption, an integer array of
+phrase ids padded with -1. `envs_jax.text.prompt` builds token prompts from captions.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class Limit:
-    """At most `at_most` phrases of one caption have an id in `ids`; a bound that the world guarantees, so that the
-    longest prompt is not overestimated."""
+    """At most `at_most` phrases of one caption have an id in `ids`; a bound that the environment guarantees, so that
+    the longest prompt is not overestimated."""
 
     ids: Collection[int]
     at_most: int

@@ -18,7 +18,7 @@ def import_state(reference_env: Any, env: Environment, params: Any) -> tuple[Any
     """Import the state of a live environment after a reset: gym-sokoban's or RAGEN's `SokobanEnv`, or the
     `TwentyFortyEightEnv` of gymnasium-2048.
 
-    **Arguments:** `reference_env`; `env`, the same world from `envs_jax.make`, possibly wrapped; `params`, its
+    **Arguments:** `reference_env`; `env`, the same environment from `envs_jax.make`, possibly wrapped; `params`, its
     parameters.
     **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode, with the step
     count.

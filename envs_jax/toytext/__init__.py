@@ -1,4 +1,4 @@
-"""Toy text: tabular worlds with Gymnasium's transition tables, and ProPS's Nim and maze."""
+"""Toy text: tabular environments with Gymnasium's transition tables, and ProPS's Nim and maze."""
 
 from typing import TYPE_CHECKING
 

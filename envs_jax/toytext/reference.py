@@ -16,7 +16,7 @@ def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax
     """Import the state of a live toy text environment: Gymnasium's, ProPS's `NimEnv` or gym-maze's `MazeEnv`, after a
     reset.
 
-    **Arguments:** `gymnasium_env`; `env`, the same world from `envs_jax.make`, possibly wrapped; `params`, its
+    **Arguments:** `gymnasium_env`; `env`, the same environment from `envs_jax.make`, possibly wrapped; `params`, its
     parameters.
     **Returns:** `(obs, state)` as the innermost `env.reset` would, for the same point in the episode, including hidden
     state (the dealer's second card, whether the passenger is fickle) and the step count of a `TimeLimit`.

@@ -1,4 +1,4 @@
-"""Tabular worlds: for every state and action a list of outcomes, each with probability, reward and termination."""
+"""Tabular environments: for every state and action a list of outcomes with probability, reward and termination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from envs_jax.env import Environment
 
 
 NO_LIMIT = 2**31 - 1
-"""The time limit of a world that Gymnasium registers without one: never reached."""
+"""The time limit of an environment that Gymnasium registers without one: never reached."""
 
 Outcome = tuple[float, int, float, bool]
 """Probability, next state, reward, terminated: the tuples of Gymnasium's `env.P[state][action]`."""
@@ -85,7 +85,7 @@ def neighbor(cell: int, move: tuple[int, int], shape: tuple[int, int]) -> int:
 
 
 class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
-    """A world given by its table. Episodes start in a random one of `starts`; `info["prob"]` is the outcome's
+    """An environment given by its table. Episodes start in a random one of `starts`; `info["prob"]` is the outcome's
     probability (float32 `[]`), as in Gymnasium."""
 
     names: tuple[str, ...]
@@ -160,7 +160,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
     def read(self, inner: Any) -> int:
         """The row of the table for a live reference environment, unwrapped.
 
-        **Raises:** `ValueError` before its first reset, and if its options make it another world.
+        **Raises:** `ValueError` before its first reset, and if its options make it another environment.
         """
         if getattr(inner, "s", None) is None:
             raise ValueError(f"the {self.reference} has no state yet; call its reset first")

@@ -1,4 +1,4 @@
-"""Exact values of tabular worlds, by dynamic programming over a finite horizon, in float64 on the host."""
+"""Exact values of tabular environments, by dynamic programming over a finite horizon, in float64 on the host."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def optimal_values(env: Environment, params: Any, horizon: int | None = None) ->
     The policy that attains it may depend on the time and the full state, so this is an upper bound for every stationary
     table.
 
-    **Arguments:** `env`, a toy text world; `params`; `horizon`, steps (default: `params.max_steps`).
+    **Arguments:** `env`, a toy text environment; `params`; `horizon`, steps (default: `params.max_steps`).
     **Returns:** float64 `[horizon + 1, S]`, indexed by the steps left. The best return of an episode is
     `optimal_values(env, params)[-1] @ env.initial`.
-    **Raises:** `TypeError` for a world without a table, `ValueError` without a horizon.
+    **Raises:** `TypeError` for an environment without a table, `ValueError` without a horizon.
     """
     world, steps = _checked(env, params, horizon)
     values = np.zeros((steps + 1, len(world.table.prob)))
@@ -50,10 +50,10 @@ def optimal_values(env: Environment, params: Any, horizon: int | None = None) ->
 def policy_value(env: Environment, params: Any, table: Any, horizon: int | None = None) -> float:
     """The expected return of an episode under a table of actions.
 
-    **Arguments:** `env`, a toy text world; `params`; `table`, an action for every observation: integers (or whole
+    **Arguments:** `env`, a toy text environment; `params`; `table`, an action for every observation: integers (or whole
     floats) `[n]` for a discrete observation, `[32, 11, 2]` for Blackjack's three numbers; `horizon`, as above.
-    **Raises:** `TypeError` for a world without a table, `ValueError` without a horizon, or for a table of another shape
-    or with an invalid action.
+    **Raises:** `TypeError` for an environment without a table, `ValueError` without a horizon, or for a table of
+    another shape or with an invalid action.
     """
     world, steps = _checked(env, params, horizon)
     actions, observations = np.asarray(table), world.observations.reshape(len(world.table.prob), -1).T

@@ -1,4 +1,4 @@
-"""Playing a discrete world in the terminal."""
+"""Playing a discrete environment in the terminal."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def has_picture(env: Any) -> bool:
-    """Return whether a world draws its states."""
+    """Return whether an environment draws its states."""
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     return type(inner).render is not Environment.render
 
 
 class Game:
-    """One world, played by typed actions."""
+    """One environment, played by typed actions."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Game:
         """**Arguments:** as of `llmrl envs play` (`picture` is not "auto"); `live`, whether the output is a terminal:
         the screen is redrawn at each step, and an ended episode stays visible until a key is pressed.
 
-        **Raises:** `ValueError` if the actions are not discrete, or a picture is requested of a world without one."""
+        **Raises:** `ValueError` if actions are not discrete, or if an environment without pictures is to show one."""
         check_seed("seed", seed)
         at_least("max_steps", max_steps, 0)
         self.env, self.params = envs_jax.make(id)

@@ -1,4 +1,4 @@
-"""The options of `llmrl lm fit`: `FitConfig` with workloads of systems, of algorithms, and of worlds."""
+"""The options of `llmrl lm fit`: `FitConfig` with workloads of systems, of algorithms, and of environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads of `llmrl lm fit` beyond language models alone: an update of every system, of ppo and dqn, and worlds.
+"""Workloads of `llmrl lm fit` beyond language models alone: updates of systems, of ppo and dqn, and environments.
 
 Each is built as its command builds it, from shapes and with the default settings, and compiled ahead of time. To add
 one: a function from a `Setting` to `Parts`, and a line in `WORKLOADS`.
@@ -177,7 +177,7 @@ def _offline(s: Setting) -> Parts:
 
 
 def _world(s: Setting) -> Parts:
-    """Random actions in a world, `steps` of them in each environment."""
+    """Random actions in a batch of environments, `steps` of them in each."""
     env, params = envs_jax.make(s.config.env or "BabyAI-GoToLocal-v0")
     count = s.config.batch_size
     vector, space = envs_jax.VectorEnv(env, count, policy="pool", pool_size=64), env.action_space(params)
@@ -250,8 +250,8 @@ AT_ONCE = 16
 
 
 def _agent(s: Setting) -> Parts:
-    """`llmrl agent train`: play of `steps` tokens in every world, episodes of up to `length` tokens and gradient steps,
-    with a language model of the given shape and a token for each word."""
+    """`llmrl agent train`: play of `steps` tokens in every environment, episodes of up to `length` tokens and gradient
+    steps, with a language model of the given shape and a token for each word."""
     from llmrl_jax.systems.agent.build import build, make_learner, make_world, random_base, words_of
     from llmrl_jax.systems.agent.config import AgentConfig, Algorithm, TrainConfig
 

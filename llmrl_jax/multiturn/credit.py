@@ -53,9 +53,9 @@ def turn_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, gae
     """Generalised advantage estimation (1506.02438, eq. 16) with a turn as the action: one advantage for all tokens of
     a reply, the critic's value where an observation ends.
 
-    `delta = reward + gamma * value of the next observation - value`: 0 for the next one where the world ended, the
-    value of the last observation at a time-out. A turn's outcome is known when the next observation has been read, or
-    the episode has ended; a turn whose outcome is not known yet is left to the next record.
+    `delta = reward + gamma * value of the next observation - value`: 0 for the next one where the environment ended,
+    the value of the last observation at a time-out. A turn's outcome is known when the next observation has been read,
+    or the episode has ended; a turn whose outcome is not known yet is left to the next record.
 
     **Arguments:** `reward`, where replies end; `gamma`, per turn; `gae_lambda`.
     """
@@ -168,8 +168,8 @@ def anchored(
     """GiGPO's advantage of a step (2505.10978, eq. 7): a turn's return relative to those of its group's turns in the
     same state, where it begins; 0 for a state that no other turn of the group was in.
 
-    **Arguments:** `returns`, from each turn on; `decides`, where turns begin; `state`, a number of the world's state
-    there, equal for equal states; `kind`, `centred` or `grpo`, see `group_advantages`.
+    **Arguments:** `returns`, from each turn on; `decides`, where turns begin; `state`, a number of the environment's
+    state there, equal for equal states; `kind`, `centred` or `grpo`, see `group_advantages`.
     """
     count = decides.shape[1]
     shape = (-1, group * count)

@@ -21,9 +21,9 @@ class Played:
     """Whole episodes, `E` of them, on the host."""
 
     returns: np.ndarray
-    """float32 `[E]`, sums of the world's rewards."""
+    """float32 `[E]`, sums of the environment's rewards."""
     success: np.ndarray
-    """bool `[E]`; whether the world says so (`info["success"]`), else whether the return is positive."""
+    """bool `[E]`; whether the environment says so (`info["success"]`), else whether the return is positive."""
     turns: np.ndarray
     """int32 `[E]`."""
     valid: np.ndarray

@@ -25,9 +25,9 @@ from llmrl_jax.multiturn.starts import Draw, Starts, succeeded, weight
 
 @dataclass(frozen=True)
 class GroupConfig(TurnLearnerConfig):
-    """Settings of learners on groups. Every update plays one whole episode in each world; rows that have ended wait for
-    the longest one, up to `episode_tokens`, which with memory reprompt count the prompts of all turns; what an episode
-    has not got by then is left out."""
+    """Settings of learners on groups. Every update plays one whole episode in each environment; rows that have ended
+    wait for the longest one, up to `episode_tokens`, which with memory reprompt count the prompts of all turns; what an
+    episode has not got by then is left out."""
 
     PREFIX: ClassVar[str] = "group."
 
@@ -83,7 +83,7 @@ def make_group_learner(
     It adds `reward_std` (the mean standard deviation of returns within groups, which falls first in RAGEN's echo trap,
     2504.20073), `idle_groups` (the share whose returns are all equal), with `keep` top_p `kept_groups` (the share that
     is learned from), and with `replay_groups` `success_fresh` and `success_stored` (success of the episodes that began
-    in fresh and in stored starts, nan if there were none) and `useful_starts` (stored ones with a weight). Worlds
+    in fresh and in stored starts, nan if there were none) and `useful_starts` (stored ones with a weight). Environments
     without `success` have that of a positive return."""
     if isinstance(env.unwrapped, HostEnvironment):
         env.unwrapped.check_starts()

@@ -35,8 +35,8 @@ def text_metrics(
 
     * `thought_length`: the mean number of tokens before the action;
     * `repetition`: `repeated` 3-grams, of the first `SAMPLED` replies in the order of rows;
-    * `information`: `prompt_information` of these replies' thoughts, in nats per token. The prompt is what the world
-      said since the reply before, with the head of the episode if there was none.
+    * `information`: `prompt_information` of these replies' thoughts, in nats per token. The prompt is what the
+      environment said since the reply before, with the head of the episode if there was none.
     """
     places = jnp.arange(record.token.shape[1])
     thought = (record.role == REPLY) & ~replies.acting[record.state]

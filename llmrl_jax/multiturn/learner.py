@@ -132,7 +132,7 @@ class TurnLearner:
     """An update of a policy that writes. Subclasses say how episodes are played and credited.
 
     **Arguments:** `config`; `policy`; `env`, one environment with text, wrapped in `EpisodeStatistics`, not batched;
-    `env_params`; `mesh`, over whose axes data and fsdp the worlds are split.
+    `env_params`; `mesh`, over whose axes data and fsdp the environments are split.
     **Raises:** `ValueError` if sizes do not divide, an episode of two turns does not fit, or an option has no effect.
     """
 
@@ -346,7 +346,7 @@ class TurnLearner:
         # of earlier tokens, only those of the open turn are learned from, and with `echo_coef` the next one is read
         read = min(length, self.steps + self.policy.reply_tokens + 1) if continued else length
         by_turn = self.values == "turn"
-        # before each reply there is a token of the world
+        # before each reply there is a token of the environment
         most = Room(length, read, read // 2 + 1 if by_turn else read)
         few = read // 2
         return [*(Room(width, min(few, width), few // TURN if by_turn else few) for width in widths), most]
@@ -377,5 +377,5 @@ class TurnLearner:
 
 
 def pool_of(config: Any, env: Environment) -> VectorEnv:
-    """The batch of worlds of a learner whose episodes continue."""
+    """The batch of environments of a learner whose episodes continue."""
     return worlds_of(env, config.num_envs, config.pool_size)

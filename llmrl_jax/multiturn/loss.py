@@ -1,5 +1,5 @@
-"""The losses of written replies: clipped ratios of tokens, turns or CISPO's, entropy, KL to the base, and the world's
-own tokens."""
+"""The losses of written replies: clipped ratios of tokens, turns or CISPO's, entropy, KL to the base, and the
+environment's own tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
     log_prob: Float[Array, "N L"]
     """Of each token, given those before it in its text: of a reply's under the policy, with its temperature and with
-    tokens removed that were not offered; of the world's under the model."""
+    tokens removed that were not offered; of the environment's under the model."""
     entropy: Float[Array, "N L"]
     """Of the distribution that each token of a reply was drawn from."""
     hidden: Float[Array, "N K D"]
@@ -64,8 +64,8 @@ def score_tokens(
     """One pass over rows of conversations.
 
     **Arguments:** `variables`, of the model; `replies`, the automaton's tables; `chunk`, tokens of a row whose logits
-    are in memory at once; 0: all; `world`, whether the world's tokens are scored too, without temperature; `at`, the
-    places whose hidden states and logits are computed: of the tokens behind them scores are returned, 0 for others;
+    are in memory at once; 0: all; `world`, whether the environment's tokens are scored too, without temperature; `at`,
+    the places whose hidden states and logits are computed: of the tokens behind them scores are returned, 0 for others;
     None: all.
     """
     number, position = text_of(record)
@@ -148,7 +148,7 @@ def uses(batch: Batch, config: Any) -> Uses:
 
 
 def from_world(batch: Batch) -> Bool[Array, "N L"]:
-    """The world's tokens that are learned with `echo_coef`."""
+    """The environment's tokens that are learned with `echo_coef`."""
     return batch.new & (batch.record.role == WORLD) & ~batch.record.begins
 
 
@@ -193,9 +193,9 @@ def turn_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of a part of a minibatch: the losses of the parts add up, and so do the metrics but `ratio_error`.
 
-    Tokens of the world, padding, and tokens of replies without an alternative have no gradient through the policy's
-    loss. **Arguments:** `config`, a `TurnLearnerConfig`; `hparams`, its floats; `room`, for the hidden states that are
-    used: the loss is NaN if they are more; None: those of all tokens are computed.
+    Tokens of the environment, padding, and tokens of replies without an alternative have no gradient through the
+    policy's loss. **Arguments:** `config`, a `TurnLearnerConfig`; `hparams`, its floats; `room`, for the hidden states
+    that are used: the loss is NaN if they are more; None: those of all tokens are computed.
     """
     record, credit, used = batch.record, batch.credit, uses(batch, config)
     echo = config.echo_coef > 0

@@ -1,4 +1,4 @@
-"""A language model that writes its actions: what it reads, how it replies, and what a reply does in the world."""
+"""A language model that writes its actions: what it reads, how it replies, and what a reply does in the environment."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 NOTHING, WORLD, REPLY = 0, 1, 2
-"""Who wrote a token: none (padding), the world, or the policy."""
+"""Who wrote a token: none (padding), the environment, or the policy."""
 
 
 @struct.dataclass

@@ -1,10 +1,10 @@
 """Play of a policy that writes: in one loop every row is in its own phase.
 
 At each step every row that writes processes one token and samples the next; of each group of rows that have something
-to read, one reads several tokens at once. The token that ends a reply takes a step in the world, whose observation
-is what the row reads next. So no row waits for another one's longer text, and keys and values are read once for many
-tokens of an observation. The loop ends when every row has its `T` tokens; rows go on where they are at the next update,
-in the middle of a turn; keys and values are computed again for the parameters that have changed.
+to read, one reads several tokens at once. The token that ends a reply takes a step in the environment, whose
+observation is what the row reads next. So no row waits for another one's longer text, and keys and values are read once
+for many tokens of an observation. The loop ends when every row has its `T` tokens; rows go on where they are at the
+next update, in the middle of a turn; keys and values are computed again for the parameters that have changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rows:
     env_params: Any
     env_state: Any
     obs: Any
-    """The worlds' current observations, leaves `[N, ...]`; of the next episode, where a time-out's is still read."""
+    """The environments' observations, leaves `[N, ...]`; of the next episode, where a time-out's is still read."""
     record: Record
     """What is seen and may be needed of earlier tokens, `[N, S]`."""
     length: Int[Array, " N"]
@@ -56,7 +56,7 @@ class Rows:
     log_prob: Float[Array, " N"]
     free: Bool[Array, " N"]
     queue: Int[Array, "N R"]
-    """What the world says."""
+    """What the environment says."""
     queued: Int[Array, " N"]
     """Tokens in `queue`."""
     read: Int[Array, " N"]
@@ -79,14 +79,14 @@ class Rows:
 
 @struct.dataclass
 class World:
-    """The worlds after the actions of some rows."""
+    """The environments after the actions of some rows."""
 
     obs: Any
     env_state: Any
     reward: Float[Array, " N"]
     terminated: Bool[Array, " N"]
     done: Bool[Array, " N"]
-    """Whether the world ended the episode, time-outs included."""
+    """Whether the environment ended the episode, time-outs included."""
     cut: Bool[Array, " N"]
     """Whether it ended because no further turn fits."""
     info: dict[str, jax.Array]
@@ -115,7 +115,7 @@ class Steps:
     info: dict[str, jax.Array]
     """`episode_info` of the environment's `info`, where a reply ends."""
     done: Bool[Array, "N T"]
-    """Whether the world ended an episode here."""
+    """Whether the environment ended an episode here."""
     cut: Bool[Array, "N T"]
     """Whether an episode ended here because its text is as long as it may be."""
     anchor: Any
@@ -125,8 +125,8 @@ class Steps:
 
 
 def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
-    """A batch of worlds. **Arguments:** `pool_size`, of the episodes prepared for those that end; 0: nothing is reset.
-    Environments of the host begin their next episode when it is needed, whatever the size."""
+    """A batch of environments. **Arguments:** `pool_size`, of the episodes prepared for those that end; 0: nothing is
+    reset. Environments of the host begin their next episode when it is needed, whatever the size."""
     if isinstance(env.unwrapped, HostEnvironment):
         return HostVector(env, count, policy="always" if pool_size else "none")
     return (
@@ -154,7 +154,7 @@ def capacity(policy: TurnPolicy, episode_tokens: int = 0) -> int:
 
 
 def select_rows(mask: Bool[Array, " N"], new: VectorState, old: VectorState) -> VectorState:
-    """The states of worlds, of some rows new; the pool of episodes is that of `old`."""
+    """The states of environments, of some rows new; the pool of episodes is that of `old`."""
     return old.replace(env=select(mask, new.env, old.env))
 
 
@@ -213,7 +213,7 @@ def mixed(x: jax.Array) -> jax.Array:
 
 
 class Conversation:
-    """The loop over tokens of a policy in a batch of worlds.
+    """The loop over tokens of a policy in a batch of environments.
 
     **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `capacity`; `constrain`,
     applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode
@@ -472,7 +472,7 @@ class Conversation:
         ends, decides = end & rows.final, end & ~rows.final
         past = self._with_reply(rows, replied)
 
-        # of rows that do not act, the world's step is not used
+        # of rows that do not act, the environment's step is not used
         action = jnp.where(named < 0, policy.default_action, named)
         world, message = self._step_worlds(rows, acts, action, past, world_key)
         terminated, over = acts & world.terminated, acts & (world.done | world.cut)
@@ -534,7 +534,8 @@ class Conversation:
     def _step_worlds(
         self, rows: Rows, acts: Bool[Array, " N"], action: Int[Array, " N"], past: Any, key: jax.Array
     ) -> tuple[World, tuple[Pieces, Any]]:
-        """The worlds after the actions of the rows that act, and what these read next; in any order if none acts."""
+        """The environments after the actions of the rows that act, and what these read next; in any order if none
+        acts."""
         text, step_key, cut_key = self.policy.text, *jax.random.split(key)
 
         def step(_: Any) -> Any:

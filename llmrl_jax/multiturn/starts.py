@@ -31,7 +31,7 @@ class Draw:
 
 @struct.dataclass
 class Starts:
-    """`S` starts of episodes: states of the world with their first observations."""
+    """`S` starts of episodes: states of the environment with their first observations."""
 
     obs: Any
     """Leaves `[S, ...]`."""

@@ -1,4 +1,4 @@
-"""The text of a conversation between a world and a model, as tokens on the device: an episode's head, and turns."""
+"""Conversations between an environment and a model, as tokens on the device: an episode's head and turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from envs_jax.text.template import PromptError
 
 @dataclass(frozen=True)
 class TurnWording:
-    """The fixed text around what a world says, white space included."""
+    """The fixed text around what an environment says, white space included."""
 
     instruction: str = ""
     """Before everything, once an episode; `{actions}` stands for the names of the actions."""
@@ -50,13 +50,13 @@ WORDINGS: dict[str, TurnWording] = {"plain": TurnWording(), "chatml": CHATML}
 
 
 def check_text(env: Environment) -> None:
-    """**Raises** `TypeError` for a world without a caption that changes, or without discrete actions."""
+    """**Raises** `TypeError` for an environment without a caption that changes, or without discrete actions."""
     if not set(env.captions) - set(env.episode_captions):
         raise TypeError(
             f"{env.id or type(env).__name__} describes no observation in words (captions: {list(env.captions)}); take "
             "a text world: llmrl envs list text"
         )
-    env.action_names  # raises for a world whose actions have no names  # noqa: B018
+    env.action_names  # raises for an environment whose actions have no names  # noqa: B018
 
 
 class TurnText:
@@ -68,8 +68,8 @@ class TurnText:
     """
 
     def __init__(self, env: Environment, tokenizer: Tokenizer, wording: TurnWording | None = None):
-        """**Raises:** `TypeError` for a world without text, `PromptError` for a tokenizer that joins tokens across the
-        border between head and turn, or between a phrase and its neighbours."""
+        """**Raises:** `TypeError` for an environment without text, `PromptError` for a tokenizer that joins tokens
+        across the border between head and turn, or between a phrase and its neighbours."""
         check_text(env)
         words = TurnWording() if wording is None else wording
         head = list(self._head(env, words))
@@ -157,11 +157,11 @@ KEPT_TEXTS = 4096
 
 
 class FreeText:
-    """The tokens of an episode's head and of each turn where a world says what it likes: made on the host, and padded.
-    It is the encoder of a `HostEnvironment`, and the text of a policy that plays there.
+    """The tokens of an episode's head and of each turn where an environment says what it likes: made on the host, and
+    padded. It is the encoder of a `HostEnvironment`, and the text of a policy that plays there.
 
-    A turn is the wording's words and the world's text between them, with the white space before a phrase and no mark
-    after it; a head is the instruction and, if there is one, the mission. Tokens are joined, never text, as in
+    A turn is the wording's words and the environment's text between them, with the white space before a phrase and no
+    mark after it; a head is the instruction and, if there is one, the mission. Tokens are joined, never text, as in
     `TurnText`.
     """
 

@@ -12,7 +12,7 @@ A new command needs a configuration with a kind, a function, and the decorator `
 
     @command(TrainConfig)
     def train(config: TrainConfig) -> int:
-        "Train an algorithm in a world."                        # the help text of the command
+        "Train an algorithm in an environment."                 # the help text of the command
         from llmrl_jax.workflows import rl_training             # import heavy modules here: help stays fast
 
         rl_training.train(config)

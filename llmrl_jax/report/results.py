@@ -32,7 +32,7 @@ class Evaluation:
     update: int
     """The update of its checkpoint."""
     facts: Mapping[str, Any]
-    """The world, the seed of the episodes and their number, as far as the file has them."""
+    """The environment, the seed of the episodes and their number, as far as the file has them."""
     results: Mapping[str, Result]
 
 

@@ -23,7 +23,7 @@ RUNNING = "running"
 PRUNED = ("checkpoints", "frozen", "model", "adapter", "prior", "tensorboard", "wandb")
 """Folders inside a run that hold no further runs."""
 WORLDS, LEARNERS, MODELS = ("env", "tasks", "task", "data"), ("algo", "agent", "method"), ("model",)
-"""Options with a run's world, learner and model; the first that a configuration has is used."""
+"""Options with a run's environment, learner and model; the first that a configuration has is used."""
 HEADLINE = ("success", "episode_return", "reward")
 """The metrics that a list shows: the first in the last evaluation, else in the last line of training."""
 

@@ -1,4 +1,4 @@
-"""`llmrl rl train --data FILE`: an offline algorithm on recorded steps, evaluated in their world if it is named."""
+"""`llmrl rl train --data FILE`: an offline algorithm on recorded steps, evaluated in their environment if named."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from llmrl_jax.rl.registry import algorithm
 
 
 def make_parts(config: Any) -> tuple[Any, Any, Any, Any]:
-    """The world, its parameters, the policy and the learner of a run; no world if none is named.
+    """The environment, its parameters, the policy and the learner of a run; no environment if none is named.
 
     **Arguments:** `config`, a `llmrl_jax.workflows.rl_training.OfflineRun`.
     **Raises:** `ValueError` for options that offline learners do not read, or a run without data; `DataError` for data
-    that cannot be learned from, or that are not of the world; what `read_data` raises.
+    that cannot be learned from, or that are not of the environment; what `read_data` raises.
     """
     network = [f"network.{f.name}" for f in fields(config.network)]
     reader = f"the offline algorithm {config.algo}"
@@ -69,7 +69,7 @@ def read_steps(path: str, names: Mapping[str, str]) -> Transitions:
 
 
 def check_world(data: Transitions, space: spaces.Space, env: str) -> None:
-    """**Raises** `DataError` unless the observations have the parts, shapes and bounds of a world's; the size of
+    """**Raises** `DataError` unless the observations have the parts, shapes and bounds of an environment's; the size of
     numbers may differ, as float16 for float32."""
     expected, recorded = _parts(space), _named(data.obs)
     for name in sorted(expected.keys() | recorded.keys()):

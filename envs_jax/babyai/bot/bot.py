@@ -34,7 +34,7 @@ class Memory:
 
 
 def initial_memory(env: Any) -> Memory:
-    """The memory at the start of an episode of a BabyAI world `env`, possibly wrapped."""
+    """The memory at the start of an episode of a BabyAI environment `env`, possibly wrapped."""
     return Memory(seen=jnp.zeros(getattr(env, "unwrapped", env).level.rooms.width, jnp.uint32))
 
 
@@ -43,8 +43,8 @@ def bot_action(state: State, memory: Memory, omniscient: bool = False) -> tuple[
 
     Safe under `jit`, `vmap` and `scan`, and always returns an action: if there is nothing left to try, it turns.
 
-    **Arguments:** `state`, of a BabyAI world; `memory`, from `initial_memory` or the last call; `omniscient`, whether
-    the bot knows the whole grid from the start (but not the contents of boxes).
+    **Arguments:** `state`, of a BabyAI environment; `memory`, from `initial_memory` or the last call; `omniscient`,
+    whether the bot knows the whole grid from the start (but not the contents of boxes).
     **Returns:** the action, int32 `[]`, and the memory with what is in view now.
     """
     width, height = state.grid.shape

@@ -82,9 +82,10 @@ def expert_action(state: State, env: Any, seen_only: bool = False) -> jax.Array:
     Safe under `jit` and `vmap`, and always returns: if nothing can be done (the object is destroyed) it turns. It opens
     closed doors on its path; objects that block the only path are picked up and dropped elsewhere.
 
-    **Arguments:** `state`, of a BabyAI world; `env`, that world, possibly wrapped, for its static data; `seen_only`,
-    turn left while no object of the clause is in view, as an agent must that does not know where it is. Meant for
-    single rooms: objects behind a door, or farther to the side than the three cells of the view, are never found.
+    **Arguments:** `state`, of a BabyAI environment; `env`, that environment, possibly wrapped, for its static data;
+    `seen_only`, turn left while no object of the clause is in view, as an agent must that does not know where it is.
+    Meant for single rooms: objects behind a door, or farther to the side than the three cells of the view, are never
+    found.
     **Returns:** int32 `[]`.
     """
     clauses = getattr(env, "unwrapped", env).level.clauses

@@ -1,4 +1,4 @@
-"""The phrasebooks of BabyAI worlds, by grammar of the descriptions and by language."""
+"""The phrasebooks of BabyAI environments, by grammar of the descriptions and by language."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Files of the world: preferences, and the four tasks."""
+"""Files of the environment: preferences, and the four tasks."""

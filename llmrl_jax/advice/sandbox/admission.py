@@ -40,10 +40,10 @@ def admit(
     promises.
 
     **Arguments:** `source`, text that defines `compute_potential(obs, past_obs, past_actions) -> (potential,
-    components)`; `observation`, one of the world, a dict of arrays or an array, whose values sample windows resemble;
-    `window`, earlier observations and actions that it sees, K; `actions`, their number in the world; `parts`, of the
-    observation, that it sees (None: all numeric ones without captions and keys); `windows`, sampled windows `(obs,
-    past_obs, past_actions)` with a leading dimension, at most 4,096, on which the potential must vary.
+    components)`; `observation`, one of the environment, a dict of arrays or an array, whose values sample windows
+    resemble; `window`, earlier observations and actions that it sees, K; `actions`, their number in the environment;
+    `parts`, of the observation, that it sees (None: all numeric ones without captions and keys); `windows`, sampled
+    windows `(obs, past_obs, past_actions)` with a leading dimension, at most 4,096, on which the potential must vary.
     **Returns:** the program, which is compiled where it is used.
     **Raises:** `SandboxError`, naming the line where one is the cause, within `limits.seconds`; `ValueError` for an
     observation, window or option that is wrong; `RuntimeError` if no child process can be started.

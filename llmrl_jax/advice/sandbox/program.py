@@ -65,8 +65,8 @@ class Program:
     def __call__(self, obs: Any, past_obs: Any, past_actions: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The potential of one window; `jax.vmap` makes it that of many.
 
-        **Arguments:** `obs`, the observation now, as the world gives it; `past_obs`, the earlier ones with a leading K,
-        the last of which is the previous; `past_actions`, integers `[K]`.
+        **Arguments:** `obs`, the observation now, as the environment gives it; `past_obs`, the earlier ones with a
+        leading K, the last of which is the previous; `past_actions`, integers `[K]`.
         **Returns:** the potential and its components by name, float32 scalars. NaN is replaced by 0, and values are
         clipped to `bound`, also on windows unlike those of the admission.
         **Raises:** `ValueError` for an observation or window of other shapes.

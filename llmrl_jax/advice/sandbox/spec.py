@@ -1,4 +1,4 @@
-"""The terms of an admission: what a program sees of a world, what it may use, and the error that refuses it."""
+"""The terms of an admission: what a program sees of an environment, what it may use, and the error that refuses it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ NOT_NUMBERS = ("text", "mission", "key")
 
 @dataclass(frozen=True)
 class Part:
-    """One part of an observation, in the world's own type."""
+    """One part of an observation, in the environment's own type."""
 
     name: str
     """Its key; empty where the observation is a single array."""
@@ -126,7 +126,7 @@ class Spec:
         return now, past, flat[2 * n]
 
     def flat(self, obs: Any, past_obs: Any, past_actions: Any, leading: int = 0) -> list[Any]:
-        """Flat inputs of `(obs, past_obs, past_actions)` as the world gives them; parts that the program does not
+        """Flat inputs of `(obs, past_obs, past_actions)` as the environment gives them; parts that the program does not
         see are ignored.
 
         **Arguments:** `leading`, the number of batch dimensions, whose sizes are not checked.
@@ -169,7 +169,7 @@ class Spec:
 
 
 def spec_of(observation: Any, window: int = 5, parts: Sequence[str] | None = None) -> Spec:
-    """Inputs of programs for the world of an observation.
+    """Inputs of programs for the environment of an observation.
 
     **Arguments:** `observation`, a dict of arrays or an array, without a batch; `window`, K; `parts`, the parts that
     programs see; None: all that are numbers, without captions (`text`, `mission`) and keys.

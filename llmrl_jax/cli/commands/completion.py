@@ -38,7 +38,7 @@ SCRIPT = """\
 complete -o default -F _llmrl llmrl
 """
 WORLDS = '"$worlds"'
-"""The ids of worlds, in a script."""
+"""The ids of environments, in a script."""
 COMMON = ("--help", "--help-all", "--debug")
 """Options of every command."""
 
@@ -104,7 +104,7 @@ def _names(described: Described) -> list[str]:
 
 
 def _values(command: str, described: Described) -> Iterator[str]:
-    """The branches for the values of a command's options, and of its first argument: choices and ids of worlds."""
+    """The branches for the values of a command's options, and of its first argument: choices and environments' ids."""
     for option in described.options:
         if option.choices or option.names == ("--env",):
             patterns = "|".join(f'"{command} {name}"' for name in option.names)

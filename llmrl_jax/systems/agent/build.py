@@ -1,4 +1,4 @@
-"""From settings to a program: the world, its text, the model, the policy and the learner."""
+"""From settings to a program: the environment, its text, the model, the policy and the learner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WritingAgent:
 
     config: AgentConfig
     env: Environment
-    """The wrapped world, not batched."""
+    """The wrapped environment, not batched."""
     env_params: Any
     tokenizer: FastTokenizer
     policy: TurnPolicy
@@ -47,10 +47,10 @@ class WritingAgent:
 
 
 class FirstActions(OtherActions):
-    """A world with its first `n` actions."""
+    """An environment with its first `n` actions."""
 
     def __init__(self, env: Environment, n: int):
-        """**Raises:** `ValueError` for more actions than the world has."""
+        """**Raises:** `ValueError` for more actions than the environment has."""
         super().__init__(env)
         if n > len(env.action_names):
             raise ValueError(f"num_actions is {n}, but {env.id} has {len(env.action_names)}: {env.action_names}")
@@ -68,8 +68,8 @@ class FirstActions(OtherActions):
 
 
 def make_world(config: AgentConfig) -> tuple[Environment, Any]:
-    """The wrapped world of a configuration, and its parameters. **Raises:** `KeyError` for an unknown id, `TypeError`
-    for a world without text or discrete actions."""
+    """The wrapped environment of a configuration, and its parameters. **Raises:** `KeyError` for an unknown id,
+    `TypeError` for an environment without text or discrete actions."""
     env, params = envs_jax.make(config.env)
     check_text(env)
     if config.max_turns:
@@ -87,8 +87,8 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
 
 
 def load_world(name: str) -> HostWorld | None:
-    """The world that `FILE.py:FUNCTION` or `module:FUNCTION` returns; None for the id of a registered one. **Raises:**
-    what `load_function` raises, `TypeError` for a function that returns something else."""
+    """The environment that `FILE.py:FUNCTION` or `module:FUNCTION` returns; None for the id of a registered one.
+    **Raises:** what `load_function` raises, `TypeError` for a function that returns something else."""
     if ":" not in name:
         return None
     world = load_function(name, "world", ", or an id (llmrl envs list text)")()
@@ -98,7 +98,7 @@ def load_world(name: str) -> HostWorld | None:
 
 
 def text_of(world: HostWorld, tokenizer: FastTokenizer, config: AgentConfig) -> FreeText:
-    """The text of a world of the host."""
+    """The text of an environment of the host."""
     sizes = {name: getattr(world, name) for name in ("turn_tokens", "head_tokens", "long")}
     return FreeText(tokenizer, tuple(world.actions), WORDINGS[config.wording], **sizes)
 
@@ -114,11 +114,11 @@ HENCE = "so"
 
 
 SPARE_WORDS = 64
-"""Tokens for words that a world of the host does not announce."""
+"""Tokens for words that an environment of the host does not announce."""
 
 
 def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer:
-    """The tokenizer of all words that a world and replies have."""
+    """The tokenizer of all words that an environment and replies have."""
     wording = WORDINGS[config.wording]
     form = FORMATS[config.format]
     names = tuple(env.actions) if isinstance(env, HostWorld) else env.action_names
@@ -147,8 +147,9 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
     """Build the program of a configuration. All checks precede allocation and compilation.
 
     **Arguments:** `world`, of Python, instead of the one that `config.env` names.
-    **Raises:** `KeyError` for unknown names, `TypeError` for a world without text, `PromptError` for a tokenizer that
-    cannot join the parts of its text, `ValueError` for a format that its actions or tokens cannot have, and for sizes.
+    **Raises:** `KeyError` for unknown names, `TypeError` for an environment without text, `PromptError` for a tokenizer
+    that cannot join the parts of its text, `ValueError` for a format that its actions or tokens cannot have, and for
+    sizes.
     """
     mesh = make_mesh(config.mesh) if mesh is None and config.mesh else mesh
     name = config.env if world is None else ""
@@ -205,7 +206,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
 
 
 def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
-    """**Raises** `ValueError` for settings that a world of the host does not have."""
+    """**Raises** `ValueError` for settings that an environment of the host does not have."""
     if config.num_actions:
         raise ValueError(f"num_actions is {config.num_actions}, but a world of Python names its actions: leave it 0")
     if config.task:

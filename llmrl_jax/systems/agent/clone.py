@@ -170,8 +170,8 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
 
 
 def check(config: CloneRun) -> None:
-    """**Raises** `ValueError` for adapters, which imitation does not train, and `TypeError` for a world that is none of
-    BabyAI's, for which there is no expert."""
+    """**Raises** `ValueError` for adapters, which imitation does not train, and `TypeError` for an environment that is
+    none of BabyAI's, for which there is no expert."""
     if config.agent.tune != "full":
         raise ValueError(f"tune is {config.agent.tune}, but imitation trains all weights: take --tune full")
     env, _ = envs_jax.make(config.agent.env)

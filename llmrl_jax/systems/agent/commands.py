@@ -20,8 +20,8 @@ from llmrl_jax.systems.agent.config import Algorithm, CloneRun, TrainConfig, dem
 def train(config: TrainConfig) -> int:
     """Train a language model that writes a thought and an action at every turn, by RL.
 
-    Worlds, text, sampling, credit and gradient steps are one compiled program. `--run.resume runs/NAME` continues a run
-    with its own settings, in the middle of a turn. `llmrl eval` and `llmrl play` read its runs."""
+    Environments, text, sampling, credit and gradient steps are one compiled program. `--run.resume runs/NAME` continues
+    a run with its own settings, in the middle of a turn. `llmrl eval` and `llmrl play` read its runs."""
     from llmrl_jax.systems.agent import train
 
     train.train(config)

@@ -77,7 +77,7 @@ def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
 
 
 def conversation(agent: WritingAgent, played: Played) -> str:
-    """The first episode as text, a paragraph for each turn's text of the world and each reply."""
+    """The first episode as text, a paragraph for each turn's text of the environment and each reply."""
     tokens, roles = played.tokens[0], played.roles[0]
     starts = [0, *(np.flatnonzero(np.diff(roles)) + 1), len(roles)]
     parts = []
@@ -89,7 +89,7 @@ def conversation(agent: WritingAgent, played: Played) -> str:
 
 
 def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
-    """The agent of a run, with its world, learner and evaluation. **Raises:** what `build` and the learners raise."""
+    """The agent of a run, with its environment, learner and evaluation. **Raises:** what `build` and learners raise."""
     agent = build(config.agent) if agent is None else agent
     learner = make_learner(config, agent)
     tokens = (config.ppo if config.algo.endswith("ppo") else config.group).episode_tokens

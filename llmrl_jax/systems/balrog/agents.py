@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 
 def read_reply(name: AgentName, reply: str) -> Answer:
-    """The action of a reply: any text, which the world compares with its actions.
+    """The action of a reply: any text, which the environment compares with its actions.
 
     **Arguments:** `name`, of the agent; `reply`, without white space at its ends."""
     if name == "naive":

@@ -1,4 +1,4 @@
-"""The worlds of the benchmark: episodes of BabyAI or of Crafter that step together, with BALROG's texts."""
+"""The environments of the benchmark: episodes of BabyAI or of Crafter that step together, with BALROG's texts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Episode:
     input_tokens: int = 0
     output_tokens: int = 0
     done: bool = False
-    """Whether the world ended it, and not the limit on steps."""
+    """Whether the environment ended it, and not the limit on steps."""
     episode_return: float = 0.0
     num_steps: int = 0
     failed_candidates: list[str] = field(default_factory=list)
@@ -116,8 +116,8 @@ def play(
 ) -> Iterator[tuple[Episode, dict[str, Any]]]:
     """Play episodes to their ends, in one batch of requests per step.
 
-    **Arguments:** `worlds`, with a world per episode; `sampling`, fields of every request; `max_steps`, 0 for the
-    worlds' limits.
+    **Arguments:** `worlds`, with an environment per episode; `sampling`, fields of every request; `max_steps`, 0 for
+    the environments' limits.
     **Yields:** each episode as it ends, and its `Worlds.stats`. **Raises:** what the model raises.
     """
     observations = worlds.reset()
@@ -294,7 +294,7 @@ def descriptions(config: EvalRun, model: ChatModel) -> tuple[dict[str, Any], dic
 
 
 def worlds_of(config: EvalRun, episodes: Sequence[Episode]) -> Worlds:
-    """The worlds of episodes of one environment."""
+    """The batch of episodes of one environment."""
     seeds = [episode.seed for episode in episodes]
     if episodes[0].task == CRAFTER:
         fixes = config.fixes

@@ -75,7 +75,7 @@ class AdviceRun:
 
 def read_data(config: WindowConfig, env: Environment) -> EpisodeDataset:
     """The collected episodes. **Raises:** what `read_episodes` and `read_npy` raise, and `ValueError` for episodes of
-    another world."""
+    another environment."""
     if not config.data:
         raise ValueError("data is empty: give the --data folder of a run of `llmrl bkrl collect`")
     path = Path(config.data)

@@ -83,7 +83,7 @@ def program_source(path: str | Path, world: World) -> str:
     `compute_reward(obs, past_obs, past_actions)` of BabyAI, whose `obs` is `[3, 7, 7]`, converted.
 
     **Raises:** `FileNotFoundError`, naming the nearest; `ValueError` for a file that is no text, or without such a
-    function, or with the published one in another world.
+    function, or with the published one in another environment.
     """
     path = expanded(path)
     if not path.is_file():
@@ -170,7 +170,7 @@ def read_goals(folder: str | Path, env: Environment, world: World) -> tuple[list
     """The published files of goals: situations in words, and the goals proposed in each.
 
     **Returns:** for each situation the phrases of its observations and its verbs; for each its goals.
-    **Raises:** `FileNotFoundError`; `DataError` for files of another form, or that say what the world does not say.
+    **Raises:** `FileNotFoundError`; `DataError` for files of another form, or that say what the environment does not.
     """
     folder = expanded(folder)
     values = []

@@ -1,4 +1,4 @@
-"""The agent of BK-RL: the parts of a world's observations that it sees, and its network."""
+"""The agent of BK-RL: the parts of an environment's observations that it sees, and its network."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy, one_hots, plane_
 OBSERVED = {"babyai": ("image",), "crafter": ("view", "inventory", "daylight")}
 """Parts of observations that an agent sees, by family: as published the image alone in BabyAI, and neither its
 direction nor the mission, which are the same for all episodes or say nothing. Crafter's symbols take the place of its
-image, if a world has them."""
+image, if an environment has them."""
 
 
 def observed_parts(env: Environment, family: str) -> tuple[str, ...]:
-    """The parts of a world's observations that the agent sees."""
+    """The parts of an environment's observations that the agent sees."""
     space: Any = env.observation_space(env.default_params)
     symbols = tuple(name for name in OBSERVED[family] if name in space.spaces)
     return symbols if family == "babyai" or "view" in symbols else ("image",)
 
 
 def playable(env: Environment, parts: tuple[str, ...]) -> Environment:
-    """A world that reports its episodes, and of whose observations only `parts` are computed."""
+    """An environment that reports its episodes, and of whose observations only `parts` are computed."""
     return EpisodeStatistics(KeepParts(env, parts))
 
 
@@ -67,7 +67,7 @@ def _codes(space: spaces.Box) -> tuple[int, ...]:
 
 
 def make_policy(env: Environment, names: tuple[str, ...], network: NetworkConfig) -> NetworkPolicy:
-    """The actor-critic of a world. **Arguments:** `names`, the parts of an observation that it sees."""
+    """The actor-critic of an environment. **Arguments:** `names`, the parts of an observation that it sees."""
     space: Any = env.observation_space(env.default_params)
     return NetworkPolicy(
         env.action_space(env.default_params),
@@ -79,5 +79,5 @@ def make_policy(env: Environment, names: tuple[str, ...], network: NetworkConfig
 
 
 def make_env(id: str) -> Environment:
-    """The bare world of an id, as `envs_jax.make` builds it."""
+    """The bare environment of an id, as `envs_jax.make` builds it."""
     return envs_jax.make(id)[0]

@@ -293,8 +293,8 @@ def read_npy(path: Path, env: Environment) -> EpisodeDataset:
     """Read a file of the published layout, of BabyAI; missions are left out, as no potential depends on them.
 
     **Arguments:** `env`, for its phrases and actions.
-    **Raises:** `ValueError` for another world; `DataError` for a file of another layout, or with values that this world
-    does not have.
+    **Raises:** `ValueError` for another environment; `DataError` for a file of another layout, or with values that this
+    environment does not have.
     """
     if world_of(env).family != "babyai":
         raise ValueError(f"{path} is read for {env.id}, but published files can be read for BabyAI only: use parquet")

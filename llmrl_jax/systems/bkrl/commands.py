@@ -40,7 +40,7 @@ def start_train(get: Get) -> TrainRun:
 
 @command(TrainRun, start=start_train, preset="babyai", preset_help=PRESET_HELP, published=published.TRAIN)
 def train(config: TrainRun) -> int:
-    """Train PPO with the world's reward and a shaping potential, or a control; flags override the preset.
+    """Train PPO with the environment's reward and a shaping potential, or a control; flags override the preset.
 
     `--run.resume runs/NAME` continues a run with its own settings."""
     from llmrl_jax.systems.bkrl import train as workflow

@@ -37,7 +37,7 @@ SHAPING = ShapingConfig(coef=0.1)
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """World, network and learner."""
+    """Environment, network and learner."""
 
     env: str = "BabyAI-Text-GoToLocal-RedBall-S20"
     """Environment id, of BabyAI-Text or Crafter-Text."""
@@ -147,14 +147,14 @@ class TrainRun(Checked):
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
     alg: Alg = "none"
     """The source of the potential: `bk-code`, a program; `bk-pref`, preferences; `bk-goal`, goals; `random`, a random
-    network; `rnd`, no potential, but novelty as a bonus; `none`, the world's reward alone."""
+    network; `rnd`, no potential, but novelty as a bonus; `none`, the environment's reward alone."""
     potential: str = ""
     """With `bk-code`, `bk-pref`, `bk-goal`: the folder of the run of `llmrl bkrl code`, `prefer` or `goals`."""
     data: str = ""
     """With `random`: the folder of a run of `llmrl bkrl collect`, by which the potential is scaled."""
     shaping: ShapingConfig = field(default_factory=lambda: SHAPING)
-    """With a potential; without one the weight of the world's reward alone. Published: `compat` paper, and the weights
-    1 and 10."""
+    """With a potential; without one the weight of the environment's reward alone. Published: `compat` paper, and the
+    weights 1 and 10."""
     steps: Steps = field(default=500_000, metadata=FREE)
     """Environment steps over all environments, rounded up to whole updates."""
     eval_episodes: PositiveInt = field(default=100, metadata=FREE)
@@ -182,7 +182,7 @@ class TrainRun(Checked):
                 raise ValueError(f"alg is {self.alg} and {name} is {value!r}, which nothing reads: leave it out")
         if self.alg == "rnd":
             refuse_unread(self, ("shaping",), f"--alg {self.alg}")
-        if self.alg == "none":  # the world's reward has the same weight as with a potential
+        if self.alg == "none":  # the environment's reward has the same weight as with a potential
             unread = ("coef", "compat")
             refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
         if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these

@@ -131,7 +131,7 @@ class GoalPotential:
         window: int,
         threshold: float,
     ):
-        """**Arguments:** `library`; `phrases`, embeddings of the phrases of the world's text; `verbs`, those of
+        """**Arguments:** `library`; `phrases`, embeddings of the phrases of the environment's text; `verbs`, those of
         sentences about actions; `window`; `threshold`, cosine that must be exceeded."""
         self.window = window
         no_action = np.zeros((1, verbs.shape[1]), np.float32)
@@ -330,7 +330,7 @@ def _distilled(
 
 
 def load_goals(folder: Any, manifest: Manifest, env: Environment) -> Any:
-    """The potential that `propose` wrote. **Raises:** `ArtifactError` for tables of another world or other goals."""
+    """The potential that `propose` wrote. **Raises:** `ArtifactError` for tables of another environment or goals."""
     if manifest.options["head"] is not None:
         config = from_json(PreferenceModelConfig, manifest.options["head"])
         return load_model(env, manifest.family, config, folder / HEAD, manifest.window)

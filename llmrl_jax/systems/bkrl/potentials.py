@@ -1,7 +1,7 @@
 """Potentials over windows of history: from programs, and a random one; their scale; on disk, with a manifest.
 
 On the device they are those that `llmrl_jax.rl.shaping.Shaping` takes. The manifest of an artifact has its origin, and
-refuses worlds that it does not fit.
+refuses environments that it does not fit.
 """
 
 from __future__ import annotations
@@ -155,16 +155,16 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A potential's kind, the worlds that it fits, and its origin."""
+    """A potential's kind, the environments that it fits, and its origin."""
 
     kind: Kind
     family: str
-    """The family of worlds, `babyai` or `crafter`."""
+    """The family of environments, `babyai` or `crafter`."""
     observation: dict[str, list[Any]]
     """The parts of an observation that the potential reads: name -> shape and dtype; of a text, the hash of its
     phrases, since its length depends on the size of a room."""
     actions: tuple[str, ...]
-    """The names of the world's actions, in order."""
+    """The names of the environment's actions, in order."""
     window: int
     """Past observations and actions that it sees."""
     scale: float
@@ -185,7 +185,7 @@ class Manifest:
 
 
 def observation_spec(env: Environment, parts: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Parts of a world's observation, as a manifest has them."""
+    """Parts of an environment's observation, as a manifest has them."""
     space: Any = env.observation_space(env.default_params)
 
     def part_spec(name: str) -> list[Any]:
@@ -249,7 +249,7 @@ def load_manifest(folder: str | Path, kind: str = "") -> Manifest:
 
 
 def check_fits(manifest: Manifest, env: Environment, folder: str | Path) -> None:
-    """**Raises** `ArtifactError` if a potential was made for another world than `env`."""
+    """**Raises** `ArtifactError` if a potential was made for another environment than `env`."""
     family = world_of(env).family
     if family != manifest.family:
         raise ArtifactError(

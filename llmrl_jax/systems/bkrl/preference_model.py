@@ -210,7 +210,7 @@ class PreferencePotential:
     ):
         """**Arguments:** `config`; `params`, `{"encoder": ..., "scorer": ...}`; `features`, from observations and their
         number of batch axes to float32 vectors; `reads`, the parts of observations that it reads; `actions`, their
-        number in the world; `window`."""
+        number in the environment; `window`."""
         self.window, self.params, self.reads, self.features = window, params, reads, features
         self.encoder = Encoder(config.hidden, config.width)
         self.scorer = Scorer(actions, window, config.width, config.feed_forward)
@@ -385,7 +385,7 @@ def distil(
 
 
 def make_model(env: Environment, family: str, config: PreferenceModelConfig, params: Any, window: int) -> Any:
-    """The preference transformer of a world."""
+    """The preference transformer of an environment."""
     reads = observed_parts(env, family)
     space: Any = env.observation_space(env.default_params)
     features = make_features(space, reads, flat=True)

@@ -84,7 +84,7 @@ class ProgramSearch:
         self.best: Candidate | None = None
 
     def _observation(self) -> dict[str, Any]:
-        """One observation of the world, of which sample windows are drawn."""
+        """One observation of the environment, of which sample windows are drawn."""
         return {name: x[0, -1] for name, x in self._numbers(self.tests).items()}
 
     def _numbers(self, windows: Windows) -> dict[str, Any]:

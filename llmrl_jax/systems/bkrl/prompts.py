@@ -1,4 +1,4 @@
-"""BK-RL's worlds and windows in words, and the prompts, with the parts of the published ones.
+"""BK-RL's environments and windows in words, and the prompts, with the parts of the published ones.
 
 No text names what a task rewards: the model says what is good in general, and the answer serves many tasks
 (Zhang et al., 2407.03964).
@@ -17,7 +17,7 @@ from envs_jax.env import Environment
 from llmrl_jax.chat import strip_thinking
 
 
-# --- worlds -----------------------------------------------------------------------------------------------------------
+# --- environments -----------------------------------------------------------------------------------------------------
 
 TEXT = "text"
 """The part of an observation that describes it in words."""
@@ -25,13 +25,13 @@ TEXT = "text"
 
 @dataclass(frozen=True)
 class World:
-    """A family of worlds, as prompts describe it."""
+    """A family of environments, as prompts describe it."""
 
     family: str
     verbs: tuple[str, ...]
     """The actions, as captions name them."""
     rules: str
-    """The rules of the world."""
+    """The rules of the environment."""
     arrays: str
     """The numeric parts of an observation, for programs."""
 
@@ -103,9 +103,9 @@ obs["daylight"]: float32 scalar, from 0 (night) to 1 (day).
 
 
 def world_of(env: Environment) -> World:
-    """The texts about a world.
+    """The texts about an environment.
 
-    **Raises:** `ValueError` for a world that BK-RL knows nothing about, or whose observations have no words.
+    **Raises:** `ValueError` for an environment that BK-RL knows nothing about, or whose observations have no words.
     """
     world = env.unwrapped
     if isinstance(world, BabyAI):

@@ -160,7 +160,7 @@ PROGRAMS = {"babyai": BABYAI_PROGRAMS, "crafter": CRAFTER_PROGRAMS}
 
 
 class ScriptedCoder(ScriptedAdviser):
-    """Answers with the hand-written programs of a world, one after the other."""
+    """Answers with the hand-written programs of an environment, one after the other."""
 
     def __init__(self, world: World):
         """**Arguments:** `world`, whose programs are given."""

@@ -50,17 +50,17 @@ SCALE_WINDOWS = 4096
 
 
 def experiment(config: TrainRun, mesh: Mesh | None = None) -> Experiment:
-    """The world, the agent and the learner; the world reports its episodes.
+    """The environment, which reports its episodes, the agent and the learner.
 
     **Arguments:** `config`; `mesh`, instead of `config.agent.mesh`.
-    **Raises:** `ValueError` for options that do not fit together; `ArtifactError` for a potential of another world."""
+    **Raises:** `ValueError` for options that do not fit; `ArtifactError` for the potential of another environment."""
     agent, env = config.agent, make_env(config.agent.env)
     observed = observed_parts(env, world_of(env).family)
     potential = make_potential(config, env)
     reads = getattr(potential, "reads", ())
     world = playable(env, tuple(dict.fromkeys((*observed, *reads))))
     policy = make_policy(env, observed, agent.network)
-    if potential is None:  # so that the world's reward has the same weight in all runs that are compared
+    if potential is None:  # so that the environment's reward has the same weight in all runs that are compared
         potential = OfObservation(lambda obs: jnp.zeros(jax.tree.leaves(obs)[0].shape[0]))
     bonus: Any = Shaping(potential, config.shaping)
     if config.alg == "rnd":
@@ -101,9 +101,9 @@ def make_potential(config: TrainRun, env: Environment) -> Any:
 
 
 def load_potential(folder: Path, env: Environment, kind: str) -> Scaled:
-    """The potential in a folder, in units of its standard deviation, for a world.
+    """The potential in a folder, in units of its standard deviation, for an environment.
 
-    **Raises:** `FileNotFoundError`; `ArtifactError` for another kind, another world, or files that were cut or edited.
+    **Raises:** `FileNotFoundError`; `ArtifactError` for another kind or environment, or files that were cut or edited.
     """
     manifest = load_manifest(folder, kind)
     check_fits(manifest, env, folder)

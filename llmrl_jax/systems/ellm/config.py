@@ -179,7 +179,7 @@ EMBEDDED = EllmConfig(
         pool_size=64,
         pool_every=50,
     ),
-    ppo=PPOConfig(num_envs=32, pool_size=64, pool_every=4),  # for --learner ppo: worlds take long to generate
+    ppo=PPOConfig(num_envs=32, pool_size=64, pool_every=4),  # for --learner ppo: environments take long to generate
 )
 """Minutes on two cores: symbols and captions instead of pictures, a small network, four samples learned per step
 played. Rare rewards are drawn more often (prioritised replay) and reach back farther (five steps) than as published,

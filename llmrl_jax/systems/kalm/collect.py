@@ -46,7 +46,7 @@ def write_episodes(
 
 
 def metadata_of(folder: Path, maker: str) -> tuple[World, str, bool]:
-    """The world and the level of a folder's episodes, and whether they are imagined.
+    """The environment and the level of a folder's episodes, and whether they are imagined.
 
     **Arguments:** `maker`, the command that should have made it, for messages.
     **Raises:** `FileNotFoundError`; `DataError` for a `data.json` of another form.
@@ -62,7 +62,7 @@ def metadata_of(folder: Path, maker: str) -> tuple[World, str, bool]:
 
 
 def check_steps(world: World, data: Transitions) -> None:
-    """**Raises** `DataError` for observations or actions that are not the world's: other parts, shapes, numbers."""
+    """**Raises** `DataError` for observations or actions not of the environment: other parts, shapes, numbers."""
     env = world.make(REAL)
     params = env.default_params
     check_world(data, env.observation_space(params), world.name)
@@ -70,12 +70,12 @@ def check_steps(world: World, data: Transitions) -> None:
 
 
 def read_episodes(folder: str | Path, world: str = "", *, imagined: bool = False) -> tuple[World, str, Trajectories]:
-    """The world, the level and the episodes of a run.
+    """The environment, the level and the episodes of a run.
 
     **Arguments:** `world`, the one that is needed; empty: any. `imagined`, whether imagined episodes are needed, and
     not recorded ones.
-    **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, of another world, or whose observations
-    or actions are not the world's.
+    **Raises:** `FileNotFoundError`, `DataError` for a folder of something else, of another environment, or whose
+    observations or actions are not the environment's.
     """
     folder, maker = Path(folder), f"`llmrl kalm {'imagine' if imagined else 'collect'}`"
     its_world, level, is_imagined = metadata_of(folder, maker)
@@ -92,14 +92,14 @@ def read_episodes(folder: str | Path, world: str = "", *, imagined: bool = False
 
 
 def convert_published(file: str | Path, world: World, level: str, seed: int) -> Transitions:
-    """The episodes of a file, with observations as the world's.
+    """The episodes of a file, with observations as the environment's.
 
     Their goals are kept. Their words are not: an episode gets one of our sentences for its goal, drawn by the seed,
     since grounding and agents know sentences by their numbers.
 
     **Arguments:** `level`, of all episodes of the file.
     **Raises:** what `read_published` raises; `DataError` for a file without goals, for goals that the level does not
-    have, and for observations or actions that are not the world's.
+    have, and for observations or actions that are not the environment's.
     """
     source = read_published(file)
     env = world.make(level)
@@ -148,8 +148,8 @@ def read_cases(file: str | Path, world: World, level: str, rng: np.random.Genera
 
     Their words are not read: each gets one of our sentences for its goal.
 
-    **Raises:** what `read_arrays` raises; `DataError` for a world whose observations do not determine a state, for a
-    file without observations or of other ones, and for goals that the level does not have.
+    **Raises:** what `read_arrays` raises; `DataError` for an environment whose observations do not determine a state,
+    for a file without observations or of other ones, and for goals that the level does not have.
     """
     if world.begin is None:
         raise DataError(
@@ -182,7 +182,7 @@ Expert = Callable[[Any, Any], jax.Array]
 
 
 class _WithState(Wrapper):
-    """The world with its state beside the observation, for the expert."""
+    """The environment with its state beside the observation, for the expert."""
 
     def reset(self, key, params):
         obs, state = self.env.reset(key, params)
@@ -194,16 +194,16 @@ class _WithState(Wrapper):
 
 
 def expert_of(world: World, level: str) -> Expert:
-    """The world's scripted expert."""
+    """The environment's scripted expert."""
     env = world.make(level)
     return lambda obs, state: jax.vmap(lambda row: world.expert(env, innermost(row)))(state)
 
 
 def greedy_of(folder: str | Path, world: World) -> Expert:
-    """The greedy actions of a run's agent: of `llmrl kalm train`, or of `llmrl rl train` in the same world, whatever it
-    sees of it. Of several agents, those of the first.
+    """The greedy actions of a run's agent: of `llmrl kalm train`, or of `llmrl rl train` in the same environment,
+    whatever it sees of it. Of several agents, those of the first.
 
-    **Raises:** `ValueError` for a run of another command or world; what `restore` raises.
+    **Raises:** `ValueError` for a run of another command or environment; what `restore` raises.
     """
     folder = Path(folder)
     online = kind_of_run(folder, TrainRun.KIND, RLRun.KIND) == RLRun.KIND

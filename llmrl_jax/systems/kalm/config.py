@@ -41,7 +41,7 @@ class CollectRun(Checked):
     KIND: ClassVar[str] = "kalm collect"
 
     world: str = "clevr"
-    """The world: `clevr` or `metaworld`."""
+    """The environment: `clevr` or `metaworld`."""
     level: str = "real"
     """Goals and words of the episodes."""
     episodes: PositiveInt = 6400
@@ -50,8 +50,8 @@ class CollectRun(Checked):
     """A file of KALM's or ImagineBench's (`.npy`, `.h5`, `.parquet`), whose episodes are taken over with our words for
     their goals; empty: episodes are played."""
     agent: str = ""
-    """Folder of a run of `llmrl kalm train`, or of `llmrl rl train` in the same world (`--env
-    "CLEVR-Robot-v0?obs=goal"`), whose agent plays; empty: the world's expert."""
+    """Folder of a run of `llmrl kalm train`, or of `llmrl rl train` in the same environment (`--env
+    "CLEVR-Robot-v0?obs=goal"`), whose agent plays; empty: the environment's expert."""
     noise: Fraction = 0.2
     """Probability that an action is drawn at random."""
     together: PositiveInt = field(default=256, metadata=FREE)
@@ -196,8 +196,8 @@ class TrainRun(Checked):
     """Folder of a run of `llmrl kalm imagine`, of which half of every batch is then made; several, with commas, have
     equal parts of this half."""
     successes: Annotated[bool, Needs("imagined")] = False
-    """Learn only from those imagined episodes that reach their goal by the world's rules, and not from all: behaviour
-    cloning copies the others too."""
+    """Learn only from those imagined episodes that reach their goal by the environment's rules, and not from all:
+    behaviour cloning copies the others too."""
     levels: tuple[str, ...] = field(default=LEVELS, metadata=FREE)
     """Levels of the test."""
     encoder: str = AUTO
@@ -227,7 +227,7 @@ class TrainRun(Checked):
     def experiment(self, cases: Cases | None = None) -> Any:
         """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`.
 
-        **Arguments:** `cases`, where test episodes begin; None: as the world begins."""
+        **Arguments:** `cases`, where test episodes begin; None: as the environment begins."""
         from llmrl_jax.systems.kalm.train import experiment
 
         return experiment(self, cases)

@@ -122,9 +122,9 @@ def make_player(grounded: GroundedModel, level: str, episodes: int, lanes: int =
     """Build `play(key) -> Episodes` of NumPy arrays: episodes of a level, in which a grounded model takes its most
     likely actions.
 
-    The rows are those of an imagined episode (`llmrl_jax.systems.kalm.imagine`), but each state is the world's. With
-    states that carry returns the model is a decision transformer (Chen et al., 2021): each state comes with the return
-    to go, which the rewards reduce.
+    The rows are those of an imagined episode (`llmrl_jax.systems.kalm.imagine`), but each state is the environment's.
+    With states that carry returns the model is a decision transformer (Chen et al., 2021): each state comes with the
+    return to go, which the rewards reduce.
 
     **Arguments:** `lanes`, episodes that are played at once. Episode `i` starts as that of
     `llmrl_jax.agents.evaluate.make_evaluator` with the same key.

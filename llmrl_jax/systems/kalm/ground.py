@@ -331,9 +331,9 @@ def explanation_accuracy(
     The paper asks for the goal's keywords, and does not say which words count.
 
     **Arguments:** `texts`, for every episode the wordings of its goal; `indices`, the episodes to explain.
-    **Returns:** `explained`, the fraction of answers that are a sentence for the goal, word by word; in a world with
-    keywords also `keywords`, the fraction of answers that have all of the goal's, and `keyword`, the mean fraction that
-    an answer has.
+    **Returns:** `explained`, the fraction of answers that are a sentence for the goal, word by word; in an environment
+    with keywords also `keywords`, the fraction of answers that have all of the goal's, and `keyword`, the mean fraction
+    that an answer has.
     """
     longest = max(len(grounded.tokenizer.encode(text)) for e in indices for text in texts[e])
     answers = explain(grounded, episodes, indices, longest + 1)

@@ -129,7 +129,7 @@ def chosen_goals(world: World, level: str, count: int, rng: np.random.Generator)
 
 def starts(world: World, level: str, numbers: np.ndarray, data: Trajectories, rng: np.random.Generator) -> np.ndarray:
     """A first state for each sentence, in which its goal does not hold, float32 `[B, d]`: of the data, or where not
-    every state suits every sentence as the world begins."""
+    every state suits every sentence as the environment begins."""
     recorded, goals = np.asarray(data.obs[STATE])[:, 0], world.instructions.goals[numbers]
 
     def sample() -> np.ndarray:
@@ -204,7 +204,7 @@ def _write_part(file: Path, imagined: Imagined) -> None:
 
 def as_episodes(imagined: Imagined, goals: np.ndarray, numbers: np.ndarray) -> Trajectories:
     """Imagined episodes in the form of recorded ones. What ends without success is cut off, and so bootstraps; a task
-    of one step is over after it, as it is in the world."""
+    of one step is over after it, as it is in the environment."""
     steps = imagined.rewards.shape[1]
     last = np.arange(steps) == imagined.lengths[:, None] - 1
     terminal = imagined.success | (steps == 1)
@@ -224,7 +224,7 @@ def as_episodes(imagined: Imagined, goals: np.ndarray, numbers: np.ndarray) -> T
 
 
 def statistics(world: World, imagined: Imagined) -> dict[str, float]:
-    """Statistics of imagined episodes: success by the world's rules, length, and the fractions of steps, and of
+    """Statistics of imagined episodes: success by the environment's rules, length, and the fractions of steps, and of
     episodes with a step, that are impossible."""
     steps = np.arange(imagined.rewards.shape[1]) < imagined.lengths[:, None]
     summary = {"success": float(imagined.success.mean()), "mean_length": float(imagined.lengths.mean())}

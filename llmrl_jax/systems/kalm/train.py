@@ -39,7 +39,7 @@ def sentence_table(world: World, encoder: str) -> np.ndarray:
     components would be too small beside the state's for a network to learn from. **Arguments:** `encoder`, see
     `TrainRun.encoder`.
 
-    **Raises:** what `make_encoder` and `load_model` raise; `DataError` for a model of another world.
+    **Raises:** what `make_encoder` and `load_model` raise; `DataError` for a model of another environment.
     """
     if has_model(encoder):
         return _grounded_table(world, encoder)
@@ -67,7 +67,7 @@ def steps_of(data: Trajectories) -> Transitions:
 
 
 def succeeded(world: World, level: str, data: Trajectories) -> np.ndarray:
-    """Return whether episodes reach their goal by the world's rules, bool `[E]`."""
+    """Return whether episodes reach their goal by the environment's rules, bool `[E]`."""
     states = jnp.concatenate([data.obs[STATE][:, :1], data.next_obs[STATE]], axis=1)
     _, success = world.rules(level)(data.obs[GOAL][:, 0], states, data.action)
     return np.asarray(jnp.any(jnp.asarray(success) & data.mask, axis=1))
@@ -92,9 +92,9 @@ def imagined_of(folder: str, world: World, *, successes: bool) -> Trajectories:
 def experiment(config: TrainRun, cases: Cases | None = None) -> Experiment:
     """The learner of the run, and its test on all levels.
 
-    **Arguments:** `cases`, where test episodes begin; None: as the world begins.
-    **Raises:** `KeyError` for an unknown algorithm, `ValueError` for one that cannot be used in the world, `DataError`
-    for data of another world.
+    **Arguments:** `cases`, where test episodes begin; None: as the environment begins.
+    **Raises:** `KeyError` for an unknown algorithm, `ValueError` for one that cannot be used in the environment,
+    `DataError` for data of another environment.
     """
     if not config.data:
         raise ValueError("data is empty: give the --data folder of `llmrl kalm collect`")
@@ -160,7 +160,7 @@ def get_dataset(
     sentence vector of the instruction; `actions` int32 `[N, T]` or float32 `[N, T, a]`; `rewards`, `masks` and
     `terminals` `[N, T, 1]`; `instructions`, N sentences. `llmrl_jax.data.masked.write_masked` writes them.
     **Raises:** `ValueError` for an unknown level, and for a level without its episodes; `DataError` for episodes of
-    another level or world; `FileNotFoundError`.
+    another level or environment; `FileNotFoundError`.
     """
     level = level_of(level, LEVELS)
     if (level == REAL) != (not imagined):

@@ -124,7 +124,7 @@ class WorldModel:
     def around(
         llama: Llama, episodes: Episodes, actions: int, states: Literal["changes", "absolute"] = "changes"
     ) -> WorldModel:
-        """The model for a world. **Arguments:** `actions`, the number of discrete actions; of no use to others."""
+        """The model for an environment. **Arguments:** `actions`, the number of discrete ones; unused for others."""
         size = actions if episodes.discrete else episodes.actions.shape[1]
         slots = Slots(llama.config.hidden_size, episodes.states.shape[1], size, episodes.discrete)
         return WorldModel(llama, slots, states)

@@ -1,4 +1,4 @@
-"""KALM's worlds: what grounding, imagining and testing need to know of each."""
+"""KALM's environments: what grounding, imagining and testing need to know of each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Cases:
 
 @dataclass(frozen=True)
 class World:
-    """A world with instructions at four levels."""
+    """An environment with instructions at four levels."""
 
     name: str
     ids: Mapping[str, str]
@@ -83,11 +83,11 @@ class World:
     implausible: Callable[[Any, Any], dict[str, Any]]
     """`(state, next_state)`, what is impossible about a step."""
     expert: Callable[[Environment, Any], jax.Array]
-    """`(env, state)`, the action of the world's scripted expert."""
+    """`(env, state)`, the action of the environment's scripted expert."""
     published: Callable[[Mapping[str, np.ndarray], str], np.ndarray]
     """`(metadata, level)`, the goals of a published file's episodes, `[N, g]`, from what it says of them."""
     keywords: Callable[[str], tuple[Any, ...]] | None = None
-    """The keywords of a sentence, as many of each, None for one that it lacks; None: the world has none."""
+    """The keywords of a sentence, as many of each, None for one that it lacks; None: the environment has none."""
     first: Callable[[str, Int[np.ndarray, " B"], int], np.ndarray] | None = None
     """`(level, sentences, seed)`, first states of episodes with these sentences, `[B, d]`; None: any episode's first
     state suits every sentence."""
@@ -95,7 +95,7 @@ class World:
     """`(env, state, goal, sentence)`, the first observation and state of an episode that begins there, with the
     sentence's number within its level; None: observations do not determine a state."""
     cases: Cases | None = None
-    """Where episodes begin, each at one of these, drawn with its key; None: as the world begins."""
+    """Where episodes begin, each at one of these, drawn with its key; None: as the environment begins."""
 
     def make(self, level: str) -> Environment:
         """The environment of a level, whose observations number sentences as `instructions` does."""
@@ -154,7 +154,7 @@ class Numbered(Wrapper):
 
 
 def _numbered(levels: Mapping[str, Any]) -> Instructions:
-    """The instructions of a world's levels, each with `instructions`, `goals` and `configurations`."""
+    """The instructions of an environment's levels, each with `instructions`, `goals` and `configurations`."""
     counts = {name: len(level.instructions) for name, level in levels.items()}
     return Instructions(
         texts=tuple(instruction.text for level in levels.values() for instruction in level.instructions),
@@ -256,7 +256,7 @@ WORLDS: dict[str, Callable[[], World]] = {"clevr": clevr, "metaworld": metaworld
 
 
 def world_of(name: str) -> World:
-    """The world of that name. **Raises:** `ValueError`, with the nearest name, for another."""
+    """The environment of that name. **Raises:** `ValueError`, with the nearest name, for another."""
     if name not in WORLDS:
         raise ValueError(f"there is no world {name!r}{nearest(name, list(WORLDS))} (there are {', '.join(WORLDS)})")
     return WORLDS[name]()
