@@ -102,8 +102,8 @@ def run(quick: bool = False) -> Result:
     """Turns per CPU second."""
     config = replace(PPO, num_envs=4, num_steps=40, minibatches=1) if quick else PPO
     sides = {who: Play(agent, config) for who, agent in agents(TINY if quick else SIZES).items()}
-    updates = 1 if quick else WARM
-    for number in range(updates + REPEATS):
+    warm = 1 if quick else WARM
+    for number in range(warm + REPEATS):
         ours, theirs = (side() for side in sides.values())
         if not number:  # later ones may differ by the rounding of products of other sizes
             np.testing.assert_array_equal(ours, theirs)
@@ -111,7 +111,7 @@ def run(quick: bool = False) -> Result:
         OURS: "the world on the device",
         HOST: "in Python, one call for all rows that act, text and tokens made there",
     }
-    rows = [Row(CASE, who, "turns/s", x.rates[updates:], x.compile_seconds, notes[who]) for who, x in sides.items()]
+    rows = [Row(CASE, who, "turns/s", x.rates[warm:], x.compile_seconds, notes[who]) for who, x in sides.items()]
     more = 1 / rows[1].median - 1 / rows[0].median
     ratio = speedup(rows[:1], rows[1:])
     bars = [

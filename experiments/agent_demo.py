@@ -4,7 +4,7 @@
     python experiments/agent_demo.py --algo turn_ppo --seeds 0 1 2
 
 Every run is a process of its own with an empty compilation cache, as a user's first run is. `<out>/ALGO.json` has the
-figures, the settings and the machine; `experiments/results/agent_demo` has those that `docs/systems/agent.md` shows.
+figures, the settings and the machine; `experiments/results/agent_demo` has those of `docs/systems/agent-results.md`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python experiments/agent_demo.py --algo turn_ppo --seeds 0 1 2
     python experiments/agent_scoring.py
 
-Both play the demo of agents that write: its world, three actions, 24 turns, 40 updates of about 700 turns, and a small
-Llama of the same size that imitated the same noisy expert. `turn_ppo` writes a thought and an action; GLAM's PPO scores
-the three actions, with the learning rate and the minibatches of its own demo. `<out>/scoring.json` has the figures;
-`experiments/results/agent_scoring` has those that `docs/systems/agent-results.md` shows.
+Both play the demo of agents that write: its environment, three actions, 24 turns, 40 updates of about 700 turns, and a
+small Llama of the same size that imitated an expert as noisy. `turn_ppo` writes a thought, which imitation taught it
+with the expert's plan, and an action; GLAM's PPO scores the three actions. Each has the settings of its own demo:
+imitation (6,000 episodes, and 60 gradient steps on 3,840 turns), learning rate, KL, minibatches. `<out>/scoring.json`
+has the figures; `experiments/results/agent_scoring` has those that `docs/systems/agent-results.md` shows.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.systems.agent.config import DEMO as WRITES, DEMO_CLONE
+from llmrl_jax.systems.agent.config import DEMO as WRITES, DEMO_CLONE, DEMO_UPDATES
 from llmrl_jax.systems.glam.demo import DEMO_PRIOR, demo_config, prior_then_ppo
 from llmrl_jax.workflows.curriculum import PriorConfig
 
 
-UPDATES, TURNS = 40, 11
-"""Updates, and the turns of each of 64 worlds in one."""
+TURNS = 11
+"""Turns of each of 64 environments in an update."""
 LEVELS = (0.8, 0.9)
 
 
@@ -49,10 +50,10 @@ class Experiment:
 
 def settings() -> tuple[Any, PriorConfig, int]:
     """GLAM's settings, those of imitation, and steps of RL."""
-    sizes = replace(demo_config(1).ppo, num_steps=TURNS, schedule_updates=UPDATES)
+    sizes = replace(demo_config(1).ppo, num_steps=TURNS, schedule_updates=DEMO_UPDATES)
     env = f"{WRITES.env}?max_steps={WRITES.max_turns}"
     glam = replace(demo_config(1), env=env, num_actions=WRITES.num_actions, ppo=sizes)
-    return glam, replace(DEMO_PRIOR, noise=DEMO_CLONE.noise), UPDATES * sizes.num_envs * TURNS
+    return glam, replace(DEMO_PRIOR, noise=DEMO_CLONE.noise), DEMO_UPDATES * sizes.num_envs * TURNS
 
 
 def play(seed: int, out: Path) -> dict[str, Any]:
@@ -60,7 +61,9 @@ def play(seed: int, out: Path) -> dict[str, Any]:
     glam, prior, steps = settings()
     folder = out / f"seed-{seed}"
     if not (folder / "summary.json").exists():
-        prior_then_ppo(glam, prior, steps, RunConfig(name=folder.name, out=str(out), seed=seed, progress="off"))
+        resume = (folder / "config.json").exists()
+        run = RunConfig(name=folder.name, out=str(out), seed=seed, progress="off", resume=resume)
+        prior_then_ppo(glam, prior, steps, run)
     result = json.loads((folder / "summary.json").read_text())
     return {
         "seed": seed,

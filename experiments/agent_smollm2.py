@@ -1,14 +1,13 @@
 """A pretrained model that writes: SmolLM2-135M in BALROG's `goto` and `pickup`, as it is, after imitation, after RL.
 
     make smollm2
-    python experiments/agent_smollm2.py                     # goto: 2 to 3 hours of a core
+    python experiments/agent_smollm2.py
     python experiments/agent_smollm2.py --task pickup
 
 The world is BALROG's (one object in a room of 8, six actions) with the text of agents that write: one observation in a
 prompt, episodes of 24 turns. The model imitates an expert that thinks right and acts at random in most turns, as the
 demo's does, and is improved by PPO on tokens through adapters; replies are free. Runs are written to `<out>`; what is
-finished is read, what is not is continued, so that it can be stopped at any time. `<out>/TASK.json` has the figures;
-`experiments/results/agent_smollm2` has those that `docs/systems/agent-results.md` shows.
+finished is read, what is not is continued, so that it can be stopped at any time. `<out>/TASK.json` has the figures.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def main() -> None:
     rl = finished(out, learned, "agent", "train", "--model", str(out / taught / "model"), *world(x), *options)
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
-    zero = out / "as-it-is.json"
+    zero = out / f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}.json"
     if x.zero_episodes and not zero.exists():
         write_whole(zero, json.dumps(as_it_is(x), indent=1) + "\n")
     record = {
@@ -146,7 +145,7 @@ def main() -> None:
         "after_imitation": imitation,
         "after_rl": rl,
         "training": {name: [row.get(name) for row in rows] for name in ("turns", "success", "episodes", "valid")},
-        "rl_seconds": round(sum(row["seconds"] for row in rows)),
+        "rl_seconds": round(rows[-1]["seconds"]),
     }
     write_whole(out / f"{x.task}.json", json.dumps(record, indent=1) + "\n")
     print(json.dumps({name: record[name] for name in ("as_it_is", "after_imitation", "after_rl")}, indent=1))

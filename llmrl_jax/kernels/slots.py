@@ -53,7 +53,8 @@ def _one_by_one(old: Array, write: Tokens, axis: int, layer: tuple) -> Array:
         update = jax.lax.dynamic_index_in_dim(new, i)
         return jax.lax.dynamic_update_slice(x, update[None] if layer else update, starts)
 
-    return tracing.fori_loop(0, len(new), body, old, unroll=tracing.platform() == "tpu")
+    # rows of groups are few
+    return tracing.fori_loop(0, len(new), body, old, unroll=tracing.platform() == "tpu" and row is not None)
 
 
 def _scattered(old: Array, write: Tokens, axis: int, layer: tuple) -> Array:

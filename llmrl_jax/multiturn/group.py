@@ -116,6 +116,12 @@ class GroupLearner(TurnLearner):
         """The number of groups."""
         return self.config.num_envs // self.config.group
 
+    def hparams(self) -> dict[str, jax.Array]:
+        traced = super().hparams()
+        if not self.config.replay_groups:  # as in checkpoints of runs without stored starts
+            del traced["replay_groups"], traced["starts_decay"]
+        return traced
+
     def first_starts(self, key: jax.Array) -> Starts | tuple[()]:
         if not self.config.replay_groups:
             return ()

@@ -183,6 +183,10 @@ class TurnLearner:
         """The conversations that are carried to the next update."""
         return ()
 
+    def hparams(self) -> dict[str, jax.Array]:
+        """The traced settings."""
+        return traced_floats(self.config)
+
     def first_starts(self, key: jax.Array) -> Any:
         """The stored starts before the first update."""
         return ()
@@ -220,7 +224,7 @@ class TurnLearner:
         env_key, policy_key, run_key = jax.random.split(key, 3)
         placement = self.placement
         params, frozen = placement.device_put(self.policy.init(policy_key))
-        hparams = traced_floats(self.config)
+        hparams = self.hparams()
         opt_state = placement.device_put(clipped_adam(hparams).init(params))
         watch = () if self.watch is None else self.watch.init()
         hparams, run_key, update, watch = placement.replicate((hparams, run_key, jnp.int32(0), watch))

@@ -68,8 +68,10 @@ class FirstActions(OtherActions):
 
 
 def make_world(config: AgentConfig) -> tuple[Environment, Any]:
-    """The wrapped environment of a configuration, and its parameters. **Raises:** `KeyError` for an unknown id,
-    `TypeError` for an environment without text or discrete actions."""
+    """The wrapped environment of a configuration, and its parameters.
+
+    **Raises:** `KeyError` for an unknown id, `TypeError` for an environment without text or discrete actions,
+    `ValueError` for a task or a number of actions that it lacks."""
     env, params = envs_jax.make(config.env)
     check_text(env)
     if config.max_turns:

@@ -58,7 +58,7 @@ def demo(
     from which RL starts.
 
     Args:
-        steps: Tokens of RL, read and written; by default those of 28,000 turns or so with the learner.
+        steps: Tokens of RL, read and written; by default those of 40 updates of the learner.
         algo: The learner.
         episodes: Held-out episodes for each evaluation, before and after.
         run: Settings of the run's folder, checkpoints and logs.

@@ -169,7 +169,7 @@ DEMO_RL = {
 """The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
 bonus, lets the policy decide."""
 DEMO_UPDATES = 40
-"""Updates of the demo's RL: about 28,000 turns with every learner."""
+"""Updates of the demo's RL: about 28,000 turns with PPO, 17,000 to 27,000 with groups, as episodes get shorter."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
 """Tokens of each environment in an update: of PPO, and of whole episodes of 24 turns."""
 

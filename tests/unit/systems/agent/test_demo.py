@@ -36,9 +36,9 @@ def test_episodes_have_as_many_turns_as_the_settings_say(agent):
 def test_one_task_of_several():
     config = AgentConfig(env="BabyAI-Text/MixedTrainLocal-v0?num_dists=0", task="pick_up", num_actions=4)
     env, params = make_world(config)
-    obs, _ = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(jax.random.key(0), 4), params)
-    missions = [env.describe(jax.tree.map(lambda x, i=i: x[i], obs))["mission"] for i in range(4)]
-    assert all(mission.startswith("pick up the ") for mission in missions)
+    obs, _ = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(jax.random.key(0), 32), params)
+    missions = [env.describe(jax.tree.map(lambda x, i=i: x[i], obs))["mission"] for i in range(32)]
+    assert all(mission.startswith("pick up the ") and "then" not in mission for mission in missions)
     with pytest.raises(ValueError, match="task is 'fly'.*go_to"):
         make_world(replace(config, task="fly"))
     with pytest.raises(ValueError, match="task is 'go_to'.*Notes-Recall-v0"):
