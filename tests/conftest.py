@@ -27,7 +27,6 @@ if CACHE.is_dir():
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 else:
     os.environ.setdefault("LLMRL_COMPILATION_CACHE", "off")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start compile our modules once, not each its own
 gc.set_threshold(50_000, 20, 50)  # traces are millions of small objects, and nearly all of them stay
 
 if os.environ.get("LLMRL_TYPECHECK", "1") != "0":

@@ -64,7 +64,7 @@ GLAMS = (
     Row("a language that is not there", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?language=latin",
         "'latin'.*english, french"),
     Row("an option that levels lack", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?action=all",
-        "'action'.*'actions'.*room_size, num_dists, describe, language, done_actions, actions, compat"),
+        "'action'.*'actions'.*room_size, num_dists, describe, language, done_actions, actions, max_steps, compat"),
     Row("a room without a floor", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?room_size=2", "room_size.*2.*4.*31"),
     Row("no episodes of a run", "glam eval {cartpole} --episodes 0", "--episodes.*0.*1"),
     Row("the run of another command", "glam eval {cartpole}", "rl train.*glam train"),

@@ -76,7 +76,10 @@ def reading(owner: type, name: str) -> Any:
         if isinstance(need, Needs):
             config = reading(owner, need.field)
             value = need.value[0] if isinstance(need.value, tuple) else need.value
-            config = changed(config, need.field, type(getattr(config, need.field))(1) if value is None else value)
+            if value is None:
+                kind = type(getattr(config, need.field))
+                value = 0.5 if kind is float else kind(1)
+            config = changed(config, need.field, value)
     return config
 
 

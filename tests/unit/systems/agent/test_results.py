@@ -68,3 +68,9 @@ def test_writing_beside_scoring():
             assert f"| {NAMES[name]} | {' | '.join(map(str, row))} |" in PAGE
     slowest = max(run["turns_to_0.8"] for run in record["turn_ppo"])
     assert slowest <= 1.5 * min(run["turns_to_0.8"] or math.inf for run in record["scoring"])
+
+
+def test_a_pretrained_model_after_imitation():
+    sampled = json.loads((RESULTS / "agent_smollm2" / "goto-imitation.json").read_text())["sampled"]
+    rates = cell([sampled[name] for name in ("success", "success_low", "success_high")]).replace(" ", "\n", 1)
+    assert f"{rates} of {sampled['episodes']:.0f} held-out episodes, and {sampled['valid']:.3f} of them" in PAGE
