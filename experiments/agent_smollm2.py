@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from commands import command
+from commands import command, summary_of
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.systems.agent.build import build
 from llmrl_jax.systems.agent.config import AgentConfig
-from llmrl_jax.systems.agent.train import evaluators, random_summary, summarise
+from llmrl_jax.systems.agent.train import evaluators, summarise
 
 
 TASKS = {"goto": "go_to", "pickup": "pick_up", "open": "open", "putnext": "put_next", "sequence": "pick_up_seq_go_to"}
@@ -85,52 +83,49 @@ def world(x: Experiment) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-def finished(out: Path, name: str, *arguments: str) -> dict[str, Any]:
-    """The summary of a run, which is begun, or continued, if it has none."""
-    summary = out / name / "summary.json"
-    if not summary.exists():
-        again = ["--run.resume", str(out / name)] if (out / name / "config.json").exists() else []
-        options = again or [*arguments[2:], "--run.name", name, "--run.out", str(out), "--run.progress", "off"]
-        subprocess.run([sys.executable, "-m", "llmrl_jax", *arguments[:2], *options], check=True)
-    result: dict[str, Any] = json.loads(summary.read_text())
-    return result
+def same_options(x: Experiment, path: Path) -> None:
+    """Note the options of the runs. **Raises:** `ValueError` if they were begun with others, whose numbers would enter
+    the record under these."""
+    options = {name: value for name, value in asdict(x).items() if name != "out"}
+    if path.exists() and (saved := json.loads(path.read_text())) != options:
+        raise ValueError(f"{path} has other options: {saved}; now {options}: put them back, or choose another --out")
+    write_whole(path, json.dumps(options, indent=1) + "\n")
 
 
 def as_it_is(x: Experiment) -> dict[str, Any]:
     """The model before imitation, asked what to do in its own chat markers, in every task: free replies in the first
-    turns of some episodes."""
+    turns of some episodes, of six actions in BabyAI, of all in Crafter."""
+    environments = {
+        name: {"env": WORLD, "task": task, "num_actions": 6, "max_turns": x.zero_turns} for name, task in TASKS.items()
+    }
+    environments["crafter"] = {"env": f"CrafterText-v1?length={x.zero_turns}"}
     rows = {}
-    for name, task in TASKS.items():
-        options = {"model": x.model, "wording": "chatml", "memory": "reprompt", "reply_tokens": 24, "num_actions": 6}
-        agent = build(AgentConfig(env=WORLD, task=task, max_turns=x.zero_turns, **options))
-        rows[name] = _played(agent, x)
-    agent = build(AgentConfig(env="CrafterText-v1", **{**options, "num_actions": 0, "max_turns": 0}))
-    return rows | {"crafter": _played(agent, x, 256 * x.zero_turns)}
-
-
-def _played(agent: Any, x: Experiment, most_tokens: int = 1 << 20) -> dict[str, Any]:
-    params, frozen = agent.policy.init(jax.random.key(x.seed))
-    key, started = jax.random.key(x.seed), time.process_time()
-    played = evaluators(agent, 0)(x.zero_episodes)(params, frozen, key, False, most_tokens)
-    row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
-    chance = random_summary(agent, key, 256)
-    return row | {"replies": int(played.turns.sum()), "chance": chance["success"], "cpu": time.process_time() - started}
+    for name, options in environments.items():
+        agent = build(AgentConfig(**options, model=x.model, wording="chatml", memory="reprompt", reply_tokens=24))
+        params, frozen = agent.policy.init(jax.random.key(x.seed))
+        key, started = jax.random.key(x.seed), time.process_time()
+        played = evaluators(agent, 0)(x.zero_episodes)(params, frozen, key)
+        row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
+        rows[name] = row | {"replies": int(played.turns.sum()), "cpu_seconds": round(time.process_time() - started)}
+    return rows
 
 
 def main() -> None:
     """Run what is not finished, and write the record."""
     x = parse(Experiment, description=__doc__)
     out = Path(x.out)
+    same_options(x, out / f"{x.task}-{x.seed}.options.json")
     taught, learned = f"{x.task}-{x.seed}-imitation", f"{x.task}-{x.seed}-rl"
     sft = ["--episodes", x.demonstrations, "--noise", x.noise, "--sft.learning-rate", x.clone_rate]
     sft += ["--sft.batch-size", 2, "--sft.warmup", 0.1]
-    imitation = finished(out, taught, "agent", "clone", "--model", x.model, *world(x), *map(str, sft))
+    imitation = summary_of(out, taught, "agent", "clone", "--model", x.model, *world(x), *map(str, sft), resume=True)
     ppo = {"num-envs": 32, "num-steps": 256, "epochs": 1, "minibatches": 4, "learning-rate": x.learning_rate}
     ppo |= {"schedule": "linear", "schedule-updates": x.updates, "gamma": 0.9, "entropy-coef": 0.0, "kl-coef": 0.03}
     options = [str(part) for name, value in ppo.items() for part in (f"--ppo.{name}", value)]
     options += ["--ppo.invalid-reward", "-1", "--algo", "token_ppo", "--steps", str(x.updates * 32 * 256)]
     options += ["--run.checkpoint-every", "1"]
-    rl = finished(out, learned, "agent", "train", "--model", str(out / taught / "model"), *world(x), *options)
+    options = ["--model", str(out / taught / "model"), *world(x), *options]
+    rl = summary_of(out, learned, "agent", "train", *options, resume=True)
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
     zero = out / f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}.json"

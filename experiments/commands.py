@@ -22,12 +22,15 @@ def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
     return " ".join(["python", f"experiments/{script}", *options])
 
 
-def summary_of(out: Path, name: str, *arguments: str) -> dict[str, Any]:
+def summary_of(out: Path, name: str, *arguments: str, resume: bool = False) -> dict[str, Any]:
     """The summary of the run `name` of `llmrl` with these arguments, which is run if it has none: in a process of its
-    own with an empty compilation cache, as a user's first run is."""
+    own with an empty compilation cache, as a user's first run is. **Arguments:** `resume`, whether one that was begun
+    is continued, whose seconds are then not those of one run."""
     summary = out / name / "summary.json"
-    if not summary.exists():
+    if not summary.exists() or json.loads(summary.read_text()).get("stopped"):
         options = ["--run.name", name, "--run.out", str(out), "--run.progress", "off"]
+        if resume and (out / name / "config.json").exists():
+            options.append("--run.resume")
         subprocess.run(
             [sys.executable, "-m", "llmrl_jax", *arguments, *options],
             env={**os.environ, "LLMRL_COMPILATION_CACHE": "off"},

@@ -30,12 +30,15 @@ def write_slots(old: Array, writes: Sequence[Tokens], axis: int, layer: Sequence
     **Arguments:** `old`, `[B, ...]`, or with `layer`, a number, `[L, B, ...]`; `axis`, that of the slots, negative.
     """
     # the mesh of arrays in a program is that of the weights they come from
-    platform, mesh = tracing.platform(), mesh_of(old)
+    platform, alone = tracing.platform(), mesh_of(old) is None
     for x in writes:
         if platform == "tpu" and x.new.shape[axis] == 1:
             form = _selected
+        # on a TPU one by one is written out, for the rows of groups, which are few
+        elif alone and (platform == "cpu" or (platform == "tpu" and x.row is not None)):
+            form = _one_by_one
         else:
-            form = _scattered if platform not in ("cpu", "tpu") or mesh is not None else _one_by_one
+            form = _scattered
         old = form(old, x._replace(new=x.new.astype(old.dtype)), axis, tuple(layer))
     return old
 
@@ -53,8 +56,7 @@ def _one_by_one(old: Array, write: Tokens, axis: int, layer: tuple) -> Array:
         update = jax.lax.dynamic_index_in_dim(new, i)
         return jax.lax.dynamic_update_slice(x, update[None] if layer else update, starts)
 
-    # rows of groups are few
-    return tracing.fori_loop(0, len(new), body, old, unroll=tracing.platform() == "tpu" and row is not None)
+    return tracing.fori_loop(0, len(new), body, old, unroll=tracing.platform() == "tpu")
 
 
 def _scattered(old: Array, write: Tokens, axis: int, layer: tuple) -> Array:

@@ -364,9 +364,9 @@ class Conversation:
             # what stands behind the tokens that a row reads here is written over, or not used
             read = write_slots(read, [Tokens(self._next(rows), count)], -1)
             rows, slots, taken, event = step(rows, slots, count, number)
-            # a row that waits writes behind its last place
-            place = jnp.where(taken > 0, count + taken - 1, steps)
-            words = write_slots(words, [Tokens(pack(event)[:, None], place)], -2)
+            # a row that waits writes behind its last slot
+            slot = jnp.where(taken > 0, count + taken - 1, steps)
+            words = write_slots(words, [Tokens(pack(event)[:, None], slot)], -2)
             return rows, slots, count + taken, number, read, words
 
         read = self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32))

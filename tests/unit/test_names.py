@@ -89,5 +89,5 @@ def test_docstrings_that_begin_with_a_question_are_found():
 
 @pytest.mark.parametrize("package", ["envs_jax", "llmrl_jax"])
 def test_docstrings_begin_with_a_noun_or_a_verb(package):
-    found = {path: questions(tree) for path, tree in parsed(package).items()}
-    assert not {path: lines for path, lines in found.items() if lines}
+    lines = {path: questions(tree) for path, tree in parsed(package).items()}
+    assert not {path: bad for path, bad in lines.items() if bad}

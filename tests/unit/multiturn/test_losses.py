@@ -175,10 +175,12 @@ def of_groups(config, record, anchor):
     groups = [range(first, first + size) for first in range(0, ROWS, size)]
     spread = [np.std([returns[row] for row in rows]) for rows in groups]
     order = sorted(range(len(groups)), key=lambda i: -spread[i])
-    kept = order[: max(1, round(config.keep_groups * len(groups)))]
+    chosen = order[: max(1, round(config.keep_groups * len(groups)))]
     if config.keep == "top_p":
-        kept = [i for j, i in enumerate(order) if sum(spread[k] for k in order[:j]) < config.keep_groups * sum(spread)]
-    for rows in (groups[i] for i in kept):
+        chosen = [
+            i for j, i in enumerate(order) if sum(spread[k] for k in order[:j]) < config.keep_groups * sum(spread)
+        ]
+    for rows in (groups[i] for i in chosen):
         same = defaultdict(list)
         whole = dict(zip(rows, compared(config, [returns[row] for row in rows])))
         for row in rows:
