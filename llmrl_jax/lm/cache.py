@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax.tracing import platform
 from llmrl_jax.kernels.attention import KeyValues
@@ -47,6 +47,9 @@ def _merges_heads(layers: int, x: jax.Array) -> bool:
     split = mesh is not None and mesh.shape["tensor"] > 1
     return platform() == "tpu" and not decodes_per_layer(layers) and not split
 
+
+TILE = 16
+"""Slots of a tile of a TPU's memory, of 16-bit numbers."""
 
 Layers = Any
 """A stacked array `[L, ...]`, or a tuple with an array for each layer."""
@@ -259,22 +262,39 @@ class Slots(_Decoded):
     different positions. What is in later slots is not seen, and is written over.
 
     Arrays have the orders of axes of `DecodeState`, and are stacked or separate as its are.
+
+    Where heads lie side by side, the last tokens of a row are apart, in `recent`: on a TPU a write of one slot in each
+    row passes over all slots, of which these are few. In every call of `Llama.extend` one row of each group, in turn,
+    moves them to its slots, so there are as many as a group has rows.
     """
 
     keys: Layers
     """`[L, B, K, h, T]`, or `[L, B, T, K h]` (`_merges_heads`)."""
     values: Layers
     """`[L, B, K, T, h]`, or `[L, B, T, K h]`."""
+    recent: tuple[Array, ...] = ()
+    """Keys and values of the last tokens, `[L, B, G, K h]`, or nothing."""
+    first: Any = ()
+    """int32 `[B]`: the position of the first token in `recent`; earlier ones are in slots."""
+    turn: Any = ()
+    """int32 `[]`: the row of each group whose turn it is to move its tokens."""
 
     @staticmethod
-    def create(cache: Cache, room: int) -> Slots:
-        """The tokens of a cache, which are in the slots of their positions, and `room` for as many more."""
+    def create(cache: Cache, group: int, most: int) -> Slots:
+        """The tokens of a cache, which are in the slots of their positions, and room for as many more as `most`.
+
+        **Arguments:** `group`, rows of a group; `most`, tokens of which `Llama.extend` is given at once of one row."""
         layers, rows, slots, heads, size = cache.keys.shape
+        merged = _merges_heads(layers, cache.keys)
+        room = max(most, group if merged else 0)
+        if merged:
+            room += -(slots + room) % TILE
         pair = [jnp.pad(x, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for x in (cache.keys, cache.values)]
-        if _merges_heads(layers, cache.keys):
-            pair = [x.reshape(layers, rows, slots + room, heads * size) for x in pair]
-        else:
-            pair = [jnp.moveaxis(pair[0], 2, -1), pair[1].swapaxes(2, 3)]
+        if merged:
+            keys, values = (x.reshape(layers, rows, slots + room, heads * size) for x in pair)
+            recent = (jnp.zeros((layers, rows, group, heads * size), keys.dtype),) * 2
+            return Slots(keys, values, recent, cache.lengths(), jnp.int32(0))
+        pair = [jnp.moveaxis(pair[0], 2, -1), pair[1].swapaxes(2, 3)]
         keys, values = map(tuple, pair) if decodes_per_layer(layers) else pair
         return Slots(keys, values)
 
@@ -283,47 +303,112 @@ class Slots(_Decoded):
         """Slots of a row, `T`."""
         return (self.values[0] if self.per_layer else self.values).shape[-2]
 
+    @property
+    def arrays(self) -> tuple[Layers, ...]:
+        """Keys and values, and the recent ones."""
+        return (self.keys, self.values, *self.recent)
+
     def write(
         self,
-        pair: Sequence[Array],
+        arrays: Sequence[Array],
         key: Float[Array, "R M K h"],
         value: Float[Array, "R M K h"],
-        position: Int[Array, "R G"],
-        row: Int[Array, "R"],
-        start: Int[Array, "R"],
+        places: Places,
         *layer: Any,
     ) -> list[Array]:
-        """Keys and values with those of one more token of each row, at `position`, and then of more tokens of one `row`
-        of each group, from `start` on; see `Llama.extend`.
-
-        **Arguments:** `pair`, the keys and values of one layer, or all of the stack with `layer`, its number.
-        """
-        size = position.shape[1]
-
-        written = []
-        for old, new, axis in zip(pair, (key, value), (-2, -2) if self.merged else (-1, -2), strict=True):
+        """`arrays` of one layer, or of all with `layer`, its number, with those of one more token of each row, and then
+        of more tokens of one row of each group; see `Llama.extend`."""
+        size = places.position.shape[1]
+        written, recent = [], []
+        for i, (old, new, axis) in enumerate(zip(arrays, (key, value), (-2, -2) if self.merged else (-1, -2))):
             single, more = new[:, :size].reshape(-1, 1, *new.shape[2:]), new[:, size:]
-            if self.merged:
-                single, more = (x.reshape(*x.shape[:2], -1) for x in (single, more))
-            else:
+            if not self.merged:
                 single, more = (jnp.moveaxis(x, 1, axis) for x in (single, more))
-            writes = [Tokens(single, position.reshape(-1)), Tokens(more, start, row)]
+                writes = [Tokens(single, places.position.reshape(-1)), Tokens(more, places.start, places.row)]
+            else:
+                single, more = (x.reshape(*x.shape[:2], -1) for x in (single, more))
+                held = jax.lax.dynamic_index_in_dim(arrays[2 + i], *layer, keepdims=False)
+                blocks = [_rows_of(held, x) for x in places.moving]
+                moved = [Tokens(block, start, x) for block, start, x in zip(blocks, places.moved_to, places.moving)]
+                writes = [*moved, Tokens(more, places.start, places.row)]
+                index = (places.position - places.first).reshape(-1)
+                held = write_slots(held, [Tokens(single, index)], axis)
+                recent.append(jax.lax.dynamic_update_index_in_dim(arrays[2 + i], held, *layer, 0))
             written.append(write_slots(old, writes, axis, layer))
-        return written
+        return written + recent
 
-    def read(self, pair: Sequence[Array], *layer: Any, row: Int[Array, "R"] | None = None) -> list[Array]:
-        """Keys and values of one layer; of one row of each group, or of all rows (None)."""
-        if layer:
-            pair = [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in pair]
-        if row is None:
-            return list(pair)
-        take = jax.vmap(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
-        return [take(grouped(x, len(row)), row) for x in pair]
+    def places(
+        self, position: Int[Array, "R G"], row: Int[Array, "R"], start: Int[Array, "R"], count: Int[Array, "R"]
+    ) -> tuple[Places, Slots]:
+        """Where the tokens of a call of `Llama.extend` are written; and the slots as far as they tell where tokens are
+        after it."""
+        if not self.recent:
+            return Places(position, row, start), self
+        numbers, first = jnp.arange(position.shape[1]), self.first.reshape(position.shape)
+        # a row that reads has its tokens in slots: there they are seen by what it reads
+        moving = [jnp.broadcast_to(self.turn, row.shape), row]
+        moved_to = [jnp.take_along_axis(first, x[:, None], axis=1)[:, 0] for x in moving]
+        of_row = numbers == row[:, None]
+        first = jnp.where(of_row | (numbers == self.turn), position, first)
+        after = jnp.where(of_row & (count > 0)[:, None], (start + count)[:, None], first)
+        turn = (self.turn + 1) % position.shape[1]
+        return Places(position, row, start, first, moving, moved_to), self.replace(first=after.reshape(-1), turn=turn)
 
-    def key_values(self, pair: Sequence[Array], mask: Any) -> list[KeyValues]:
-        """Keys and values from `read`, for `attend`."""
+    def visible(self, places: Places) -> list[tuple[Bool[Array, "B 1 t"], Int[Array, "c t"]]]:
+        """What one more token of each row sees, with positions: of slots, and of recent tokens if there are some."""
+        position, in_slots = places.position.reshape(-1, 1), jnp.arange(self.capacity)[None]
+        if not self.recent:
+            return [((in_slots <= position)[:, None], in_slots)]
+        first = places.first.reshape(-1, 1)
+        recent = first + jnp.arange(places.position.shape[1])
+        return [((in_slots < first)[:, None], in_slots), ((recent <= position)[:, None], recent)]
+
+    def read(self, arrays: Sequence[Array], *layer: Any, row: Int[Array, "R"] | None = None) -> list[Array]:
+        """Keys and values of one layer, and recent ones; of one row of each group those in slots, or of all rows
+        (None)."""
+        if row is not None:
+            return [_rows_of(x, row, *layer) for x in arrays[:2]]
+        return [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in arrays] if layer else list(arrays)
+
+    def of_rows(self, arrays: Sequence[Array], masks: Sequence[Any], *layer: Any) -> list[KeyValues]:
+        """What one more token of each row sees in one layer, for `attend`. **Arguments:** `masks`, of slots, and of
+        recent tokens if there are some."""
+        arrays = self.read(arrays, *layer)
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
-        return [KeyValues(pair[0], pair[1], mask, *axes)]
+        return [KeyValues(*arrays[2 * i : 2 * i + 2], mask, *axes) for i, mask in enumerate(masks)]
+
+    def of_one(self, arrays: Sequence[Array], mask: Any, row: Int[Array, "R"], heads: int, *layer: Any) -> list:
+        """What more tokens of one row of each group see in one layer, for `attend`."""
+        pair = self.read(arrays, *layer, row=row)
+        if self.merged:  # many queries: the products of each head, not all of them in one
+            return [KeyValues(*(x.reshape(*x.shape[:2], heads, -1) for x in pair), mask)]
+        return [KeyValues(*pair, mask, "bkth", "bkht")]
+
+
+class Places(NamedTuple):
+    """Where the tokens of a call of `Llama.extend` are written."""
+
+    position: Int[Array, "R G"]
+    """Of one token of each row."""
+    row: Int[Array, "R"]
+    """The row of each group that has more."""
+    start: Int[Array, "R"]
+    """The position of the first of these."""
+    first: Any = ()
+    """`[R, G]`: `Slots.first` where the tokens that move have moved."""
+    moving: Any = ()
+    """Rows of the groups whose recent tokens move to slots, `[R]` each."""
+    moved_to: Any = ()
+    """The slot of the first of these tokens, `[R]` each."""
+
+
+def _rows_of(x: Array, row: Int[Array, "R"], *layer: Any) -> Array:
+    """One row of each group of successive rows of `x`, `[B, ...]`, or of one layer of `[L, B, ...]`."""
+    if not layer or mesh_of(x) is not None:
+        x = jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) if layer else x
+        return jax.vmap(partial(jax.lax.dynamic_index_in_dim, keepdims=False))(grouped(x, len(row)), row)
+    # from the stack: the layer's other rows are not copied
+    return x.at[layer[0], jnp.arange(len(row)) * (x.shape[1] // len(row)) + row].get(mode="promise_in_bounds")
 
 
 def _row_major(x: jax.Array) -> jax.Array:

@@ -331,7 +331,7 @@ class Llama(nn.Module):
         x = self.embed(tokens) if embeddings is None else jnp.asarray(embeddings, self.dtype)
         x = place_residual(x, few_tokens)
         kv = (state.prompt_keys, state.prompt_values, *shared)
-        x, keys, values = self._cached_layers(run, x, state.keys, state.values, layers, kv)
+        x, (keys, values) = self._cached_layers(run, x, (state.keys, state.values), layers, kv)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
         return hidden, dataclasses.replace(state, keys=keys, values=values, index=index + 1)
 
@@ -343,75 +343,74 @@ class Llama(nn.Module):
         position: Int[AnyArray, "R G"],
         row: Int[AnyArray, "R"],
         start: Int[AnyArray, "R"],
+        count: Int[AnyArray, "R"],
         layers: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "R M D"], Slots]:
         """Forward pass over one more token of every row, and `S` more of one row of each group: one product with each
         matrix for all of them.
 
         **Arguments:** `tokens`, those of `R` groups of `G` successive rows of `slots`, and then those of the one row;
-        `position`, of the rows' tokens; `row`, the one of each group, and `start`, the position of its first token.
+        `position`, of the rows' tokens; `row`, the one of each group, `start`, the position of its first token, and
+        `count`, how many of its tokens there are, from the first on.
         What is written later at a position is what is seen there: where a row has no token, one may be given that is
         written over. `layers`, as of `decode`.
         **Returns:** the tokens' hidden states after the last norm, and the slots with them.
         """
-        (groups, size), block, row = position.shape, self._block, jnp.asarray(row)
+        (groups, size), block = position.shape, self._block
+        position, row, start, count = (jnp.asarray(x) for x in (position, row, start, count))
         positions = jnp.concatenate([position, start[:, None] + jnp.arange(tokens.shape[1] - size)], axis=1)
         angles = rotations(self.config, positions)
-        places = jnp.arange(slots.capacity)
-        of_rows, of_one = (
-            self._mask(places <= p[..., None], p, places[None], slots.capacity)
-            for p in (position.reshape(-1, 1), positions[:, size:])
-        )
+        places, slots = slots.places(position, row, start, count)
+        single, many, in_slots = position.reshape(-1, 1), positions[:, size:], jnp.arange(slots.capacity)[None]
+        of_rows = [self._mask(mask, single, at, slots.capacity) for mask, at in slots.visible(places)]
+        of_one = self._mask(in_slots <= many[..., None], many, in_slots, slots.capacity)
         few_tokens = self._is_few(tokens.size)
 
-        def run(x, layer, pair, *number):
+        def run(x, layer, arrays, *number):
             query, *new = block.query_key_value(x, layer, angles)
             if few_tokens:
                 new = [constrain(a, "batch", None, "kv_heads", None) for a in new]
-            pair = slots.write(pair, *new, position, row, start, *number)
-            every = slots.key_values(slots.read(pair, *number), of_rows.of_layer(layer.has_window))
-            one = slots.key_values(slots.read(pair, *number, row=row), of_one.of_layer(layer.has_window))
+            arrays = slots.write(arrays, *new, places, *number)
+            every = slots.of_rows(arrays, [mask.of_layer(layer.has_window) for mask in of_rows], *number)
+            one = slots.of_one(arrays, of_one.of_layer(layer.has_window), row, new[0].shape[2], *number)
 
             def attended(query):
                 single = query[:, :size].reshape(-1, 1, *query.shape[2:])
                 outputs = attend(single, every).reshape(groups, size, *query.shape[2:]), attend(query[:, size:], one)
                 return jnp.concatenate(outputs, axis=1)
 
-            return block(x, layer, angles, attended, query=query, few_tokens=few_tokens), pair
+            return block(x, layer, angles, attended, query=query, few_tokens=few_tokens), arrays
 
         x = place_residual(self.embed(tokens), few_tokens)
-        x, keys, values = self._cached_layers(run, x, slots.keys, slots.values, layers)
+        x, arrays = self._cached_layers(run, x, slots.arrays, layers)
         hidden = rms_norm(x, self._norm["scale"], self.config.rms_norm_eps)
-        return hidden, Slots(keys, values)
+        return hidden, slots.replace(keys=arrays[0], values=arrays[1], recent=tuple(arrays[2:]))
 
     def _cached_layers(
-        self, run: Callable, x: jax.Array, keys: Any, values: Any, layers: tuple[Any, ...] | None, kv: Sequence = ()
-    ) -> tuple[jax.Array, Any, Any]:
-        """`run(x, layer, pair, *number) -> (x, pair)` over the layers, each with its keys and values: unrolled if these
-        are arrays of each layer, else a scan with all of them in its carry, so that a step writes in place.
+        self, run: Callable, x: jax.Array, arrays: Sequence[Any], layers: tuple[Any, ...] | None, kv: Sequence = ()
+    ) -> tuple[jax.Array, Sequence[Any]]:
+        """`run(x, layer, arrays, *number) -> (x, arrays)` over the layers, each with its keys and values: unrolled if
+        these are arrays of each layer, else a scan with all of them in its carry, so that a step writes in place.
 
         **Arguments:** `layers`, the result of `unstacked_weights`; `kv`, further arrays of each layer, for `Layer.kv`.
         """
-        if isinstance(keys, tuple):
-            pairs, weights = [], layers or self.unstacked_weights()
+        if isinstance(arrays[0], tuple):
+            written, weights = [], layers or self.unstacked_weights()
             assert weights is not None
-            for i, pair in enumerate(zip(keys, values, strict=True)):
+            for i, of_layer in enumerate(zip(*arrays, strict=True)):
                 (params, lora), has_window = weights[i], layer_slice(self._has_window, i)
-                x, pair = run(x, Layer(params, lora, tuple(a[i] for a in kv), has_window), pair)
-                pairs.append(pair)
-            keys, values = map(tuple, zip(*pairs, strict=True))
-            return x, keys, values
+                x, of_layer = run(x, Layer(params, lora, tuple(a[i] for a in kv), has_window), of_layer)
+                written.append(of_layer)
+            return x, [*zip(*written, strict=True)]
 
         def step(carry, scanned):
-            (x, *pair), (number, layer) = carry, scanned
-            x, pair = run(x, layer, pair, number)
-            return (x, *pair), None
+            (x, *arrays), (number, layer) = carry, scanned
+            x, arrays = run(x, layer, arrays, number)
+            return (x, *arrays), None
 
         stacked = Layer(self._layers, self._adapters, tuple(kv), self._has_window)
-        (x, keys, values), _ = tracing.scan(
-            step, (x, keys, values), (jnp.arange(self.config.num_hidden_layers), stacked)
-        )
-        return x, keys, values
+        (x, *arrays), _ = tracing.scan(step, (x, *arrays), (jnp.arange(self.config.num_hidden_layers), stacked))
+        return x, arrays
 
     @tracing.default_types
     def head(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:

@@ -423,6 +423,7 @@ class Conversation:
             rows.spoken.reshape(waits.shape),
             lane,
             start,
+            count,
             layers,
             method=Llama.extend,
         )
@@ -444,7 +445,7 @@ class Conversation:
             positions = jnp.where(processed, places, -1)
             output: Any = policy.model.apply(variables, tokens, positions=positions, cache=cache, logits=False)
             cache = output.cache
-        return Slots.create(cache, self.chunk)
+        return Slots.create(cache, self.group, self.chunk)
 
     def _advance(
         self,
