@@ -216,8 +216,7 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
 @tracing.default_types
 def read_prefix(model, variables, tokens: Int[AnyArray, "P"]) -> Prefix:
     """Compute the tokens that all prompts of later batches begin with."""
-    cache = Cache.create(model.config, 1, tokens.shape[0], model.dtype)
-    output: Any = model.apply(variables, tokens[None], cache=cache, logits=False)
+    output: Any = model.apply(variables, tokens[None], cache=tokens.shape[0], logits=False)
     return Prefix.create(tokens, output.cache)
 
 
@@ -229,9 +228,8 @@ def read_prompts(model, variables, tokens, lengths, prefix=None) -> tuple[Float[
     `tokens` follow it.
     **Returns:** the logits after each prompt, and the keys and values of the prompts, of the capacity `S`.
     """
-    (batch, prompt), last = tokens.shape, jnp.asarray(lengths)[:, None] - 1
-    cache = Cache.create(model.config, batch, prompt, model.dtype)
-    output: Any = model.apply(variables, tokens, lengths=lengths, cache=cache, prefix=prefix, at=last)
+    last = jnp.asarray(lengths)[:, None] - 1
+    output: Any = model.apply(variables, tokens, lengths=lengths, cache=tokens.shape[1], prefix=prefix, at=last)
     return output.logits, output.cache
 
 

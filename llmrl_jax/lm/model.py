@@ -122,7 +122,7 @@ class Llama(nn.Module):
         positions: Int[AnyArray, "B S"] | None = None,
         segments: Int[AnyArray, "B S"] | None = None,
         longest: int | None = None,
-        cache: Cache | None = None,
+        cache: Cache | int | None = None,
         prefix: Prefix | None = None,
         at: Int[AnyArray, "B N"] | None = None,
         logits: bool = True,
@@ -134,7 +134,8 @@ class Llama(nn.Module):
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
         tokens attend only to those of their own segment, so that a row may hold several texts, whose positions rise;
         `longest`, the most tokens of a segment, a promise by which short texts in long rows cost less; `cache`, to
-        read and extend; `prefix`, with a cache: tokens before all rows, which positions do not count; `at`, indices in
+        read and extend, or the slots of a new one, where rows are full or have `lengths`; `prefix`, with a cache:
+        tokens before all rows, which positions do not count; `at`, indices in
         `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute them;
         `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold something else
         than a token.
@@ -149,7 +150,13 @@ class Llama(nn.Module):
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
-        if cache is not None:
+        if isinstance(cache, int):
+            if positions is not None:
+                raise ValueError("rows of a new cache are padded on the right: give lengths, not positions")
+            real = steps < (tokens.shape[1] if lengths is None else jnp.asarray(lengths)[:, None])
+            placed = jnp.broadcast_to(jnp.where(real, steps, -1), tokens.shape)
+            extended = Cache.create(self.config, len(tokens), cache, self.dtype).append(placed)
+        elif cache is not None:
             if positions is None:
                 positions = cache.lengths()[:, None] + steps
                 positions = positions if lengths is None else jnp.where(steps < lengths[:, None], positions, -1)
@@ -165,7 +172,7 @@ class Llama(nn.Module):
             if segments is not None:
                 visible &= jnp.asarray(segments)[:, None] == jnp.asarray(segments)[:, :, None]
             mask = self._mask(visible, query_positions, key_positions)
-        causal = cache is None and (positions is None or segments is not None)
+        causal = positions is None or segments is not None
         if segments is not None and mask.in_window is None:
             segments = jnp.where(jnp.asarray(positions) >= 0, jnp.asarray(segments), -1)
         else:
@@ -177,17 +184,19 @@ class Llama(nn.Module):
 
         def body(x, _, layer, select):
             key, value = block.key_value(x, layer, angles)
-            if cache is not None:
-                key, value = cache.write(layer.kv[:2], key, value)
-            kv = None if cache is None else (key, value)
+            kv = None
+            if isinstance(cache, Cache):
+                kv = key, value = cache.write(layer.kv[:2], key, value)
+            elif cache is not None:
+                kv = tuple(jnp.pad(a, ((0, 0), (0, cache - a.shape[1]), (0, 0), (0, 0))) for a in (key, value))
             key, value = key.astype(self.dtype), value.astype(self.dtype)
             layer_mask = mask.of_layer(layer.has_window)
             sources = [KeyValues(key, value, layer_mask, causal=causal, segments=segments, longest=longest)]
             if prefix is not None:
-                sources.append(KeyValues(layer.kv[2], layer.kv[3], prefix_mask.of_layer(layer.has_window), "kth"))
+                sources.append(KeyValues(*layer.kv[-2:], prefix_mask.of_layer(layer.has_window), "kth"))
             return block(x, layer, angles, sources, select), None, kv
 
-        kv: Any = None if cache is None else (cache.keys, cache.values)
+        kv: Any = (cache.keys, cache.values) if isinstance(cache, Cache) else ()
         if prefix is not None:
             kv = (*kv, prefix.keys, prefix.values)
         x = self.embed(tokens) if embeddings is None else place_residual(jnp.asarray(embeddings, self.dtype))

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import nearest
-from llmrl_jax.lm.cache import Cache, DecodeState
+from llmrl_jax.lm.cache import DecodeState
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
@@ -405,8 +405,7 @@ def _score_branches(
     """`score` with candidates decoded in parallel from their prompt's cache."""
     tokens, lengths = _with_prefix(prefix, tokens, lengths)
     batch, count, steps = tokens.shape[0], len(candidates), candidates.width - 1
-    empty = Cache.create(model.config, batch, tokens.shape[1], model.dtype)
-    output: Any = model.apply(variables, tokens, lengths=lengths, cache=empty, at=(lengths - 1)[:, None])
+    output: Any = model.apply(variables, tokens, lengths=lengths, cache=tokens.shape[1], at=(lengths - 1)[:, None])
     state = DecodeState.create(output.cache, lengths, count, max(1, steps))
     layers: Any = model.apply(variables, method=Llama.unstacked_weights)
     read, predicted = np.asarray(candidates.tokens.T), np.asarray(candidates.tokens.T)[1:]

@@ -435,16 +435,15 @@ class Conversation:
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
         """Keys and values of each row's current text, by the present parameters, and room for as long a text as there
         may be."""
-        policy, config = self.policy, self.policy.model.config
-        places = jnp.arange(policy.longest_text or self.size)
-        cache = Cache.create(config, self.count, places.size, policy.model.dtype)
+        policy, size = self.policy, self.policy.longest_text or self.size
         if self.held:
-            processed = places < rows.spoken[:, None]
+            places = jnp.arange(size)
             index = (rows.length - rows.spoken)[:, None] + places
-            tokens = rows.record.take(jnp.where(processed, index, -1)).token
-            positions = jnp.where(processed, places, -1)
-            output: Any = policy.model.apply(variables, tokens, positions=positions, cache=cache, logits=False)
+            tokens = rows.record.take(jnp.where(places < rows.spoken[:, None], index, -1)).token
+            output: Any = policy.model.apply(variables, tokens, lengths=rows.spoken, cache=size, logits=False)
             cache = output.cache
+        else:
+            cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
         return Slots.create(cache, self.group, self.chunk)
 
     def _advance(

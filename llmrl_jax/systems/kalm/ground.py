@@ -295,12 +295,11 @@ def explain(grounded: GroundedModel, episodes: Episodes, indices: Sequence[int],
     @jax.jit
     def answer(variables: Any, rows: Rows, lengths: Any) -> jax.Array:
         text = {name: x for name, x in variables.items() if name != "slots"}
-        count, size = rows.tokens.shape
         output: Any = model.llama.apply(
             text,
             rows.tokens,
             lengths=lengths,
-            cache=lm.Cache.create(model.llama.config, count, size + max_tokens, model.llama.dtype),
+            cache=rows.tokens.shape[1] + max_tokens,
             at=lengths[:, None] - 1,
             embeddings=model.embed(variables, grounded.normalizer, rows, tables),
         )

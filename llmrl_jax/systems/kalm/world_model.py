@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from llmrl_jax.lm import Cache, DecodeState, Llama
+from llmrl_jax.lm import DecodeState, Llama
 from llmrl_jax.systems.kalm.prompts import ACTION, STATE, Episodes, Rows
 from llmrl_jax.tuning.loss import token_log_probs
 
@@ -235,8 +235,8 @@ class WorldModel:
 
     def start(self, variables: Any, tokens: Int[Any, "B P"], lengths: Int[Any, " B"], room: int) -> DecodeState:
         """The cache after prompts, padded on the right. **Arguments:** `room`, for slots after them."""
-        cache = Cache.create(self.llama.config, tokens.shape[0], tokens.shape[1], self.llama.dtype)
-        output: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=cache, logits=False)
+        slots = tokens.shape[1]
+        output: Any = self.llama.apply(self._text(variables), tokens, lengths=lengths, cache=slots, logits=False)
         return DecodeState.create(output.cache, jnp.asarray(lengths), 1, room)
 
     def unstacked_weights(self, variables: Any) -> Any:

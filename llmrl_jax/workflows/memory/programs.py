@@ -256,8 +256,7 @@ def _cache(s: Setting, samples: int) -> Any:
     c = s.config
 
     def create(variables, tokens, lengths):
-        empty = lm.Cache.create(s.model.config, c.batch_size, c.length, s.model.dtype)
-        read: Any = s.model.apply(variables, tokens, lengths=lengths, cache=empty, at=lengths[:, None] - 1)
+        read: Any = s.model.apply(variables, tokens, lengths=lengths, cache=c.length, at=lengths[:, None] - 1)
         branches = lm.DecodeState.create(read.cache, lengths, samples, c.new_tokens)
         first = jnp.broadcast_to(jnp.argmax(read.logits, -1), (c.batch_size, samples))
         return s.model.apply(variables, first, branches, method=lm.Llama.decode)[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmrl_jax.lm import Cache, Llama, LlamaConfig, LoRAConfig, ValueHead, merge
+from llmrl_jax.lm.generate import read_prefix
 from llmrl_jax.lm.lora import TARGETS
 from tests.lm_random import random_variables
 
@@ -70,6 +71,22 @@ def test_cached_is_uncached_for_ragged_rows(model, variables, whole):
         logits, cache = step(cache, TOKENS[np.arange(3), at][:, None])
         for row in range(3):
             np.testing.assert_allclose(logits[row, 0], whole.logits[row, at[row]], atol=2e-5)
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_a_new_cache_is_that_of_an_empty_one(model, variables, prefix):
+    shared = read_prefix(model, variables, TOKENS[0, :prefix]) if prefix else None
+    read = jax.jit(lambda cache: model.apply(variables, TOKENS, lengths=LENGTHS, cache=cache, prefix=shared))
+    old = read(Cache.create(CONFIG, 3, 12))
+    new = jax.jit(lambda: model.apply(variables, TOKENS, lengths=LENGTHS, cache=12, prefix=shared))()
+    np.testing.assert_array_equal(new.cache.positions, old.cache.positions)
+    assert new.cache.index == old.cache.index and new.cache.keys.shape == old.cache.keys.shape
+    for row, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(new.logits[row, :n], old.logits[row, :n], atol=2e-6)
+        for a, b in ((new.cache.keys, old.cache.keys), (new.cache.values, old.cache.values)):
+            np.testing.assert_allclose(a[:, row, :n], b[:, row, :n], atol=2e-6)
+    with pytest.raises(ValueError, match="lengths"):
+        model.apply(variables, TOKENS, positions=np.tile(np.arange(10), (3, 1)), cache=12)
 
 
 def gradient(model, variables):

@@ -7,43 +7,59 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax.tracing import tracing_for
 from llmrl_jax.lm import Llama, LlamaConfig
-from llmrl_jax.lm.cache import UNROLLED, Cache, Slots
+from llmrl_jax.lm.cache import UNROLLED, Slots
 
 
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("layers", [2, UNROLLED + 1])
-def test_tokens_of_rows_at_different_positions(layers, window):
-    """Two groups of three rows: in each pass every row is given one token, and one row of each group four; hidden
-    states are those of a forward pass over the whole text."""
+GROUPS, GROUP, MOST, LENGTH = 2, 3, 4, 18
+"""Groups of rows, tokens of which one row of each is given several at once, and tokens of a text."""
+
+
+@pytest.mark.parametrize(
+    ("platform", "layers", "window"),
+    [("cpu", 2, None), ("cpu", UNROLLED + 1, 5), ("tpu", UNROLLED + 1, None), ("tpu", UNROLLED + 1, 5)],
+)
+def test_tokens_of_rows_at_different_positions(platform, layers, window):
+    """In each pass some rows are given one token, and one row of a group up to four, which begin its text or go on;
+    hidden states are those of a forward pass over the whole text."""
     kind = "llama" if window is None else "mistral"
     config = LlamaConfig(19, 16, 24, layers, 4, 2, max_position_embeddings=32, sliding_window=window, model_type=kind)
-    model = Llama(config)
-    texts = jax.random.randint(jax.random.key(0), (6, 12), 0, 19)
+    model, count = Llama(config), GROUPS * GROUP
+    texts = jax.random.randint(jax.random.key(0), (2 * count, LENGTH), 0, 19)
     variables = jax.jit(model.init)(jax.random.key(1), texts[:1])
-    hidden_states = np.asarray(jax.jit(model.apply)(variables, texts).hidden)
-    lengths = np.array([3, 1, 0, 2, 4, 1])
-    positions = jnp.where(jnp.arange(5) < lengths[:, None], jnp.arange(5), -1)
-    cache = Cache.create(model.config, 6, 5)
-    cache = jax.jit(model.apply)(variables, texts[:, :5], positions=positions, cache=cache).cache
-    slots = Slots.create(cache, 11)
-    assert slots.capacity == 16 and slots.per_layer == (layers <= UNROLLED)
-    extend = jax.jit(lambda *arguments: model.apply(variables, *arguments, method=Llama.extend))
-
-    def grouped(x):
-        return jnp.asarray(x).reshape(2, 3)
-
-    for row in ([2, 0], [2, 1]):
-        reads = np.arange(2) * 3 + np.array(row)
-        token = texts[np.arange(6), lengths]  # of the rows that read it is written over
-        many = jnp.stack([texts[i, lengths[i] : lengths[i] + 4] for i in reads])
-        tokens = jnp.concatenate([grouped(token), many], axis=1)
-        hidden, slots = extend(tokens, slots, grouped(lengths), jnp.array(row), jnp.asarray(lengths[reads]))
-        for i in range(6):
-            g = i // 3
-            if i in reads:
-                expected, got = hidden_states[i, lengths[i] : lengths[i] + 4], hidden[g, 3:]
-            else:
-                expected, got = hidden_states[i, lengths[i]], hidden[g, i % 3]
-            np.testing.assert_allclose(got, expected, atol=2e-6)
-        lengths = lengths + np.where(np.isin(np.arange(6), reads), 4, 1)
+    expected = np.asarray(jax.jit(model.apply)(variables, texts).hidden)
+    texts, rng = np.asarray(texts), np.random.default_rng(layers)
+    at = np.array([3, 1, 0, 2, 5, 1])
+    with tracing_for(platform):
+        cache = jax.jit(lambda tokens, at: model.apply(variables, tokens, lengths=at, cache=LENGTH).cache)
+        slots = Slots.create(cache(texts[:count, :5], at), GROUP, MOST)
+        assert (slots.per_layer, slots.merged) == (layers <= UNROLLED, platform == "tpu")
+        assert slots.capacity == (32 if platform == "tpu" else LENGTH + MOST)
+        extend = jax.jit(lambda *arguments: model.apply(variables, *arguments, method=Llama.extend))
+        text, begins, compared = np.arange(count), at == 0, 0
+        for _ in range(24):
+            waits = begins | (rng.random(count) < 0.4)
+            row, number = np.zeros(GROUPS, int), np.zeros(GROUPS, int)
+            for group in range(GROUPS):
+                if rng.random() < 0.8 and (waiting := np.flatnonzero(waits[group * GROUP :][:GROUP])).size:
+                    row[group], number[group] = rng.choice(waiting), rng.integers(1, MOST + 1)
+            reads = np.arange(GROUPS) * GROUP + row
+            start = at[reads] + ~waits[reads]
+            one = np.where(waits, 0, texts[text, at]).reshape(GROUPS, GROUP)
+            many = [np.pad(texts[text[i]], (0, MOST))[j : j + MOST] for i, j in zip(reads, start, strict=True)]
+            tokens, places = np.concatenate([one, many], axis=1), at.reshape(GROUPS, GROUP)
+            hidden, slots = extend(tokens, slots, places, row, start, number)
+            taken = (~waits).astype(int)
+            taken[reads] = np.where(number > 0, number, taken[reads])
+            for i in range(count):
+                group, many_of_it = i // GROUP, i in reads[number > 0]
+                got = hidden[group, GROUP:] if many_of_it else hidden[group, i % GROUP, None]
+                np.testing.assert_allclose(got[: taken[i]], expected[text[i], at[i] :][: taken[i]], atol=2e-6)
+                compared += taken[i]
+            begins = np.where(taken > 0, False, begins)
+            at = at + taken
+            over = (at + MOST >= LENGTH) | (~begins & (rng.random(count) < 0.1))
+            text, at = np.where(over, rng.integers(2 * count, size=count), text), np.where(over, 0, at)
+            begins = begins | over
+        assert compared > 100
