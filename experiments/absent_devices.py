@@ -46,7 +46,8 @@ class Experiment:
     """Devices."""
     workloads: tuple[str, ...] = ("sft", "generate")
     """What is compiled: `sft`, a LoRA step on rows of 1,024 tokens; `generate`, 128 tokens after 256 for 64 rows, or 8
-    on each of several devices; `glam`, 32 environments, or 4 on each of several devices, by 8 steps."""
+    on each of several devices; `glam`, 32 environments, or 4 on each of several devices, by 8 steps; `agent`, 64 rows,
+    or 16 on each of several devices, by 128 tokens of episodes of 512, with one epoch of turn PPO."""
     remat: bool = False
     """Recompute activations of sft."""
     limit_s: int = 1800
@@ -73,6 +74,7 @@ def options_of(x: Experiment, shape: str, workload: str, target: str) -> list[st
         "sft": ALONE[shape] if devices == 1 else ROWS[shape] * devices,
         "generate": 64 if devices == 1 else 8 * devices,
         "glam": 32 if devices == 1 else 4 * devices,
+        "agent": 64 if devices == 1 else 16 * devices,
     }[workload]
     more = {
         "sft": [
@@ -83,6 +85,7 @@ def options_of(x: Experiment, shape: str, workload: str, target: str) -> list[st
         ],
         "generate": ["--length", "256", "--new-tokens", "128"],
         "glam": ["--steps", "8", "--remat"],
+        "agent": ["--algo", "turn_ppo", "--steps", "128", "--length", "512", "--remat"],
     }[workload]
     options = ["--workload", workload, "--target", target, "--dtype", "bfloat16", "--batch-size", str(rows), *more]
     return options + (["--mesh", mesh] if mesh else [])
@@ -135,6 +138,10 @@ def table(results: list[dict[str, Any]]) -> str:
             continue
         exchanges = ", ".join(f"{k['count']:,.0f} {op}, {size(int(k['bytes']))}" for op, k in p["collectives"].items())
         numbers = f"{milliseconds(p['seconds'])} | {p['share']:.0%} | {p['bytes'] / 1e9:.3g} GB | {p['kernels']:,}"
+        if c["workload"] == "agent":  # its play takes as many steps as the texts need
+            numbers = numbers.replace(
+                " | ", f", of which {milliseconds(max(p['uncounted'].values()))} a step of play | ", 1
+            )
         fits = "" if r["fits"] else ": does not fit"
         lines.append(f"{start}{fits} | {numbers} | {exchanges or '-'} |")
     return "\n".join(lines)

@@ -32,6 +32,10 @@ NO_TRAFFIC = ("AllocateBuffer", "AssumeGather", "ConcatBitcast")
 HOST = re.compile(r"callback|python|MoveToHost", re.IGNORECASE)
 
 
+INSIDE = " > "
+"""Between the names of a loop and of one in it."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A scheduled instruction, with all its runs."""
@@ -130,7 +134,7 @@ class _Counting:
             if i.op == "while":
                 trips = self.module.trips(i, computation)
                 yield computation, i, times, loop, trips is not None
-                label = f"{loop} > " if loop else ""
+                label = f"{loop}{INSIDE}" if loop else ""
                 for body in i.named("body"):
                     yield from self._scheduled(body, times * (trips or 1), f"{label}{i.name} x {trips or '?'}", True)
                 continue

@@ -60,6 +60,8 @@ class Prediction:
     unknown: int
     """Loops of an unknown number of runs, and branches: a loop is counted once, of the alternatives of a branch each
     equally often."""
+    uncounted: Mapping[str, float]
+    """Loop of an unknown number of runs -> seconds of one run of it, with the loops inside; the longest first."""
 
     @staticmethod
     def of(text: str, kind: Kind, once: int = 0) -> Prediction:
@@ -79,6 +81,14 @@ class Prediction:
             collectives[exchange.op]["count"] += exchange.times
             collectives[exchange.op]["bytes"] += exchange.bytes * exchange.times
         total = sum(loop["seconds"] for loop in loops.values())
+        uncounted: dict[str, float] = defaultdict(float)
+        for name, loop in loops.items():
+            around, times = name.split(hlo.INSIDE), 1
+            for depth, last in enumerate(around):
+                count = last.rpartition(" ")[2]
+                if count == "?" and depth >= once:
+                    uncounted[hlo.INSIDE.join(around[: depth + 1])] += loop["seconds"] / times
+                times *= int(count) if count.isdigit() else 1
         slowest.sort(key=lambda pair: -pair[0])
         arrays = sorted(contents.arrays.items(), key=lambda item: -item[1][0])
         exchanges = sorted(contents.collectives, key=lambda c: -c.bytes * c.times)
@@ -102,6 +112,7 @@ class Prediction:
             callbacks=dict(contents.callbacks),
             float64=sum(contents.wide.values()),
             unknown=max(0, contents.unknown - once),
+            uncounted=dict(sorted(uncounted.items(), key=lambda item: -item[1])[:TOP]),
         )
 
     def lines(self) -> list[str]:
@@ -130,6 +141,7 @@ class Prediction:
                 f"{self.unknown} loops and branches run an unknown number of times: a loop is counted once, of the "
                 "alternatives of a branch each equally often."
             )
+        lines += [f"  {milliseconds(value):>10}  a run of {_short(name)}" for name, value in self.uncounted.items()]
         return lines
 
 

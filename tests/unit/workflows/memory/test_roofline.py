@@ -46,6 +46,8 @@ def test_a_loop_that_is_meant_to_run_once_is_not_unknown():
     text = LOOP.replace("direction=LT", "direction=GT")
     assert Prediction.of(text, GPU).unknown == 1
     assert Prediction.of(text, GPU, once=1).unknown == 0
+    assert Prediction.of(text, GPU).uncounted == {"while.7 x ?": pytest.approx((896 / 8 + 0.5) + (12 / 8 + 0.5))}
+    assert Prediction.of(text, GPU, once=1).uncounted == {}
 
 
 def test_exchanges_by_kind():
