@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -317,42 +316,45 @@ class Slots(_Decoded):
         *layer: Any,
     ) -> list[Array]:
         """`arrays` of one layer, or of all with `layer`, its number, with those of one more token of each row, and then
-        of more tokens of one row of each group; see `Llama.extend`."""
-        size = places.position.shape[1]
+        of more tokens of some rows of each group; see `Llama.extend`."""
+        size, read = places.position.shape[1], places.read
         written, recent = [], []
         for i, (old, new, axis) in enumerate(zip(arrays, (key, value), (-2, -2) if self.merged else (-1, -2))):
             single, more = new[:, :size].reshape(-1, 1, *new.shape[2:]), new[:, size:]
-            if not self.merged:
-                single, more = (jnp.moveaxis(x, 1, axis) for x in (single, more))
-                writes = [Tokens(single, places.position.reshape(-1)), Tokens(more, places.start, places.row)]
-            else:
+            if self.merged:
                 single, more = (x.reshape(*x.shape[:2], -1) for x in (single, more))
                 held = jax.lax.dynamic_index_in_dim(arrays[2 + i], *layer, keepdims=False)
-                blocks = [_rows_of(held, x) for x in places.moving]
-                moved = [Tokens(block, start, x) for block, start, x in zip(blocks, places.moved_to, places.moving)]
-                writes = [*moved, Tokens(more, places.start, places.row)]
+                writes = [Tokens(_rows_of(held, x), start, x) for x, start in places.moving]
                 index = (places.position - places.first).reshape(-1)
                 held = write_slots(held, [Tokens(single, index)], axis)
                 recent.append(jax.lax.dynamic_update_index_in_dim(arrays[2 + i], held, *layer, 0))
+            else:
+                single = jnp.moveaxis(single, 1, axis)
+                writes = [Tokens(single, places.position.reshape(-1))]
+            for n in range(read.row.shape[1]):
+                # what stands behind a row's own tokens is written over before it is seen
+                block = _from(more, read.offset[:, n]) if n else more
+                block = block if self.merged else jnp.moveaxis(block, 1, axis)
+                writes.append(Tokens(block, read.start[:, n], read.row[:, n]))
             written.append(write_slots(old, writes, axis, layer))
         return written + recent
 
-    def places(
-        self, position: Int[Array, "R G"], row: Int[Array, "R"], start: Int[Array, "R"], count: Int[Array, "R"]
-    ) -> tuple[Places, Slots]:
+    def places(self, position: Int[Array, "R G"], read: Reading) -> tuple[Places, Slots]:
         """Where the tokens of a call of `Llama.extend` are written; and the slots as far as they tell where tokens are
         after it."""
         if not self.recent:
-            return Places(position, row, start), self
+            return Places(position, read), self
         numbers, first = jnp.arange(position.shape[1]), self.first.reshape(position.shape)
         # a row that reads has its tokens in slots: there they are seen by what it reads
-        moving = [jnp.broadcast_to(self.turn, row.shape), row]
-        moved_to = [jnp.take_along_axis(first, x[:, None], axis=1)[:, 0] for x in moving]
-        of_row = numbers == row[:, None]
-        first = jnp.where(of_row | (numbers == self.turn), position, first)
-        after = jnp.where(of_row & (count > 0)[:, None], (start + count)[:, None], first)
+        rows = [jnp.broadcast_to(self.turn, read.row[:, 0].shape), *read.row.T]
+        moving = [(x, jnp.take_along_axis(first, x[:, None], axis=1)[:, 0]) for x in rows]
+        reads = numbers == read.row[..., None]
+        first = jnp.where(jnp.any(reads, axis=1) | (numbers == self.turn), position, first)
+        # of each row that has read, the end of it
+        end = jnp.max(jnp.where(reads & (read.count > 0)[..., None], (read.start + read.count)[..., None], -1), axis=1)
+        after = jnp.where(end >= 0, end, first).reshape(-1)
         turn = (self.turn + 1) % position.shape[1]
-        return Places(position, row, start, first, moving, moved_to), self.replace(first=after.reshape(-1), turn=turn)
+        return Places(position, read, first, moving), self.replace(first=after, turn=turn)
 
     def visible(self, places: Places) -> list[tuple[Bool[Array, "B 1 t"], Int[Array, "c t"]]]:
         """What one more token of each row sees, with positions: of slots, and of recent tokens if there are some."""
@@ -363,26 +365,50 @@ class Slots(_Decoded):
         recent = first + jnp.arange(places.position.shape[1])
         return [((in_slots < first)[:, None], in_slots), ((recent <= position)[:, None], recent)]
 
-    def read(self, arrays: Sequence[Array], *layer: Any, row: Int[Array, "R"] | None = None) -> list[Array]:
-        """Keys and values of one layer, and recent ones; of one row of each group those in slots, or of all rows
-        (None)."""
-        if row is not None:
-            return [_rows_of(x, row, *layer) for x in arrays[:2]]
-        return [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in arrays] if layer else list(arrays)
-
     def of_rows(self, arrays: Sequence[Array], masks: Sequence[Any], *layer: Any) -> list[KeyValues]:
         """What one more token of each row sees in one layer, for `attend`. **Arguments:** `masks`, of slots, and of
         recent tokens if there are some."""
-        arrays = self.read(arrays, *layer)
+        if layer:
+            arrays = [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in arrays]
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
         return [KeyValues(*arrays[2 * i : 2 * i + 2], mask, *axes) for i, mask in enumerate(masks)]
 
-    def of_one(self, arrays: Sequence[Array], mask: Any, row: Int[Array, "R"], heads: int, *layer: Any) -> list:
-        """What more tokens of one row of each group see in one layer, for `attend`."""
-        pair = self.read(arrays, *layer, row=row)
+    def of_readers(self, arrays: Sequence[Array], mask: Any, read: Reading, heads: int, *layer: Any) -> list[KeyValues]:
+        """What more tokens of some rows of each group see in one layer, for `attend`: the slots of all these rows, one
+        after the other."""
         if self.merged:  # many queries: the products of each head, not all of them in one
-            return [KeyValues(*(x.reshape(*x.shape[:2], heads, -1) for x in pair), mask)]
+            pair = [_rows_of(x, read.row, *layer) for x in arrays[:2]]
+            return [KeyValues(*(x.reshape(len(x), -1, heads, x.shape[-1] // heads) for x in pair), mask)]
+        pair = [
+            jnp.concatenate([*jnp.unstack(_rows_of(x, read.row, *layer), axis=1)], axis=axis)
+            for x, axis in zip(arrays, (-1, -2), strict=True)
+        ]
         return [KeyValues(*pair, mask, "bkth", "bkht")]
+
+
+class Reading(NamedTuple):
+    """The rows of `R` groups that are given several tokens in a call of `Llama.extend`, `P` of each: different ones,
+    whose tokens stand one after the other."""
+
+    row: Int[Array, "R P"]
+    """Their numbers in the group."""
+    start: Int[Array, "R P"]
+    """The position of the first token; where there is none, one that the row has no token at."""
+    count: Int[Array, "R P"]
+    """How many tokens there are."""
+
+    @property
+    def offset(self) -> Int[Array, "R P"]:
+        """Where a row's tokens begin among those of all."""
+        return jnp.cumsum(self.count, axis=1) - self.count
+
+    def order(self, most: int) -> tuple[Int[Array, "R S"], Int[Array, "R S"]]:
+        """Of `most` tokens which of the rows each belongs to, and its number in that row; behind the last one those of
+        the last row go on."""
+        places = jnp.arange(most)
+        offset = self.offset
+        of = jnp.sum(places >= offset[:, 1:, None], axis=1)
+        return of, places - jnp.take_along_axis(offset, of, axis=1)
 
 
 class Places(NamedTuple):
@@ -390,25 +416,27 @@ class Places(NamedTuple):
 
     position: Int[Array, "R G"]
     """Of one token of each row."""
-    row: Int[Array, "R"]
-    """The row of each group that has more."""
-    start: Int[Array, "R"]
-    """The position of the first of these."""
+    read: Reading
     first: Any = ()
     """`[R, G]`: `Slots.first` where the tokens that move have moved."""
     moving: Any = ()
-    """Rows of the groups whose recent tokens move to slots, `[R]` each."""
-    moved_to: Any = ()
-    """The slot of the first of these tokens, `[R]` each."""
+    """Pairs, `[R]` each: a row of each group whose recent tokens move to slots, and the slot of the first of these."""
 
 
-def _rows_of(x: Array, row: Int[Array, "R"], *layer: Any) -> Array:
-    """One row of each group of successive rows of `x`, `[B, ...]`, or of one layer of `[L, B, ...]`."""
+def _from(x: Float[Array, "R S *k"], start: Int[Array, "R"]) -> Float[Array, "R S *k"]:
+    """The tokens from `start` on, and behind the last one any."""
+    index = jnp.minimum(start[:, None] + jnp.arange(x.shape[1]), x.shape[1] - 1)
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
+def _rows_of(x: Array, row: Int[Array, "R *P"], *layer: Any) -> Array:
+    """One row, or several, of each group of successive rows of `x`, `[B, ...]`, or of one layer of `[L, B, ...]`."""
     if not layer or mesh_of(x) is not None:
         x = jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) if layer else x
-        return jax.vmap(partial(jax.lax.dynamic_index_in_dim, keepdims=False))(grouped(x, len(row)), row)
+        return jax.vmap(lambda group, row: group.at[row].get(mode="promise_in_bounds"))(grouped(x, len(row)), row)
     # from the stack: the layer's other rows are not copied
-    return x.at[layer[0], jnp.arange(len(row)) * (x.shape[1] // len(row)) + row].get(mode="promise_in_bounds")
+    first = jnp.arange(len(row)) * (x.shape[1] // len(row))
+    return x.at[layer[0], first.reshape(-1, *(1,) * (row.ndim - 1)) + row].get(mode="promise_in_bounds")
 
 
 def _row_major(x: jax.Array) -> jax.Array:

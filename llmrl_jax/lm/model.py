@@ -20,7 +20,7 @@ from envs_jax import tracing
 from llmrl_jax.kernels.attention import SAVE_PRODUCTS, Attention, KeyValues, Mask, attend, check_attention, in_window
 from llmrl_jax.kernels.lora_matmul import rounded_matmul, rounded_matmul_transposed
 from llmrl_jax.lm import declare
-from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState, Prefix, Slots, decodes_per_layer
+from llmrl_jax.lm.cache import UNROLLED, Cache, DecodeState, Prefix, Reading, Slots, decodes_per_layer
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.layers import AnyArray, Block, Layer, join_layer, layer_slice, place_residual, rms_norm
 from llmrl_jax.lm.lora import LoRAConfig, rescale
@@ -350,29 +350,29 @@ class Llama(nn.Module):
         tokens: Int[AnyArray, "R M"],
         slots: Slots,
         position: Int[AnyArray, "R G"],
-        row: Int[AnyArray, "R"],
-        start: Int[AnyArray, "R"],
-        count: Int[AnyArray, "R"],
+        read: Reading,
         layers: tuple[Any, ...] | None = None,
     ) -> tuple[Float[Array, "R M D"], Slots]:
-        """Forward pass over one more token of every row, and `S` more of one row of each group: one product with each
+        """Forward pass over one more token of every row, and more of some rows of each group: one product with each
         matrix for all of them.
 
-        **Arguments:** `tokens`, those of `R` groups of `G` successive rows of `slots`, and then those of the one row;
-        `position`, of the rows' tokens; `row`, the one of each group, `start`, the position of its first token, and
-        `count`, how many of its tokens there are, from the first on.
-        What is written later at a position is what is seen there: where a row has no token, one may be given that is
-        written over. `layers`, as of `decode`.
+        **Arguments:** `tokens`, those of `R` groups of `G` successive rows of `slots`, and then those of the rows that
+        `read` names, padded at the end; `position`, of the rows' own tokens. What is written later at a position is
+        what is seen there: where a row has no token, one may be given that is written over. `layers`, as of `decode`.
         **Returns:** the tokens' hidden states after the last norm, and the slots with them.
         """
         (groups, size), block = position.shape, self._block
-        position, row, start, count = (jnp.asarray(x) for x in (position, row, start, count))
-        positions = jnp.concatenate([position, start[:, None] + jnp.arange(tokens.shape[1] - size)], axis=1)
+        position, read = jnp.asarray(position), Reading(*map(jnp.asarray, read))
+        of, number = read.order(tokens.shape[1] - size)
+        many = jnp.take_along_axis(read.start, of, axis=1) + number
+        positions = jnp.concatenate([position, many], axis=1)
         angles = rotations(self.config, positions)
-        places, slots = slots.places(position, row, start, count)
-        single, many, in_slots = position.reshape(-1, 1), positions[:, size:], jnp.arange(slots.capacity)[None]
-        of_rows = [self._mask(mask, single, at, slots.capacity) for mask, at in slots.visible(places)]
-        of_one = self._mask(in_slots <= many[..., None], many, in_slots, slots.capacity)
+        places, slots = slots.places(position, read)
+        of_rows = [self._mask(mask, position.reshape(-1, 1), at, slots.capacity) for mask, at in slots.visible(places)]
+        # a token sees the slots of its own row, of the slots of all rows that read, one after the other
+        in_slots, first = jnp.arange(read.row.shape[1] * slots.capacity), (of * slots.capacity)[..., None]
+        own = (in_slots >= first) & (in_slots <= first + many[..., None])
+        of_readers = self._mask(own, many, (in_slots % slots.capacity)[None], slots.capacity)
         few_tokens = self._is_few(tokens.size)
 
         def run(x, layer, arrays, *number):
@@ -380,13 +380,15 @@ class Llama(nn.Module):
             if few_tokens:
                 new = [constrain(a, "batch", None, "kv_heads", None) for a in new]
             arrays = slots.write(arrays, *new, places, *number)
-            every = slots.of_rows(arrays, [mask.of_layer(layer.has_window) for mask in of_rows], *number)
-            one = slots.of_one(arrays, of_one.of_layer(layer.has_window), row, new[0].shape[2], *number)
+            single = slots.of_rows(arrays, [mask.of_layer(layer.has_window) for mask in of_rows], *number)
+            heads = new[0].shape[2]
+            several = slots.of_readers(arrays, of_readers.of_layer(layer.has_window), read, heads, *number)
 
             def attended(query):
-                single = query[:, :size].reshape(-1, 1, *query.shape[2:])
-                outputs = attend(single, every).reshape(groups, size, *query.shape[2:]), attend(query[:, size:], one)
-                return jnp.concatenate(outputs, axis=1)
+                outputs = attend(query[:, :size].reshape(-1, 1, *query.shape[2:]), single)
+                return jnp.concatenate(
+                    [outputs.reshape(groups, size, *query.shape[2:]), attend(query[:, size:], several)], axis=1
+                )
 
             return block(x, layer, angles, attended, query=query, few_tokens=few_tokens), arrays
 

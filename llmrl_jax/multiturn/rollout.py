@@ -25,7 +25,7 @@ from envs_jax.env import Environment
 from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.kernels.slots import Tokens, write_slots
 from llmrl_jax.lm import Llama
-from llmrl_jax.lm.cache import Cache, Slots
+from llmrl_jax.lm.cache import Cache, Reading, Slots
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, WORLD, Record
 from llmrl_jax.multiturn.text import Pieces, join
@@ -158,11 +158,13 @@ def select_rows(mask: Bool[Array, " N"], new: VectorState, old: VectorState) -> 
     return old.replace(env=select(mask, new.env, old.env))
 
 
-GROUP = {"cpu": 16, "other": 8}
-"""The most rows of a group, of which one reads in a step."""
-READ = {"cpu": 3, "other": 8}
+GROUP = 16
+"""The most rows of a group, of which some read in a step."""
+READERS = 2
+"""The most rows of a group that read in a step: with one, the room that a short text leaves would be lost."""
+READ = {"cpu": 3, "other": 4}
 """Tokens that are read in a step for each one that is written: on a CPU, whose time is that of all tokens, few of them
-shall be computed for nothing; elsewhere a step takes about as long whatever it reads."""
+shall be computed for nothing; elsewhere fewer steps are worth some of that."""
 
 
 def pack(tree: Any) -> Int[Array, "N F"]:
@@ -244,14 +246,14 @@ class Conversation:
 
     @property
     def group(self) -> int:
-        """The rows of a group, of which one reads in a step."""
-        most = GROUP.get(tracing.platform(), GROUP["other"])
-        return next(n for n in range(min(most, self.count), 0, -1) if self.count % n == 0)
+        """The rows of a group, of which some read in a step."""
+        return next(n for n in range(min(GROUP, self.count), 0, -1) if self.count % n == 0)
 
     @property
     def chunk(self) -> int:
-        """The most tokens of an observation that a row reads at once."""
-        return min(READ.get(tracing.platform(), READ["other"]) * self.group, self.policy.prompt_tokens)
+        """The most tokens that the rows of a group read at once."""
+        readers = min(READERS, self.group)
+        return min(READ.get(tracing.platform(), READ["other"]) * self.group, readers * self.policy.prompt_tokens)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -393,44 +395,50 @@ class Conversation:
         index = rows.read[:, None] + jnp.arange(self.chunk)
         return jnp.take_along_axis(rows.queue, jnp.minimum(index, rows.queue.shape[1] - 1), axis=1)
 
-    def _of_group(self, x: jax.Array, lane: Int[Array, " G"]) -> jax.Array:
-        """`x`, `[N, ...]`, of one row of each group, `[G, ...]`."""
-        take = jax.vmap(lambda rows, i: jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
-        return take(x.reshape(-1, self.group, *x.shape[1:]), lane)
-
     def _process(
         self, variables: Any, layers: Any, rows: Rows, slots: Slots, active: Bool[Array, " N"], room: Int[Array, " N"]
     ) -> tuple[Int[Array, " N"], Float[Array, "N D"], Slots]:
-        """The tokens of a step: those of observations that one row of each group reads, at most `room`, and one of each
-        reply.
+        """The tokens of a step: those of observations that some rows of each group read, at most `room` of a row, and
+        one of each reply.
 
         **Returns:** how many tokens each row processed; the hidden state of its last one; and the slots."""
-        model, group = self.policy.model, self.group
-        waits = (active & ~rows.writes).reshape(-1, group)
-        lane = jnp.argmax(jnp.where(waits, rows.waited.reshape(waits.shape), -1), axis=1).astype(jnp.int32)
-        chosen = waits & (jnp.arange(group) == lane[:, None])
-        most = jnp.minimum(jnp.minimum(rows.queued - rows.read, room), self.chunk)
-        taken = jnp.where(chosen.reshape(-1), most, 0)
-        writes = active & rows.writes
-        tokens, start, count = (self._of_group(x, lane) for x in (self._next(rows), rows.spoken + writes, taken))
-        token = jnp.where(rows.writes, rows.token, self.policy.text.pad_id).reshape(waits.shape)
-        # a row that writes has its token at the next position; where a group has nothing to read, any row's tokens are
-        # behind that, and unseen
+        model, group, chunk = self.policy.model, self.group, self.chunk
+
+        def by_group(x: jax.Array) -> jax.Array:
+            return x.reshape(-1, group, *x.shape[1:])
+
+        waits = by_group(active & ~rows.writes)
+        _, lane = jax.lax.top_k(jnp.where(waits, by_group(rows.waited), -1), min(READERS, group))
+        lane = lane.astype(jnp.int32)
+
+        def of_lane(x: jax.Array) -> jax.Array:
+            x = by_group(x)
+            return jnp.take_along_axis(x, lane.reshape(*lane.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+        # who has waited longest reads first, and the next one in what room is left
+        wanted = jnp.where(of_lane(active & ~rows.writes), of_lane(jnp.minimum(rows.queued - rows.read, room)), 0)
+        ends = jnp.minimum(jnp.cumsum(wanted, axis=1), chunk)
+        read = Reading(lane, of_lane(rows.spoken + (active & rows.writes)), jnp.diff(ends, axis=1, prepend=0))
+        of, number = read.order(chunk)
+        tokens = jnp.take_along_axis(of_lane(self._next(rows)).reshape(len(lane), -1), of * chunk + number, axis=1)
+        token = by_group(jnp.where(rows.writes, rows.token, self.policy.text.pad_id))
+        # a row that writes has its token at the next position; tokens of lanes that have nothing to read are behind
+        # that, and unseen
         output: Any = model.apply(
             variables,
             jnp.concatenate([token, tokens], axis=1),
             slots,
-            rows.spoken.reshape(waits.shape),
-            lane,
-            start,
-            count,
+            by_group(rows.spoken),
+            read,
             layers,
             method=Llama.extend,
         )
         hidden, slots = output
-        last = jnp.take_along_axis(hidden, group + jnp.maximum(count - 1, 0)[:, None, None], axis=1)
-        hidden = jnp.where(chosen[..., None], last, hidden[:, :group]).reshape(self.count, -1)
-        return jnp.where(writes, 1, taken), hidden, slots
+        of_row = (lane[..., None] == jnp.arange(group)) & (read.count > 0)[..., None]
+        end, taken = (jnp.sum(jnp.where(of_row, x[..., None], 0), axis=1) for x in (ends, read.count))
+        last = jnp.where(taken > 0, group + end - 1, jnp.arange(group))
+        hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
+        return jnp.where(active & rows.writes, 1, taken.reshape(-1)), hidden.reshape(self.count, -1), slots
 
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
         """Keys and values of each row's current text, by the present parameters, and room for as long a text as there

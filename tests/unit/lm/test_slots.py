@@ -8,11 +8,11 @@ import pytest
 
 from envs_jax.tracing import tracing_for
 from llmrl_jax.lm import Llama, LlamaConfig
-from llmrl_jax.lm.cache import UNROLLED, Slots
+from llmrl_jax.lm.cache import UNROLLED, Reading, Slots
 
 
-GROUPS, GROUP, MOST, LENGTH = 2, 3, 4, 18
-"""Groups of rows, tokens of which one row of each is given several at once, and tokens of a text."""
+GROUPS, GROUP, MOST, LENGTH = 2, 3, 5, 18
+"""Groups of rows, tokens that two rows of each are given at once, and tokens of a text."""
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ GROUPS, GROUP, MOST, LENGTH = 2, 3, 4, 18
     [("cpu", 2, None), ("cpu", UNROLLED + 1, 5), ("tpu", UNROLLED + 1, None), ("tpu", UNROLLED + 1, 5)],
 )
 def test_tokens_of_rows_at_different_positions(platform, layers, window):
-    """In each pass some rows are given one token, and one row of a group up to four, which begin its text or go on;
-    hidden states are those of a forward pass over the whole text."""
+    """In each pass some rows are given one token, and up to two rows of a group several, which begin their texts or go
+    on; hidden states are those of a forward pass over the whole text."""
     kind = "llama" if window is None else "mistral"
     config = LlamaConfig(19, 16, 24, layers, 4, 2, max_position_embeddings=32, sliding_window=window, model_type=kind)
     model, count = Llama(config), GROUPS * GROUP
@@ -39,21 +39,30 @@ def test_tokens_of_rows_at_different_positions(platform, layers, window):
         text, begins, compared = np.arange(count), at == 0, 0
         for _ in range(24):
             waits = begins | (rng.random(count) < 0.4)
-            row, number = np.zeros(GROUPS, int), np.zeros(GROUPS, int)
+            row, number = np.tile([0, 1], (GROUPS, 1)), np.zeros((GROUPS, 2), int)
             for group in range(GROUPS):
-                if rng.random() < 0.8 and (waiting := np.flatnonzero(waits[group * GROUP :][:GROUP])).size:
-                    row[group], number[group] = rng.choice(waiting), rng.integers(1, MOST + 1)
-            reads = np.arange(GROUPS) * GROUP + row
-            start = at[reads] + ~waits[reads]
+                order = rng.permutation(GROUP)
+                waiting = [i for i in order if waits[group * GROUP + i]][: rng.integers(0, 3)]
+                row[group] = (waiting + [i for i in order if i not in waiting])[:2]
+                for n in range(len(waiting)):
+                    number[group, n] = rng.integers(0, MOST - number[group].sum() + 1)
+            reads = np.arange(GROUPS)[:, None] * GROUP + row
+            read = Reading(row, at[reads] + ~waits[reads], number)
             one = np.where(waits, 0, texts[text, at]).reshape(GROUPS, GROUP)
-            many = [np.pad(texts[text[i]], (0, MOST))[j : j + MOST] for i, j in zip(reads, start, strict=True)]
-            tokens, places = np.concatenate([one, many], axis=1), at.reshape(GROUPS, GROUP)
-            hidden, slots = extend(tokens, slots, places, row, start, number)
+            many = np.zeros((GROUPS, MOST), int)
+            for group, n in np.ndindex(number.shape):
+                i, end = reads[group, n], number[group, : n + 1].sum()
+                many[group, end - number[group, n] : end] = texts[text[i]][at[i] :][: number[group, n]]
+            tokens = np.concatenate([one, many], axis=1)
+            hidden, slots = extend(tokens, slots, at.reshape(GROUPS, GROUP), read)
             taken = (~waits).astype(int)
-            taken[reads] = np.where(number > 0, number, taken[reads])
+            for group, n in np.ndindex(number.shape):
+                taken[reads[group, n]] += number[group, n]
             for i in range(count):
-                group, many_of_it = i // GROUP, i in reads[number > 0]
-                got = hidden[group, GROUP:] if many_of_it else hidden[group, i % GROUP, None]
+                group, n = i // GROUP, np.flatnonzero(row[i // GROUP] == i % GROUP)
+                got = hidden[group, i % GROUP, None]
+                if waits[i] and n.size:
+                    got = hidden[group, GROUP + number[group, : n[0]].sum() :]
                 np.testing.assert_allclose(got[: taken[i]], expected[text[i], at[i] :][: taken[i]], atol=2e-6)
                 compared += taken[i]
             begins = np.where(taken > 0, False, begins)
