@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
-from envs_jax.resets import VectorState
+from envs_jax.resets import VectorState, select
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, carried_over
-from llmrl_jax.multiturn.rollout import Conversation, worlds_of
+from llmrl_jax.multiturn.rollout import Conversation, Rows, worlds_of
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,19 @@ class Played:
         return sum(int(np.sum(roles == REPLY)) for roles in self.roles) / max(1, int(np.sum(self.turns)))
 
 
-class Evaluator:
-    """Plays episodes of a policy; its program is compiled once.
+AT_ONCE = 64
+"""Episodes that are played at once: the next one begins where one has ended, so that few rows wait for the longest."""
+LONGEST = 1 << 20
+"""Tokens after which an episode is left as it is."""
 
-    **Arguments:** `policy`; `env`, wrapped in `EpisodeStatistics`; `env_params`; `episodes`, played at once;
-    `episode_tokens`, see `llmrl_jax.multiturn.rollout.capacity`; `chunk`, tokens of each call of the program.
+
+class Evaluator:
+    """Plays episodes of a policy; its programs are compiled once.
+
+    **Arguments:** `policy`; `env`, wrapped in `EpisodeStatistics`; `env_params`; `episodes`, of each call;
+    `episode_tokens`, see `llmrl_jax.multiturn.rollout.capacity`; `chunk`, tokens of each call of the program, between
+    which episodes begin in place of those that have ended; `at_once`, played at the same time (an environment of the
+    host plays all).
     """
 
     def __init__(
@@ -56,19 +66,24 @@ class Evaluator:
         episodes: int,
         episode_tokens: int = 0,
         chunk: int = 128,
+        at_once: int = AT_ONCE,
     ):
         if episodes < 1:
             raise ValueError(f"episodes is {episodes}; at least 1 is needed")
         self.env, self.env_params, self.episodes, self.chunk = env, env_params, episodes, chunk
-        self.conversation = Conversation(policy, worlds_of(env, episodes), episode_tokens, once=True)
-        self._begin, self._play = jax.jit(self._first), jax.jit(self._next)
+        self.rows = episodes if isinstance(env.unwrapped, HostEnvironment) else min(episodes, at_once)
+        self.conversation = Conversation(policy, worlds_of(env, self.rows), episode_tokens, once=True)
+        self._begin, self._play, self._replace = jax.jit(self._first), jax.jit(self._next), jax.jit(self._renew)
 
-    def _first(self, key: jax.Array, env_params: Any) -> Any:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.episodes))
+    def _first(self, key: jax.Array, env_params: Any, numbers: jax.Array) -> Rows:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
         obs, env = jax.vmap(self.env.reset, (0, None))(keys, env_params)
         return self.conversation.begin(env_params, VectorState(env=env), obs)
 
-    def _next(self, params: Any, frozen: Any, rows: Any, key: jax.Array, greedy: jax.Array) -> Any:
+    def _renew(self, mask: jax.Array, new: Rows, rows: Rows) -> Rows:
+        return select(mask, new.replace(env_params=()), rows.replace(env_params=())).replace(env_params=rows.env_params)
+
+    def _next(self, params: Any, frozen: Any, rows: Rows, key: jax.Array, greedy: jax.Array) -> Any:
         before = rows.length
         rows, record, steps = self.conversation.play(params, frozen, rows, key, self.chunk, greedy)
         short, count = carried_over(record, before + self.chunk, self.conversation.held)
@@ -76,37 +91,45 @@ class Evaluator:
         rows = rows.replace(record=short, length=jnp.where(rows.live, count, 0))
         return rows, new, steps
 
-    def __call__(
-        self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False, most_tokens: int = 1 << 20
-    ) -> Played:
+    def __call__(self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False) -> Played:
         """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `greedy`, whether the
-        likeliest tokens are written; `most_tokens`, after which those that go on are left as they are. **Returns:**
-        `Played`."""
+        likeliest tokens are written. **Returns:** `Played`."""
         begin_key, play_key = jax.random.split(key)
-        rows = self._begin(begin_key, self.env_params)
+        number, begun = np.arange(self.rows), self.rows
+        rows = self._begin(begin_key, self.env_params, number)
         count = self.episodes
         sums = {name: np.zeros(count) for name in ("returns", "turns", "valid")}
         success, cut = np.zeros(count, bool), np.zeros(count, bool)
-        tokens: list[list[np.ndarray]] = [[] for _ in range(count)]
+        tokens: list[list[np.ndarray]] = [[] for _ in range(count + 1)]
         roles: list[list[np.ndarray]] = [[] for _ in range(count)]
-        for i in range(-(-most_tokens // self.chunk)):
+        said = False
+        for i in itertools.count():
             rows, new, steps = self._play(params, frozen, rows, jax.random.fold_in(play_key, i), jnp.bool_(greedy))
-            new, info, done, steps_cut = jax.device_get((new, steps.info, steps.done, steps.cut))
-            sums["returns"] += np.where(new.acts, new.reward, 0.0).sum(1)
-            sums["turns"] += new.acts.sum(1)
-            sums["valid"] += new.valid.sum(1)
-            if "success" in info:
-                success |= (done & info["success"].astype(bool)).any(1)
-            cut |= steps_cut.any(1)
-            for row in range(count):
+            new, info, done, steps_cut, live = jax.device_get((new, steps.info, steps.done, steps.cut, rows.live))
+            playing = number < count
+            of = number[playing]
+            sums["returns"][of] += np.where(new.acts, new.reward, 0.0).sum(1)[playing]
+            sums["turns"][of] += new.acts.sum(1)[playing]
+            sums["valid"][of] += new.valid.sum(1)[playing]
+            if said := "success" in info:
+                success[of] |= (done & info["success"].astype(bool)).any(1)[playing]
+            cut[of] |= steps_cut.any(1)[playing]
+            for row in np.flatnonzero(playing):
                 real = new.role[row] != NOTHING
-                tokens[row].append(new.token[row][real])
-                roles[row].append(new.role[row][real])
-            if not np.asarray(rows.live).any():
+                tokens[number[row]].append(new.token[row][real])
+                roles[number[row]].append(new.role[row][real])
+            ended = playing & (~live | np.array([len(tokens[n]) * self.chunk >= LONGEST for n in number]))
+            # behind the last episode a row stays as it is
+            number[ended] = np.minimum(begun + np.arange(ended.sum()), count)
+            begun += int(ended.sum())
+            if (number == count).all():
                 break
-        if "success" not in info:
+            if (renewed := ended & (number < count)).any():
+                fresh = self._begin(begin_key, self.env_params, np.minimum(number, count - 1))
+                rows = self._replace(renewed, fresh, rows)
+        if not said:
             success = sums["returns"] > 0
-        joined = [tuple(np.concatenate(x) for x in parts) for parts in (tokens, roles)]
+        joined = [tuple(np.concatenate(x) for x in parts[:count]) for parts in (tokens, roles)]
         return Played(
             returns=sums["returns"].astype(np.float32),
             success=success,

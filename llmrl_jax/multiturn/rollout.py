@@ -162,7 +162,7 @@ GROUP = 16
 """The most rows of a group, of which some read in a step."""
 READERS = 2
 """The most rows of a group that read in a step: with one, the room that a short text leaves would be lost."""
-READ = {"cpu": 3, "other": 4}
+READ = {"cpu": 2.5, "other": 4}
 """Tokens that are read in a step for each one that is written: on a CPU, whose time is that of all tokens, few of them
 shall be computed for nothing; elsewhere fewer steps are worth some of that."""
 
@@ -253,7 +253,8 @@ class Conversation:
     def chunk(self) -> int:
         """The most tokens that the rows of a group read at once."""
         readers = min(READERS, self.group)
-        return min(READ.get(tracing.platform(), READ["other"]) * self.group, readers * self.policy.prompt_tokens)
+        most = READ.get(tracing.platform(), READ["other"]) * self.group
+        return min(max(1, round(most)), readers * self.policy.prompt_tokens)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 

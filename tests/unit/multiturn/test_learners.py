@@ -317,7 +317,7 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
     """Every token of whole episodes, by stepping one world at a time with the actions that the replies name."""
     program = agent(decoding="constrained", **memory)
     policy, tokenizer, env = program.policy, program.tokenizer, program.env
-    evaluator = Evaluator(policy, env, program.env_params, 6, 96, chunk=32)
+    evaluator = Evaluator(policy, env, program.env_params, 6, 96, chunk=32, at_once=4)
     params, frozen = policy.init(jax.random.key(1))
     key = jax.random.key(2)
     episodes = evaluator(params, frozen, key)
@@ -415,16 +415,17 @@ def test_replies_have_the_means_of_their_tokens():
 
 @pytest.mark.parametrize("memory", ["append", pytest.param("reprompt", marks=pytest.mark.slow)])
 def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch):
-    """Episodes of eight rows, in two calls, where one row of four reads four tokens in a step, and where one of two
-    reads all."""
+    """Episodes of eight rows, in two calls, where one row of four reads four tokens in a step, and where two read
+    all."""
     program = agent(memory=memory)
     params, frozen = program.policy.init(jax.random.key(0))
     records = []
-    for group, read in ((4, 1), (2, 32)):
-        monkeypatch.setattr(rollout, "GROUP", {"other": group})
+    for group, readers, read in ((4, 1, 1), (2, 2, 64)):
+        monkeypatch.setattr(rollout, "GROUP", group)
+        monkeypatch.setattr(rollout, "READERS", readers)
         monkeypatch.setattr(rollout, "READ", {"other": read})
         evaluator = Evaluator(program.policy, program.env, program.env_params, 8, 96, chunk=20)
-        assert evaluator.conversation.chunk == min(group * read, program.policy.prompt_tokens)
+        assert evaluator.conversation.chunk == min(group * read, readers * program.policy.prompt_tokens)
         records.append(evaluator(params, frozen, jax.random.key(1)))
     for parts in zip(*(played.tokens for played in records), strict=True):
         np.testing.assert_array_equal(*parts)
