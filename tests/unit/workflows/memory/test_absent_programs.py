@@ -25,7 +25,7 @@ SLOW = [
     {"workload": "grpo", **LANGUAGE},
     {"workload": "score", **LANGUAGE},
     {"workload": "glam", "steps": 2, **LANGUAGE},
-    {"workload": "agent", "steps": 8, **LANGUAGE, "length": 256},
+    {"workload": "agent", "steps": 8, **LANGUAGE, "length": 256, "batch_size": 64},
     {"workload": "ellm", "steps": 2},
     {"workload": "bkrl", "steps": 2},
     {"workload": "kalm-ground", **LANGUAGE},
