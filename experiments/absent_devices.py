@@ -139,9 +139,9 @@ def table(results: list[dict[str, Any]]) -> str:
         exchanges = ", ".join(f"{k['count']:,.0f} {op}, {size(int(k['bytes']))}" for op, k in p["collectives"].items())
         numbers = f"{milliseconds(p['seconds'])} | {p['share']:.0%} | {p['bytes'] / 1e9:.3g} GB | {p['kernels']:,}"
         if c["workload"] == "agent":  # its play takes as many steps as the texts need
-            numbers = numbers.replace(
-                " | ", f", of which {milliseconds(max(p['uncounted'].values()))} a step of play | ", 1
-            )
+            time, others = numbers.split(" | ", 1)
+            step = milliseconds(max(p["uncounted"].values(), default=0.0))
+            numbers = f"{time} with one step of play, each further one {step} | {others}"
         fits = "" if r["fits"] else ": does not fit"
         lines.append(f"{start}{fits} | {numbers} | {exchanges or '-'} |")
     return "\n".join(lines)

@@ -263,8 +263,8 @@ class Slots(_Decoded):
     Arrays have the orders of axes of `DecodeState`, and are stacked or separate as its are.
 
     Where heads lie side by side, the last tokens of a row are apart, in `recent`: on a TPU a write of one slot in each
-    row passes over all slots, of which these are few. In every call of `Llama.extend` one row of each group, in turn,
-    moves them to its slots, so there are as many as a group has rows.
+    row passes over all slots, of which these are few. In every call of `Llama.extend` the rows that read, and one row
+    of each group in turn, move them to their slots, so there are as many as a group has rows.
     """
 
     keys: Layers
@@ -282,7 +282,8 @@ class Slots(_Decoded):
     def create(cache: Cache, group: int, most: int) -> Slots:
         """The tokens of a cache, which are in the slots of their positions, and room for as many more as `most`.
 
-        **Arguments:** `group`, rows of a group; `most`, tokens of which `Llama.extend` is given at once of one row."""
+        **Arguments:** `group`, rows of a group; `most`, the most tokens of rows that read in a call of
+        `Llama.extend`."""
         layers, rows, slots, heads, size = cache.keys.shape
         merged = _merges_heads(layers, cache.keys)
         room = max(most, group if merged else 0)

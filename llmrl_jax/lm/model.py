@@ -134,8 +134,8 @@ class Llama(nn.Module):
         neither means full rows from position 0 (or after the tokens in the `cache`); `segments`, with `positions`:
         tokens attend only to those of their own segment, so that a row may hold several texts, whose positions rise;
         `longest`, the most tokens of a segment, a promise by which short texts in long rows cost less; `cache`, to
-        read and extend, or the slots of a new one, where rows are full or have `lengths`; `prefix`, with a cache:
-        tokens before all rows, which positions do not count; `at`, indices in
+        read and extend, or an `int`, the number of slots of a new one, where rows are full or have `lengths`; `prefix`,
+        with a cache: tokens before all rows, which positions do not count; `at`, indices in
         `[0, S)` of the tokens whose hidden states and logits are returned; `logits`, whether to compute them;
         `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold something else
         than a token.
@@ -146,13 +146,15 @@ class Llama(nn.Module):
         if segments is not None and (positions is None or cache is not None):
             raise ValueError("segments need positions, which restart in every segment, and no cache")
         if prefix is not None and cache is None:
-            raise ValueError("a prefix needs a cache, which may be empty")
+            raise ValueError("a prefix needs a cache; cache=T makes a new one of T slots")
         steps = jnp.arange(tokens.shape[1])
         extended = None
         key_positions: Any = positions
         if isinstance(cache, int):
             if positions is not None:
                 raise ValueError("rows of a new cache are padded on the right: give lengths, not positions")
+            if cache < tokens.shape[1]:
+                raise ValueError(f"a new cache of {cache} slots does not hold {tokens.shape[1]} tokens")
             real = steps < (tokens.shape[1] if lengths is None else jnp.asarray(lengths)[:, None])
             placed = jnp.broadcast_to(jnp.where(real, steps, -1), tokens.shape)
             extended = Cache.create(self.config, len(tokens), cache, self.dtype).append(placed)

@@ -15,7 +15,7 @@ from envs_jax.env import Environment
 from envs_jax.resets import VectorState, select
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, carried_over
-from llmrl_jax.multiturn.rollout import Conversation, Rows, worlds_of
+from llmrl_jax.multiturn.rollout import GROUP, Conversation, Rows, worlds_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Played:
 
 
 AT_ONCE = 64
-"""Episodes that are played at once: the next one begins where one has ended, so that few rows wait for the longest."""
+"""Episodes that are played at once: between two calls of the program the next ones begin where some have ended, so that
+few rows wait for the longest, and memory does not depend on how many there are."""
 LONGEST = 1 << 20
 """Tokens after which an episode is left as it is."""
 
@@ -71,7 +72,11 @@ class Evaluator:
         if episodes < 1:
             raise ValueError(f"episodes is {episodes}; at least 1 is needed")
         self.env, self.env_params, self.episodes, self.chunk = env, env_params, episodes, chunk
-        self.rows = episodes if isinstance(env.unwrapped, HostEnvironment) else min(episodes, at_once)
+        self.rows = min(episodes, at_once)
+        if isinstance(env.unwrapped, HostEnvironment):
+            self.rows = episodes
+        elif self.rows > GROUP:  # whole groups; the others follow
+            self.rows -= self.rows % GROUP
         self.conversation = Conversation(policy, worlds_of(env, self.rows), episode_tokens, once=True)
         self._begin, self._play, self._replace = jax.jit(self._first), jax.jit(self._next), jax.jit(self._renew)
 
@@ -93,7 +98,7 @@ class Evaluator:
 
     def __call__(self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False) -> Played:
         """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `greedy`, whether the
-        likeliest tokens are written. **Returns:** `Played`."""
+        likeliest tokens are written; what is sampled also depends on the number of rows. **Returns:** `Played`."""
         begin_key, play_key = jax.random.split(key)
         number, begun = np.arange(self.rows), self.rows
         rows = self._begin(begin_key, self.env_params, number)
@@ -119,7 +124,7 @@ class Evaluator:
                 tokens[number[row]].append(new.token[row][real])
                 roles[number[row]].append(new.role[row][real])
             ended = playing & (~live | np.array([len(tokens[n]) * self.chunk >= LONGEST for n in number]))
-            # behind the last episode a row stays as it is
+            # a row for which there is no further episode is not read any more
             number[ended] = np.minimum(begun + np.arange(ended.sum()), count)
             begun += int(ended.sum())
             if (number == count).all():

@@ -1,7 +1,7 @@
 """Play of a policy that writes: in one loop every row is in its own phase.
 
-At each step every row that writes processes one token and samples the next; of each group of rows that have something
-to read, one reads several tokens at once. The token that ends a reply takes a step in the environment, whose
+At each step every row that writes processes one token and samples the next; of each group of rows, two that have
+something to read read several tokens at once. The token that ends a reply takes a step in the environment, whose
 observation is what the row reads next. So no row waits for another one's longer text, and keys and values are read once
 for many tokens of an observation. The loop ends when every row has its `T` tokens; rows go on where they are at the
 next update, in the middle of a turn; keys and values are computed again for the parameters that have changed.
@@ -29,6 +29,7 @@ from llmrl_jax.lm.cache import Cache, Reading, Slots
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, WORLD, Record
 from llmrl_jax.multiturn.text import Pieces, join
+from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.rollout import episode_info
 
 
@@ -165,6 +166,8 @@ READERS = 2
 READ = {"cpu": 2.5, "other": 4}
 """Tokens that are read in a step for each one that is written: on a CPU, whose time is that of all tokens, few of them
 shall be computed for nothing; elsewhere fewer steps are worth some of that."""
+LEAST = 8
+"""Tokens that are read in a step at least, where a group has few rows."""
 
 
 def pack(tree: Any) -> Int[Array, "N F"]:
@@ -247,14 +250,15 @@ class Conversation:
     @property
     def group(self) -> int:
         """The rows of a group, of which some read in a step."""
-        return next(n for n in range(min(GROUP, self.count), 0, -1) if self.count % n == 0)
+        devices = Placement(self.policy.mesh).row_devices
+        rows = self.count if self.count % devices else self.count // devices  # a group is on one device
+        return next(n for n in range(min(GROUP, rows), 0, -1) if rows % n == 0)
 
     @property
     def chunk(self) -> int:
         """The most tokens that the rows of a group read at once."""
-        readers = min(READERS, self.group)
-        most = READ.get(tracing.platform(), READ["other"]) * self.group
-        return min(max(1, round(most)), readers * self.policy.prompt_tokens)
+        readers, most = min(READERS, self.group), READ.get(tracing.platform(), READ["other"]) * self.group
+        return min(max(LEAST, math.ceil(most)), readers * self.policy.prompt_tokens)
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -409,14 +413,18 @@ class Conversation:
             return x.reshape(-1, group, *x.shape[1:])
 
         waits = by_group(active & ~rows.writes)
-        _, lane = jax.lax.top_k(jnp.where(waits, by_group(rows.waited), -1), min(READERS, group))
-        lane = lane.astype(jnp.int32)
+        # the rows that read, by their numbers in the group: those that have waited longest
+        waited, chosen = jnp.where(waits, by_group(rows.waited), -1), []
+        for _ in range(min(READERS, group)):
+            chosen.append(jnp.argmax(waited, axis=1).astype(jnp.int32))
+            waited = jnp.where(jnp.arange(group) == chosen[-1][:, None], -2, waited)
+        lane = jnp.stack(chosen, axis=1)
 
         def of_lane(x: jax.Array) -> jax.Array:
             x = by_group(x)
             return jnp.take_along_axis(x, lane.reshape(*lane.shape, *(1,) * (x.ndim - 2)), axis=1)
 
-        # who has waited longest reads first, and the next one in what room is left
+        # the next one reads in what room the first one leaves
         wanted = jnp.where(of_lane(active & ~rows.writes), of_lane(jnp.minimum(rows.queued - rows.read, room)), 0)
         ends = jnp.minimum(jnp.cumsum(wanted, axis=1), chunk)
         read = Reading(lane, of_lane(rows.spoken + (active & rows.writes)), jnp.diff(ends, axis=1, prepend=0))

@@ -61,7 +61,8 @@ class Prediction:
     """Loops of an unknown number of runs, and branches: a loop is counted once, of the alternatives of a branch each
     equally often."""
     uncounted: Mapping[str, float]
-    """Loop of an unknown number of runs -> seconds of one run of it, with the loops inside; the longest first."""
+    """Loop of an unknown number of runs -> seconds of one run of it, with the loops inside; the longest first. Of
+    loops in the alternatives of a branch, their share."""
 
     @staticmethod
     def of(text: str, kind: Kind, once: int = 0) -> Prediction:

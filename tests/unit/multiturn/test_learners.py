@@ -419,6 +419,7 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     all."""
     program = agent(memory=memory)
     params, frozen = program.policy.init(jax.random.key(0))
+    monkeypatch.setattr(rollout, "LEAST", 1)
     records = []
     for group, readers, read in ((4, 1, 1), (2, 2, 64)):
         monkeypatch.setattr(rollout, "GROUP", group)
