@@ -289,7 +289,7 @@ class Slots(_Decoded):
         room = max(most, group if merged else 0)
         if merged:
             room += -(slots + room) % TILE
-        pair = [jnp.pad(x, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for x in (cache.keys, cache.values)]
+        pair: Any = [jnp.pad(x, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for x in (cache.keys, cache.values)]
         if merged:
             keys, values = (x.reshape(layers, rows, slots + room, heads * size) for x in pair)
             recent = (jnp.zeros((layers, rows, group, heads * size), keys.dtype),) * 2
@@ -352,7 +352,9 @@ class Slots(_Decoded):
         reads = numbers == read.row[..., None]
         first = jnp.where(jnp.any(reads, axis=1) | (numbers == self.turn), position, first)
         # of each row that has read, the end of it
-        end = jnp.max(jnp.where(reads & (read.count > 0)[..., None], (read.start + read.count)[..., None], -1), axis=1)
+        end = jnp.max(
+            jnp.where(reads & (read.length > 0)[..., None], (read.start + read.length)[..., None], -1), axis=1
+        )
         after = jnp.where(end >= 0, end, first).reshape(-1)
         turn = (self.turn + 1) % position.shape[1]
         return Places(position, read, first, moving), self.replace(first=after, turn=turn)
@@ -372,19 +374,20 @@ class Slots(_Decoded):
         if layer:
             arrays = [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in arrays]
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
-        return [KeyValues(*arrays[2 * i : 2 * i + 2], mask, *axes) for i, mask in enumerate(masks)]
+        return [
+            KeyValues(key, value, mask, *axes)
+            for key, value, mask in zip(arrays[::2], arrays[1::2], masks, strict=True)
+        ]
 
     def of_readers(self, arrays: Sequence[Array], mask: Any, read: Reading, heads: int, *layer: Any) -> list[KeyValues]:
         """What more tokens of some rows of each group see in one layer, for `attend`: the slots of all these rows, one
         after the other."""
+        key, value = (_rows_of(x, read.row, *layer) for x in arrays[:2])
         if self.merged:  # many queries: the products of each head, not all of them in one
-            pair = [_rows_of(x, read.row, *layer) for x in arrays[:2]]
-            return [KeyValues(*(x.reshape(len(x), -1, heads, x.shape[-1] // heads) for x in pair), mask)]
-        pair = [
-            jnp.concatenate([*jnp.unstack(_rows_of(x, read.row, *layer), axis=1)], axis=axis)
-            for x, axis in zip(arrays, (-1, -2), strict=True)
-        ]
-        return [KeyValues(*pair, mask, "bkth", "bkht")]
+            key, value = (x.reshape(len(x), -1, heads, x.shape[-1] // heads) for x in (key, value))
+            return [KeyValues(key, value, mask)]
+        key, value = (jnp.concatenate([*jnp.unstack(x, axis=1)], axis=axis) for x, axis in ((key, -1), (value, -2)))
+        return [KeyValues(key, value, mask, "bkth", "bkht")]
 
 
 class Reading(NamedTuple):
@@ -395,13 +398,13 @@ class Reading(NamedTuple):
     """Their numbers in the group."""
     start: Int[Array, "R P"]
     """The position of the first token; where there is none, one that the row has no token at."""
-    count: Int[Array, "R P"]
+    length: Int[Array, "R P"]
     """How many tokens there are."""
 
     @property
     def offset(self) -> Int[Array, "R P"]:
         """Where a row's tokens begin among those of all."""
-        return jnp.cumsum(self.count, axis=1) - self.count
+        return jnp.cumsum(self.length, axis=1) - self.length
 
     def order(self, most: int) -> tuple[Int[Array, "R S"], Int[Array, "R S"]]:
         """Of `most` tokens which of the rows each belongs to, and its number in that row; behind the last one those of

@@ -195,7 +195,8 @@ class Llama(nn.Module):
             layer_mask = mask.of_layer(layer.has_window)
             sources = [KeyValues(key, value, layer_mask, causal=causal, segments=segments, longest=longest)]
             if prefix is not None:
-                sources.append(KeyValues(*layer.kv[-2:], prefix_mask.of_layer(layer.has_window), "kth"))
+                shared = layer.kv[-2:]
+                sources.append(KeyValues(shared[0], shared[1], prefix_mask.of_layer(layer.has_window), "kth"))
             return block(x, layer, angles, sources, select), None, kv
 
         kv: Any = (cache.keys, cache.values) if isinstance(cache, Cache) else ()

@@ -443,8 +443,8 @@ class Conversation:
             method=Llama.extend,
         )
         hidden, slots = output
-        of_row = (lane[..., None] == jnp.arange(group)) & (read.count > 0)[..., None]
-        end, taken = (jnp.sum(jnp.where(of_row, x[..., None], 0), axis=1) for x in (ends, read.count))
+        of_row = (lane[..., None] == jnp.arange(group)) & (read.length > 0)[..., None]
+        end, taken = (jnp.sum(jnp.where(of_row, x[..., None], 0), axis=1) for x in (ends, read.length))
         last = jnp.where(taken > 0, group + end - 1, jnp.arange(group))
         hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
         return jnp.where(active & rows.writes, 1, taken.reshape(-1)), hidden.reshape(self.count, -1), slots
