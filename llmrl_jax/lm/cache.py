@@ -341,8 +341,8 @@ class Slots(_Decoded):
         return written + recent
 
     def places(self, position: Int[Array, "R G"], read: Reading) -> tuple[Places, Slots]:
-        """Where the tokens of a call of `Llama.extend` are written; and the slots as far as they tell where tokens are
-        after it."""
+        """Slots in which a call of `Llama.extend` writes its tokens; and `self` with what says where tokens are after
+        it."""
         if not self.recent:
             return Places(position, read), self
         numbers, first = jnp.arange(position.shape[1]), self.first.reshape(position.shape)
@@ -360,7 +360,8 @@ class Slots(_Decoded):
         return Places(position, read, first, moving), self.replace(first=after, turn=turn)
 
     def visible(self, places: Places) -> list[tuple[Bool[Array, "B 1 t"], Int[Array, "c t"]]]:
-        """What one more token of each row sees, with positions: of slots, and of recent tokens if there are some."""
+        """Masks of what one more token of each row sees, with positions: of slots, and of recent tokens if there are
+        some."""
         position, in_slots = places.position.reshape(-1, 1), jnp.arange(self.capacity)[None]
         if not self.recent:
             return [((in_slots <= position)[:, None], in_slots)]
@@ -369,8 +370,8 @@ class Slots(_Decoded):
         return [((in_slots < first)[:, None], in_slots), ((recent <= position)[:, None], recent)]
 
     def of_rows(self, arrays: Sequence[Array], masks: Sequence[Any], *layer: Any) -> list[KeyValues]:
-        """What one more token of each row sees in one layer, for `attend`. **Arguments:** `masks`, of slots, and of
-        recent tokens if there are some."""
+        """Keys and values that one more token of each row sees in one layer, for `attend`. **Arguments:** `masks`, of
+        slots, and of recent tokens if there are some."""
         if layer:
             arrays = [jax.lax.dynamic_index_in_dim(x, *layer, keepdims=False) for x in arrays]
         axes = ("btc", "btc") if self.merged else ("bkth", "bkht")
@@ -380,8 +381,8 @@ class Slots(_Decoded):
         ]
 
     def of_readers(self, arrays: Sequence[Array], mask: Any, read: Reading, heads: int, *layer: Any) -> list[KeyValues]:
-        """What more tokens of some rows of each group see in one layer, for `attend`: the slots of all these rows, one
-        after the other."""
+        """Keys and values that more tokens of some rows of each group see in one layer, for `attend`: the slots of all
+        these rows, one after the other."""
         key, value = (_rows_of(x, read.row, *layer) for x in arrays[:2])
         if self.merged:  # many queries: the products of each head, not all of them in one
             key, value = (x.reshape(len(x), -1, heads, x.shape[-1] // heads) for x in (key, value))
@@ -403,12 +404,12 @@ class Reading(NamedTuple):
 
     @property
     def offset(self) -> Int[Array, "R P"]:
-        """Where a row's tokens begin among those of all."""
+        """Numbers of the rows' first tokens among those of all."""
         return jnp.cumsum(self.length, axis=1) - self.length
 
     def order(self, most: int) -> tuple[Int[Array, "R S"], Int[Array, "R S"]]:
-        """Of `most` tokens which of the rows each belongs to, and its number in that row; behind the last one those of
-        the last row go on."""
+        """Rows to which `most` tokens belong, and their numbers in these; behind the last one those of the last row go
+        on."""
         places = jnp.arange(most)
         offset = self.offset
         of = jnp.sum(places >= offset[:, 1:, None], axis=1)
@@ -416,7 +417,7 @@ class Reading(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the tokens of a call of `Llama.extend` are written."""
+    """Slots in which a call of `Llama.extend` writes its tokens."""
 
     position: Int[Array, "R G"]
     """Of one token of each row."""
