@@ -15,7 +15,9 @@ from __future__ import annotations
 import datetime
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from llmrl_jax.run import info
 from llmrl_jax.systems.agent.build import build
 from llmrl_jax.systems.agent.config import AgentConfig
 from llmrl_jax.systems.agent.train import evaluators, summarise
+from llmrl_jax.workflows.experiment import HELD_OUT
 
 
 TASKS = {"goto": "go_to", "pickup": "pick_up", "open": "open", "putnext": "put_next", "sequence": "pick_up_seq_go_to"}
@@ -110,6 +113,32 @@ def as_it_is(x: Experiment) -> dict[str, Any]:
     return rows
 
 
+def after_imitation(x: Experiment, model: Path) -> dict[str, Any]:
+    """The model after imitation in the episodes in which RL is evaluated, greedy and sampled."""
+    agent = build(
+        AgentConfig(
+            env=WORLD,
+            task=TASKS[x.task],
+            num_actions=6,
+            max_turns=x.max_turns,
+            memory="reprompt",
+            reply_tokens=20,
+            model=str(model),
+            tune="full",
+        )
+    )
+    params, frozen = agent.policy.init(jax.random.key(x.seed))
+    play, key = evaluators(agent, 0)(x.episodes), jax.random.fold_in(jax.random.key(x.seed), HELD_OUT)
+    return {name: summarise(play(params, frozen, key, name == "greedy")) for name in ("greedy", "sampled")}
+
+
+def kept(path: Path, compute: Callable[[], Any]) -> Any:
+    """What a file holds; if there is none, what is computed then."""
+    if not path.exists():
+        write_whole(path, json.dumps(compute(), indent=1) + "\n")
+    return json.loads(path.read_text())
+
+
 def main() -> None:
     """Run what is not finished, and write the record."""
     x = parse(Experiment, description=__doc__)
@@ -128,16 +157,16 @@ def main() -> None:
     rl = summary_of(out, learned, "agent", "train", *options, resume=True)
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
+    before = kept(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
     zero = out / f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}.json"
-    if x.zero_episodes and not zero.exists():
-        write_whole(zero, json.dumps(as_it_is(x), indent=1) + "\n")
     record = {
         "command": command(Path(__file__).name, x),
         "date": datetime.date.today().isoformat(),
         **info.stamp("experiments"),
         "machine": info.machine(),
-        "as_it_is": json.loads(zero.read_text()) if zero.exists() else None,
-        "after_imitation": imitation,
+        "as_it_is": kept(zero, partial(as_it_is, x)) if x.zero_episodes else None,
+        "imitation": imitation,
+        "after_imitation": before,
         "after_rl": rl,
         "training": {name: [row.get(name) for row in rows] for name in ("turns", "success", "episodes", "valid")},
         "rl_seconds": round(rows[-1]["seconds"]),

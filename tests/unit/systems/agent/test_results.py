@@ -70,7 +70,26 @@ def test_writing_beside_scoring():
     assert slowest <= 1.5 * min(run["turns_to_0.8"] or math.inf for run in record["scoring"])
 
 
-def test_a_pretrained_model_after_imitation():
-    sampled = json.loads((RESULTS / "agent_smollm2" / "goto-imitation.json").read_text())["sampled"]
+def test_a_pretrained_model():
+    taught, greedy, learned = (
+        json.loads((RESULTS / "agent_smollm2" / f"goto-{part}.json").read_text())
+        for part in ("imitation", "imitation-greedy", "rl")
+    )
+    sampled = taught["sampled"]
     rates = cell([sampled[name] for name in ("success", "success_low", "success_high")]).replace(" ", "\n", 1)
     assert f"{rates} of {sampled['episodes']:.0f} held-out episodes, and {sampled['valid']:.3f} of them" in PAGE
+
+    def rates_of(results):
+        return cell([results[name] for name in ("success", "success_low", "success_high")])
+
+    rows = [("random actions", rates_of(learned["random"]), "", "")]
+    rows += [("after imitation", rates_of(sampled), rates_of(greedy["greedy"]), f"{sampled['valid']:.3f}")]
+    rows += [("after RL", *(rates_of(learned[x]) for x in ("sampled", "greedy")), f"{learned['sampled']['valid']:.3f}")]
+    for row in rows:
+        assert f"| {' | '.join(row)} |".replace("  ", " ") in PAGE
+    training = learned["training"]
+    assert f"{sum(training['turns']):,.0f} turns, {learned['train_seconds'] / 60:.0f} minutes" in PAGE
+    for part in (slice(None, 10), slice(10, None)):
+        episodes, success = training["episodes"][part], training["success"][part]
+        mean = sum(map(math.prod, zip(episodes, success, strict=True))) / sum(episodes)
+        assert f"{mean:.2f} of {sum(episodes):.0f}" in PAGE
