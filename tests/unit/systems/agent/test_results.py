@@ -71,9 +71,9 @@ def test_writing_beside_scoring():
 
 
 def test_a_pretrained_model():
-    taught, greedy, learned = (
+    taught, again, learned = (
         json.loads((RESULTS / "agent_smollm2" / f"goto-{part}.json").read_text())
-        for part in ("imitation", "imitation-greedy", "rl")
+        for part in ("imitation", "imitation-again", "rl")
     )
     sampled = taught["sampled"]
     rates = cell([sampled[name] for name in ("success", "success_low", "success_high")]).replace(" ", "\n", 1)
@@ -83,8 +83,9 @@ def test_a_pretrained_model():
         return cell([results[name] for name in ("success", "success_low", "success_high")])
 
     rows = [("random actions", rates_of(learned["random"]), "", "")]
-    rows += [("after imitation", rates_of(sampled), rates_of(greedy["greedy"]), f"{sampled['valid']:.3f}")]
-    rows += [("after RL", *(rates_of(learned[x]) for x in ("sampled", "greedy")), f"{learned['sampled']['valid']:.3f}")]
+    for name, results in (("after imitation", again), ("after RL", learned)):
+        rates = (rates_of(results[x]) for x in ("sampled", "greedy"))
+        rows.append((name, *rates, f"{results['sampled']['valid']:.3f}"))
     for row in rows:
         assert f"| {' | '.join(row)} |".replace("  ", " ") in PAGE
     training = learned["training"]
