@@ -46,6 +46,8 @@ class Played:
 AT_ONCE = 64
 """Episodes that are played at once: between two calls of the program the next ones begin where some have ended, so that
 few rows wait for the longest, and memory does not depend on how many there are."""
+WHOLE = max(GROUP.values())
+"""Of more episodes than so many a multiple is played at once, so that there are whole groups; the others follow."""
 LONGEST = 1 << 20
 """Tokens after which an episode is left as it is."""
 
@@ -75,8 +77,8 @@ class Evaluator:
         self.rows = min(episodes, at_once)
         if isinstance(env.unwrapped, HostEnvironment):
             self.rows = episodes
-        elif self.rows > GROUP:  # whole groups; the others follow
-            self.rows -= self.rows % GROUP
+        elif self.rows > WHOLE:
+            self.rows -= self.rows % WHOLE
         self.conversation = Conversation(policy, worlds_of(env, self.rows), episode_tokens, once=True)
         self._begin, self._play, self._replace = jax.jit(self._first), jax.jit(self._next), jax.jit(self._renew)
 

@@ -29,7 +29,6 @@ from llmrl_jax.lm.cache import Cache, Reading, Slots
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, WORLD, Record
 from llmrl_jax.multiturn.text import Pieces, join
-from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.rollout import episode_info
 
 
@@ -159,8 +158,8 @@ def select_rows(mask: Bool[Array, " N"], new: VectorState, old: VectorState) -> 
     return old.replace(env=select(mask, new.env, old.env))
 
 
-GROUP = 16
-"""The most rows of a group, of which some read in a step."""
+GROUP = {"cpu": 16, "other": 8}
+"""The most rows of a group, of which some read in a step; fewer where rows may be split over devices."""
 READERS = 2
 """The most rows of a group that read in a step: with one, the room that a short text leaves would be lost."""
 READ = {"cpu": 2.5, "other": 4}
@@ -250,9 +249,9 @@ class Conversation:
     @property
     def group(self) -> int:
         """The rows of a group, of which some read in a step."""
-        devices = Placement(self.policy.mesh).row_devices
-        rows = self.count if self.count % devices else self.count // devices  # a group is on one device
-        return next(n for n in range(min(GROUP, rows), 0, -1) if rows % n == 0)
+        # whatever the mesh: when a row acts decides what its environment draws
+        most = GROUP.get(tracing.platform(), GROUP["other"])
+        return next(n for n in range(min(most, self.count), 0, -1) if self.count % n == 0)
 
     @property
     def chunk(self) -> int:

@@ -422,7 +422,7 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     monkeypatch.setattr(rollout, "LEAST", 1)
     records = []
     for group, readers, read in ((4, 1, 1), (2, 2, 64)):
-        monkeypatch.setattr(rollout, "GROUP", group)
+        monkeypatch.setattr(rollout, "GROUP", {"other": group})
         monkeypatch.setattr(rollout, "READERS", readers)
         monkeypatch.setattr(rollout, "READ", {"other": read})
         evaluator = Evaluator(program.policy, program.env, program.env_params, 8, 96, chunk=20)
