@@ -95,22 +95,18 @@ def same_options(x: Experiment, path: Path) -> None:
     write_whole(path, json.dumps(options, indent=1) + "\n")
 
 
-def as_it_is(x: Experiment) -> dict[str, Any]:
-    """The model before imitation, asked what to do in its own chat markers, in every task: free replies in the first
-    turns of some episodes, of six actions in BabyAI, of all in Crafter."""
-    environments = {
-        name: {"env": WORLD, "task": task, "num_actions": 6, "max_turns": x.zero_turns} for name, task in TASKS.items()
-    }
-    environments["crafter"] = {"env": f"CrafterText-v1?length={x.zero_turns}"}
-    rows = {}
-    for name, options in environments.items():
-        agent = build(AgentConfig(**options, model=x.model, wording="chatml", memory="reprompt", reply_tokens=24))
-        params, frozen = agent.policy.init(jax.random.key(x.seed))
-        key, started = jax.random.key(x.seed), time.process_time()
-        played = evaluators(agent, 0)(x.zero_episodes)(params, frozen, key)
-        row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
-        rows[name] = row | {"replies": int(played.turns.sum()), "cpu_seconds": round(time.process_time() - started)}
-    return rows
+def as_it_is(x: Experiment, name: str) -> dict[str, Any]:
+    """The model before imitation, asked what to do in its own chat markers, in a task: free replies in the first turns
+    of some episodes, of six actions in BabyAI, of all in Crafter."""
+    options: dict[str, Any] = {"env": f"CrafterText-v1?length={x.zero_turns}"}
+    if name != "crafter":
+        options = {"env": WORLD, "task": TASKS[name], "num_actions": 6, "max_turns": x.zero_turns}
+    agent = build(AgentConfig(**options, model=x.model, wording="chatml", memory="reprompt", reply_tokens=24))
+    params, frozen = agent.policy.init(jax.random.key(x.seed))
+    started = time.process_time()
+    played = evaluators(agent, 0)(x.zero_episodes)(params, frozen, jax.random.key(x.seed))
+    row = {name: round(value, 4) for name, value in summarise(played).items() if name in FIGURES}
+    return row | {"replies": int(played.turns.sum()), "cpu_seconds": round(time.process_time() - started)}
 
 
 def after_imitation(x: Experiment, model: Path) -> dict[str, Any]:
@@ -158,13 +154,14 @@ def main() -> None:
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
     before = kept(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
-    zero = out / f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}.json"
+    names = (*TASKS, "crafter") if x.zero_episodes else ()
+    zero = f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}"
     record = {
         "command": command(Path(__file__).name, x),
         "date": datetime.date.today().isoformat(),
         **info.stamp("experiments"),
         "machine": info.machine(),
-        "as_it_is": kept(zero, partial(as_it_is, x)) if x.zero_episodes else None,
+        "as_it_is": {name: kept(out / f"{zero}-{name}.json", partial(as_it_is, x, name)) for name in names},
         "imitation": imitation,
         "after_imitation": before,
         "after_rl": rl,
