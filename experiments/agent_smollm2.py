@@ -128,8 +128,8 @@ def after_imitation(x: Experiment, model: Path) -> dict[str, Any]:
     return {name: summarise(play(params, frozen, key, name == "greedy")) for name in ("greedy", "sampled")}
 
 
-def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """What a file holds; if there is none, what is computed then."""
+def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
+    """The contents of a JSON file; if there is none, the result of `compute`, which is written to it."""
     if not path.exists():
         write_whole(path, json.dumps(compute(), indent=1) + "\n")
     return json.loads(path.read_text())
@@ -153,7 +153,7 @@ def main() -> None:
     rl = summary_of(out, learned, "agent", "train", *options, resume=True)
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
-    before = kept(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
+    before = load_or_compute(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
     names = (*TASKS, "crafter") if x.zero_episodes else ()
     zero = f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}"
     record = {
@@ -161,7 +161,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         **info.stamp("experiments"),
         "machine": info.machine(),
-        "as_it_is": {name: kept(out / f"{zero}-{name}.json", partial(as_it_is, x, name)) for name in names},
+        "as_it_is": {name: load_or_compute(out / f"{zero}-{name}.json", partial(as_it_is, x, name)) for name in names},
         "imitation": imitation,
         "after_imitation": before,
         "after_rl": rl,

@@ -412,8 +412,8 @@ class Reading(NamedTuple):
         on."""
         places = jnp.arange(most)
         offset = self.offset
-        of = jnp.sum(places >= offset[:, 1:, None], axis=1)
-        return of, places - jnp.take_along_axis(offset, of, axis=1)
+        reader = jnp.sum(places >= offset[:, 1:, None], axis=1)
+        return reader, places - jnp.take_along_axis(offset, reader, axis=1)
 
 
 class Places(NamedTuple):

@@ -366,16 +366,16 @@ class Llama(nn.Module):
         """
         (groups, size), block = position.shape, self._block
         position, read = jnp.asarray(position), Reading(*map(jnp.asarray, read))
-        of, number = read.order(tokens.shape[1] - size)
-        many = jnp.take_along_axis(read.start, of, axis=1) + number
+        reader, index = read.order(tokens.shape[1] - size)
+        many = jnp.take_along_axis(read.start, reader, axis=1) + index
         positions = jnp.concatenate([position, many], axis=1)
         angles = rotations(self.config, positions)
         places, slots = slots.places(position, read)
         of_rows = [self._mask(mask, position.reshape(-1, 1), at, slots.capacity) for mask, at in slots.visible(places)]
         # a token sees the slots of its own row, of the slots of all rows that read, one after the other
-        in_slots, first = jnp.arange(read.row.shape[1] * slots.capacity), (of * slots.capacity)[..., None]
-        own = (in_slots >= first) & (in_slots <= first + many[..., None])
-        of_readers = self._mask(own, many, (in_slots % slots.capacity)[None], slots.capacity)
+        in_slots, first = jnp.arange(read.row.shape[1] * slots.capacity), (reader * slots.capacity)[..., None]
+        visible = (in_slots >= first) & (in_slots <= first + many[..., None])
+        of_readers = self._mask(visible, many, (in_slots % slots.capacity)[None], slots.capacity)
         few_tokens = self._is_few(tokens.size)
 
         def run(x, layer, arrays, *number):

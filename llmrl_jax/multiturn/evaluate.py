@@ -109,18 +109,18 @@ class Evaluator:
         success, cut = np.zeros(count, bool), np.zeros(count, bool)
         tokens: list[list[np.ndarray]] = [[] for _ in range(count + 1)]
         roles: list[list[np.ndarray]] = [[] for _ in range(count)]
-        said = False
+        has_success = False
         for i in itertools.count():
             rows, new, steps = self._play(params, frozen, rows, jax.random.fold_in(play_key, i), jnp.bool_(greedy))
             new, info, done, steps_cut, live = jax.device_get((new, steps.info, steps.done, steps.cut, rows.live))
             playing = number < count
-            of = number[playing]
-            sums["returns"][of] += np.where(new.acts, new.reward, 0.0).sum(1)[playing]
-            sums["turns"][of] += new.acts.sum(1)[playing]
-            sums["valid"][of] += new.valid.sum(1)[playing]
-            if said := "success" in info:
-                success[of] |= (done & info["success"].astype(bool)).any(1)[playing]
-            cut[of] |= steps_cut.any(1)[playing]
+            episode = number[playing]
+            sums["returns"][episode] += np.where(new.acts, new.reward, 0.0).sum(1)[playing]
+            sums["turns"][episode] += new.acts.sum(1)[playing]
+            sums["valid"][episode] += new.valid.sum(1)[playing]
+            if has_success := "success" in info:
+                success[episode] |= (done & info["success"].astype(bool)).any(1)[playing]
+            cut[episode] |= steps_cut.any(1)[playing]
             for row in np.flatnonzero(playing):
                 real = new.role[row] != NOTHING
                 tokens[number[row]].append(new.token[row][real])
@@ -134,7 +134,7 @@ class Evaluator:
             if (renewed := ended & (number < count)).any():
                 fresh = self._begin(begin_key, self.env_params, np.minimum(number, count - 1))
                 rows = self._replace(renewed, fresh, rows)
-        if not said:
+        if not has_success:
             success = sums["returns"] > 0
         joined = [tuple(np.concatenate(x) for x in parts[:count]) for parts in (tokens, roles)]
         return Played(

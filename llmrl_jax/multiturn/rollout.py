@@ -424,11 +424,11 @@ class Conversation:
             return jnp.take_along_axis(x, lane.reshape(*lane.shape, *(1,) * (x.ndim - 2)), axis=1)
 
         # the next one reads in what room the first one leaves
-        wanted = jnp.where(of_lane(active & ~rows.writes), of_lane(jnp.minimum(rows.queued - rows.read, room)), 0)
-        ends = jnp.minimum(jnp.cumsum(wanted, axis=1), chunk)
+        requested = jnp.where(of_lane(active & ~rows.writes), of_lane(jnp.minimum(rows.queued - rows.read, room)), 0)
+        ends = jnp.minimum(jnp.cumsum(requested, axis=1), chunk)
         read = Reading(lane, of_lane(rows.spoken + (active & rows.writes)), jnp.diff(ends, axis=1, prepend=0))
-        of, number = read.order(chunk)
-        tokens = jnp.take_along_axis(of_lane(self._next(rows)).reshape(len(lane), -1), of * chunk + number, axis=1)
+        reader, index = read.order(chunk)
+        tokens = jnp.take_along_axis(of_lane(self._next(rows)).reshape(len(lane), -1), reader * chunk + index, axis=1)
         token = by_group(jnp.where(rows.writes, rows.token, self.policy.text.pad_id))
         # a row that writes has its token at the next position; tokens of lanes that have nothing to read are behind
         # that, and unseen

@@ -321,6 +321,7 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
     params, frozen = policy.init(jax.random.key(1))
     key = jax.random.key(2)
     episodes = evaluator(params, frozen, key)
+    assert [program._cache_size() for program in (evaluator._begin, evaluator._play, evaluator._replace)] == [1, 1, 1]
     begin, _ = jax.random.split(key)
     for i in range(6):
         obs, state = env.reset(jax.random.fold_in(begin, i), program.env_params)
