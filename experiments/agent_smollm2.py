@@ -3,11 +3,13 @@
     make smollm2
     python experiments/agent_smollm2.py
     python experiments/agent_smollm2.py --task pickup
+    python experiments/agent_smollm2.py --task none
 
 The world is BALROG's (one object in a room of 8, six actions) with the text of agents that write: one observation in a
 prompt, episodes of 24 turns. The model imitates an expert that thinks right and acts at random in most turns, as the
 demo's does, and is improved by PPO on tokens through adapters; replies are free. Runs are written to `<out>`; what is
-finished is read, what is not is continued, so that it can be stopped at any time. `<out>/TASK.json` has the figures.
+finished is read, what is not is continued, so that it can be stopped at any time. `<out>/TASK.json` has the figures;
+`none` is the model as it is, in all tasks.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ FIGURES = ("success", "success_low", "success_high", "turns", "valid", "reply_le
 class Experiment:
     """SmolLM2-135M as an agent that writes."""
 
-    task: Literal["goto", "pickup"] = "goto"
-    """The task that is learned."""
+    task: Literal["goto", "pickup", "none"] = "goto"
+    """The task that is learned; `none`: the model is evaluated as it is."""
     model: str = "smollm2-135m"
     """The language model, as in `llmrl agent train`."""
     seed: int = 0
@@ -64,7 +66,7 @@ class Experiment:
     episodes: int = 48
     """Held-out episodes of an evaluation."""
     zero_episodes: int = 16
-    """Episodes of each task for the model as it is; 0: none."""
+    """Episodes of each task for the model as it is."""
     zero_turns: int = 8
     """Turns of these episodes, in which replies are counted."""
     out: str = "runs/agent_smollm2"
@@ -135,16 +137,26 @@ def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
     return json.loads(path.read_text())
 
 
-def main() -> None:
-    """Run what is not finished, and write the record."""
-    x = parse(Experiment, description=__doc__)
-    out = Path(x.out)
-    same_options(x, out / f"{x.task}-{x.seed}.options.json")
+def evaluate_as_it_is(x: Experiment, out: Path) -> dict[str, Any]:
+    """The model as it is in each task; each result is in a file of its own as soon as it is there."""
+    file = f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}-{{}}.json"
+    names = (*TASKS, "crafter")
+    return {"as_it_is": {name: load_or_compute(out / file.format(name), partial(as_it_is, x, name)) for name in names}}
+
+
+def learn(x: Experiment, out: Path) -> dict[str, Any]:
+    """Imitation and RL in one task, and what each reaches."""
     taught, learned = f"{x.task}-{x.seed}-imitation", f"{x.task}-{x.seed}-rl"
     sft = ["--episodes", x.demonstrations, "--noise", x.noise, "--sft.learning-rate", x.clone_rate]
     sft += ["--sft.batch-size", 2, "--sft.warmup", 0.1]
     imitation = summary_of(out, taught, "agent", "clone", "--model", x.model, *world(x), *map(str, sft), resume=True)
-    ppo = {"num-envs": 32, "num-steps": 256, "epochs": 1, "minibatches": 4, "learning-rate": x.learning_rate}
+    ppo: dict[str, Any] = {
+        "num-envs": 32,
+        "num-steps": 256,
+        "epochs": 1,
+        "minibatches": 4,
+        "learning-rate": x.learning_rate,
+    }
     ppo |= {"schedule": "linear", "schedule-updates": x.updates, "gamma": 0.9, "entropy-coef": 0.0, "kl-coef": 0.03}
     options = [str(part) for name, value in ppo.items() for part in (f"--ppo.{name}", value)]
     options += ["--ppo.invalid-reward", "-1", "--algo", "token_ppo", "--steps", str(x.updates * 32 * 256)]
@@ -154,22 +166,30 @@ def main() -> None:
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
     before = load_or_compute(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
-    names = (*TASKS, "crafter") if x.zero_episodes else ()
-    zero = f"as-it-is-{x.seed}-{x.zero_episodes}x{x.zero_turns}"
-    record = {
-        "command": command(Path(__file__).name, x),
-        "date": datetime.date.today().isoformat(),
-        **info.stamp("experiments"),
-        "machine": info.machine(),
-        "as_it_is": {name: load_or_compute(out / f"{zero}-{name}.json", partial(as_it_is, x, name)) for name in names},
+    return {
         "imitation": imitation,
         "after_imitation": before,
         "after_rl": rl,
         "training": {name: [row.get(name) for row in rows] for name in ("turns", "success", "episodes", "valid")},
         "rl_seconds": round(rows[-1]["seconds"]),
     }
+
+
+def main() -> None:
+    """Run what is not finished, and write the record."""
+    x = parse(Experiment, description=__doc__)
+    out = Path(x.out)
+    same_options(x, out / f"{x.task}-{x.seed}.options.json")
+    results = evaluate_as_it_is(x, out) if x.task == "none" else learn(x, out)
+    record: dict[str, Any] = {
+        "command": command(Path(__file__).name, x),
+        "date": datetime.date.today().isoformat(),
+        **info.stamp("experiments"),
+        "machine": info.machine(),
+        **results,
+    }
     write_whole(out / f"{x.task}.json", json.dumps(record, indent=1) + "\n")
-    print(json.dumps({name: record[name] for name in ("as_it_is", "after_imitation", "after_rl")}, indent=1))
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
