@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
 from envs_jax.resets import VectorState
-from llmrl_jax.core.checks import FractionBelowOne, In, Needs, NonNegativeFloat, PositiveInt
+from llmrl_jax.core.checks import FractionBelowOne, In, Needs, NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, largest_groups, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
@@ -21,18 +21,21 @@ from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, worlds_of
 from llmrl_jax.multiturn.starts import Draw, Starts, succeeded, weight
+from llmrl_jax.rl.rollout import check_divisible
 
 
 @dataclass(frozen=True)
 class GroupConfig(TurnLearnerConfig):
-    """Settings of learners on groups. Every update plays one whole episode in each environment; rows that have ended
-    wait for the longest one, up to `episode_tokens`, which with memory reprompt count the prompts of all turns; what an
-    episode has not got by then is left out."""
+    """Settings of learners on groups. Every update plays `num_envs` whole episodes, of up to `episode_tokens`, which
+    with memory reprompt count the prompts of all turns; what an episode has not got by then is left out."""
 
     PREFIX: ClassVar[str] = "group."
 
     group: Annotated[int, In("[2, 2147483647]", "a return is compared with those of its group")] = 8
     """Episodes that begin in the same state; divides num_envs."""
+    at_once: NonNegativeInt = 0
+    """Episodes played at the same time, a divisor of num_envs: where one has ended, the next one begins, so that fewer
+    rows wait for the longest one, and fewer keys and values are in memory; 0: all."""
     advantage: Literal["centred", "grpo", "leave_one_out"] = "centred"
     """A return minus its group's mean (`centred`, Dr. GRPO), also divided by the standard deviation (`grpo`), or minus
     the mean of the others."""
@@ -62,6 +65,11 @@ class GroupConfig(TurnLearnerConfig):
                 f"group.num_envs {self.num_envs} is not divided by group.group {self.group}: each world of a group "
                 "plays one of its episodes"
             )
+        if self.at_once and self.num_envs % self.at_once:
+            raise ValueError(
+                f"group.num_envs {self.num_envs} is not divided by group.at_once {self.at_once}: as many episodes are "
+                "played at the same time until all have been"
+            )
         groups = self.num_envs // self.group
         if self.replay_groups and not 0 < round(self.replay_groups * groups) < groups:
             raise ValueError(
@@ -85,7 +93,13 @@ def make_group_learner(
     is learned from), and with `replay_groups` `success_fresh` and `success_stored` (success of the episodes that began
     in fresh and in stored starts, nan if there were none) and `useful_starts` (stored ones with a weight). Environments
     without `success` have that of a positive return."""
+    check_divisible(mesh, {"group.at_once": config.at_once})
     if isinstance(env.unwrapped, HostEnvironment):
+        if config.at_once:
+            raise ValueError(
+                f"group.at_once is {config.at_once}, but {env.unwrapped.id} runs on the host, where the states "
+                "with which episodes begin are not kept: leave it 0"
+            )
         env.unwrapped.check_starts()
     return GroupLearner(config, policy, env, env_params, mesh).learner()
 
@@ -96,7 +110,8 @@ class GroupLearner(TurnLearner):
     config: GroupConfig
 
     def make_conversation(self) -> Conversation:
-        vector = worlds_of(self.env, self.config.num_envs)
+        rows = self.config.at_once or self.config.num_envs
+        vector = worlds_of(self.env, rows)
         constrain, size = self.placement.shard_batch, self.config.episode_tokens
         longest = self.policy.longest_text or 0
         if size < longest:
@@ -104,8 +119,8 @@ class GroupLearner(TurnLearner):
                 f"group.episode_tokens is {size}, but a prompt and its reply have up to {longest} tokens: with memory "
                 "reprompt it counts those of all turns"
             )
-        anchors = self.config.anchor_coef > 0
-        return Conversation(self.policy, vector, size, constrain=constrain, once=True, anchors=anchors, whole=True)
+        options: Any = {"once": True, "whole": True, "anchors": self.config.anchor_coef > 0}
+        return Conversation(self.policy, vector, size, constrain=constrain, episodes=self.config.num_envs, **options)
 
     @property
     def steps(self) -> int:
@@ -173,7 +188,9 @@ class GroupLearner(TurnLearner):
         if not self.config.replay_groups:
             return (), {}
         draw = self._draw(state, key)
-        obs, env = jax.tree.map(lambda x: x[:: self.config.group], (begun.obs, begun.env_state.env))
+        episodes = begun.episodes
+        first = (episodes.obs, episodes.env) if self.conversation.follows else (begun.obs, begun.env_state.env)
+        obs, env = jax.tree.map(lambda x: x[:: self.config.group], first)
         success = jnp.mean(succeeded(record, steps).reshape(self.groups, -1).astype(jnp.float32), axis=1)
         starts = state.starts.updated(draw, obs, env, success, state.hparams["starts_decay"])
 

@@ -26,6 +26,7 @@ from envs_jax.resets import VectorEnv, VectorState, select
 from llmrl_jax.kernels.slots import Tokens, write_slots
 from llmrl_jax.lm import Llama
 from llmrl_jax.lm.cache import Cache, Reading, Slots
+from llmrl_jax.multiturn.episodes import Episodes
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, WORLD, Record
 from llmrl_jax.multiturn.text import Pieces, join
@@ -46,8 +47,8 @@ class Rows:
     obs: Any
     """The environments' observations, leaves `[N, ...]`; of the next episode, where a time-out's is still read."""
     record: Record
-    """What is seen and may be needed of earlier tokens, `[N, S]`."""
-    length: Int[Array, " N"]
+    """What is seen and may be needed of earlier tokens, `[E, S]`, of rows or, with `episodes`, of these."""
+    length: Int[Array, " E"]
     """Tokens in `record`."""
     token: Int[Array, " N"]
     """The reply's token that was sampled and has not been processed; used where `writes`."""
@@ -75,6 +76,8 @@ class Rows:
     past: Any = ()
     """With `reprompt`: `(tokens [N, w + 1, W], lengths [N, w + 1])` of the last turns with their replies, the current
     one last."""
+    episodes: Any = ()
+    """`Episodes`, where rows play one after the other."""
 
 
 @struct.dataclass
@@ -223,7 +226,8 @@ class Conversation:
     applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode
     and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
     `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held; `values`, of which
-    tokens values are computed.
+    tokens values are computed; `episodes`, with `whole`, those that the rows play, a multiple of the environments (0:
+    as many).
     """
 
     def __init__(
@@ -237,6 +241,7 @@ class Conversation:
         anchors: bool = False,
         whole: bool = False,
         values: Values = None,
+        episodes: int = 0,
     ):
         self.values: Values = values
         self.policy, self.env, self.constrain, self.once, self.anchors = policy, env, constrain, once, anchors
@@ -245,6 +250,9 @@ class Conversation:
         self.held = 0 if whole else self.size
         """Places for earlier tokens."""
         self.appends = policy.memory == "append"
+        self.episodes = episodes or self.count
+        self.follows = self.episodes > self.count
+        """Whether an episode begins where another one has ended."""
 
     @property
     def group(self) -> int:
@@ -302,16 +310,22 @@ class Conversation:
         return jax.jit(self.begin)(env_params, env_state, obs)
 
     def begin(self, env_params: Any, env_state: Any, obs: Any) -> Rows:
-        """Conversations at the beginning of the episodes of a state, within a program."""
-        count = self.count
+        """Conversations at the beginning of the episodes of a state, within a program. **Arguments:** `env_state` and
+        `obs`, of each episode."""
+        count: int = self.count
+        episodes: Any = ()
+        if self.follows:
+            episodes = Episodes.first(obs, env_state.env, count // self.group, self.group)
+            obs, env = episodes.beginning()
+            env_state = env_state.replace(env=env)
         zeros, no = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
         (queue, queued), past = self._opening(obs)
         return Rows(
             env_params=env_params,
             env_state=env_state,
             obs=obs,
-            record=Record.empty(count, self.held),
-            length=zeros,
+            record=Record.empty(self.episodes, self.held),
+            length=jnp.zeros(self.episodes, jnp.int32),
             token=zeros,
             writes=no,
             log_prob=jnp.zeros(count, jnp.float32),
@@ -326,6 +340,7 @@ class Conversation:
             final=no,
             live=~no,
             past=past,
+            episodes=episodes,
         )
 
     # --- play ---------------------------------------------------------------------------------------------------------
@@ -333,50 +348,65 @@ class Conversation:
     def play(
         self, params: Any, frozen: Any, rows: Rows, key: jax.Array, steps: int, greedy: Any = None
     ) -> tuple[Rows, Record, Steps]:
-        """`steps` tokens in every row; fewer in those that end before (`once`).
+        """`steps` tokens in every row, or of every episode; fewer in those that end before (`once`).
 
         **Arguments:** `greedy`, as of `TurnPolicy.write`.
-        **Returns:** the conversations behind them; all tokens of which something is learned, `[N, S + T]`: those that
+        **Returns:** the conversations behind them; all tokens of which something is learned, `[E, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
         """
         policy, count = self.policy, jnp.zeros_like(rows.length)
         variables = policy.variables(params, frozen)
         slots = self._read_again(variables, rows)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
-        first = rows.spoken == 0
+        first = jnp.ones(self.episodes, bool) if self.follows else rows.spoken == 0
         # what a row writes depends on its own tokens, not on when it was its turn to read
         world_key_of_play, write_key = jax.random.split(key)
-        row_keys = jax.vmap(jax.random.fold_in, (None, 0))(write_key, jnp.arange(self.count))
+        keys_of = jax.vmap(jax.random.fold_in, (None, 0))
+        row_keys = keys_of(write_key, jnp.arange(self.count))
+
+        def of_rows(rows, count):
+            return rows.episodes.of_rows(count) if self.follows else count
 
         def step(rows, slots, count, number):
+            count = of_rows(rows, count)
             playing = rows.live & (count < steps)
             taken, hidden, slots = self._process(variables, layers, rows, slots, playing, steps - count)
             logits: Any = policy.model.apply(variables, hidden, method=Llama.head)
             value = policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
             world_key = jax.random.fold_in(world_key_of_play, number)
-            keys = jax.vmap(jax.random.fold_in)(row_keys, count + taken)
-            rows, event = self._advance(frozen["replies"], rows, playing, taken, logits, value, world_key, keys, greedy)
+            keys = keys_of(write_key, rows.episodes.index) if self.follows else row_keys
+            keys = jax.vmap(jax.random.fold_in)(keys, count + taken)
+            full = count + taken == steps
+            rows, event = self._advance(
+                frozen["replies"], rows, playing, taken, full, logits, value, world_key, keys, greedy
+            )
             return rows, slots, taken, event
 
         *_, event = jax.eval_shape(step, rows, slots, count, jnp.int32(0))
 
         def active(carry):
             rows, _, count, *_ = carry
-            return jnp.any(rows.live & (count < steps))
+            return jnp.any(rows.live & (of_rows(rows, count) < steps))
+
+        def of_episodes(rows, x):
+            return rows.episodes.of_episodes(x) if self.follows else (x, True)
 
         def body(carry):
             rows, slots, count, number, read, words = carry
             number = number + active(carry)
             # what stands behind the tokens that a row reads here is written over, or not used
-            read = write_slots(read, [Tokens(self._next(rows), count)], -1)
-            rows, slots, taken, event = step(rows, slots, count, number)
+            read = write_slots(read, [Tokens(of_episodes(rows, self._next(rows))[0], count)], -1)
+            after, slots, taken, event = step(rows, slots, count, number)
+            new, _ = of_episodes(rows, pack(event))
+            taken, played = of_episodes(rows, taken)
+            taken = jnp.where(played, taken, 0)
             # a row that waits writes behind its last slot
             slot = jnp.where(taken > 0, count + taken - 1, steps)
-            words = write_slots(words, [Tokens(pack(event)[:, None], slot)], -2)
-            return rows, slots, count + taken, number, read, words
+            words = write_slots(words, [Tokens(new[:, None], slot)], -2)
+            return after, slots, count + taken, number, read, words
 
-        read = self.constrain(jnp.zeros((self.count, steps + self.chunk), jnp.int32))
-        words = self.constrain(jnp.zeros((self.count, steps + 1, jax.eval_shape(pack, event).shape[1]), jnp.int32))
+        read = self.constrain(jnp.zeros((self.episodes, steps + self.chunk), jnp.int32))
+        words = self.constrain(jnp.zeros((self.episodes, steps + 1, jax.eval_shape(pack, event).shape[1]), jnp.int32))
         after, _, count, number, read, words = tracing.while_loop(
             # of several runs in one program none ends before the last: a step changes nothing where no row is active
             lambda carry: tracing.largest_of_runs(active(carry).astype(jnp.int32)) > 0,
@@ -468,6 +498,7 @@ class Conversation:
         rows: Rows,
         playing: Bool[Array, " N"],
         taken: Int[Array, " N"],
+        full: Bool[Array, " N"],
         logits: Float[Array, "N V"],
         value: Float[Array, " N"],
         world_key: jax.Array,
@@ -476,8 +507,8 @@ class Conversation:
     ) -> tuple[Rows, Event]:
         """Apply the tokens that rows processed.
 
-        **Arguments:** `playing`, rows that do not yet have all tokens; `taken`, how many each row processed; `logits`
-        and `value`, after the last one."""
+        **Arguments:** `playing`, rows that did not have all tokens yet; `taken`, how many each row processed; `full`,
+        rows that have all now; `logits` and `value`, after the last one."""
         policy, replied, reads = self.policy, playing & rows.writes, playing & ~rows.writes
         state = jnp.where(replied, replies.step(rows.state, rows.token), rows.state)
         left = jnp.where(replied, rows.left - 1, rows.left)
@@ -492,7 +523,13 @@ class Conversation:
         action = jnp.where(named < 0, policy.default_action, named)
         world, message = self._step_worlds(rows, acts, action, past, world_key)
         terminated, over = acts & world.terminated, acts & (world.done | world.cut)
-        restarts = terminated | ends
+        restarts, live, episodes = terminated | ends, rows.live, rows.episodes
+        if self.follows:
+            restarts = restarts | (playing & full)
+            begins, episodes = episodes.next(restarts)
+            world, live = self._next_episodes(episodes, begins, world), live & (begins | ~restarts)
+        elif self.once:
+            live = live & ~restarts
         opened = tracing.cond(
             jnp.any(restarts), self._opening, lambda obs: jax.tree.map(jnp.zeros_like, message), world.obs
         )
@@ -503,7 +540,7 @@ class Conversation:
 
         state = jnp.where(decides, replies.start, state)
         left = jnp.where(decides, policy.reply_tokens, left)
-        writes = decides | (replied & ~acts)
+        writes = (decides | (replied & ~acts)) & ~restarts
         written, log_prob, free = policy.write(replies, logits, state, left, write_keys, greedy)
 
         used = {"turn": decides | ends, "token": decides | ends | (replied & ~acts), None: jnp.zeros_like(acts)}
@@ -540,12 +577,23 @@ class Conversation:
             state=state,
             left=left,
             spoken=jnp.where(text_ends, 0, rows.spoken + taken),
-            final=jnp.where(fresh, over & ~terminated, rows.final),
-            live=rows.live & ~restarts if self.once else rows.live,
+            final=jnp.where(fresh, over & ~restarts, rows.final),
+            live=live,
             past=past,
+            episodes=episodes,
         )
         rows = rows.replace(**{name: self.constrain(getattr(rows, name)) for name in ("obs", "token", "queue")})
         return rows, event
+
+    def _next_episodes(self, episodes: Episodes, begins: Bool[Array, " N"], world: World) -> World:
+        """The environments with new episodes in the rows that begin one."""
+
+        def begin(_: Any) -> Any:
+            obs, env = episodes.beginning()
+            return select(begins, obs, world.obs), select(begins, env, world.env_state.env)
+
+        obs, env = tracing.cond(jnp.any(begins), begin, lambda _: (world.obs, world.env_state.env), None)
+        return world.replace(obs=obs, env_state=world.env_state.replace(env=env))
 
     def _step_worlds(
         self, rows: Rows, acts: Bool[Array, " N"], action: Int[Array, " N"], past: Any, key: jax.Array

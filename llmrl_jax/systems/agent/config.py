@@ -172,6 +172,8 @@ DEMO_UPDATES = 40
 """Updates of the demo's RL: about 28,000 turns with PPO, 17,000 to 27,000 with groups, as episodes get shorter."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}
 """Tokens of each environment in an update: of PPO, and of whole episodes of 24 turns."""
+DEMO_AT_ONCE = 16
+"""Episodes that a learner on groups plays at a time: a group of rows on a CPU."""
 
 
 def demo_config(steps: int | None = None, algo: Algorithm = "token_ppo") -> TrainConfig:
@@ -182,6 +184,8 @@ def demo_config(steps: int | None = None, algo: Algorithm = "token_ppo") -> Trai
     steps = DEMO_UPDATES * DEMO_ENVS * tokens if steps is None else steps
     options: dict[str, Any] = DEMO_RL | {"schedule_updates": max(1, -(-steps // (DEMO_ENVS * tokens)))}
     learner: Any = (
-        TurnPPOConfig(num_steps=tokens, **options) if kind == "ppo" else GroupConfig(episode_tokens=tokens, **options)
+        TurnPPOConfig(num_steps=tokens, **options)
+        if kind == "ppo"
+        else GroupConfig(episode_tokens=tokens, at_once=DEMO_AT_ONCE, **options)
     )
     return replace(TrainConfig(agent=DEMO, algo=algo, steps=steps), **{kind: learner})

@@ -110,6 +110,8 @@ def test_groups_begin_in_one_state():
     policy, env = lake_agent(True)
     config = replace(GROUP, num_envs=4, group=2, minibatches=1, epochs=1, episode_tokens=48, anchor_coef=1.0)
     config = replace(config, replay_groups=0.5, starts=3)
+    with pytest.raises(ValueError, match="at_once.*2"):
+        make_group_learner(replace(config, at_once=2), policy, env, env.default_params)
     learner = make_group_learner(config, policy, env, env.default_params)
     state = learner.init(jax.random.key(0))
     state = state.replace(starts=state.starts.replace(success=jnp.full(3, 0.5)))  # its copies are played again
