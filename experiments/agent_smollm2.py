@@ -32,7 +32,6 @@ from llmrl_jax.run import info
 from llmrl_jax.systems.agent.build import build
 from llmrl_jax.systems.agent.config import AgentConfig
 from llmrl_jax.systems.agent.train import evaluators, summarise
-from llmrl_jax.workflows.experiment import HELD_OUT
 
 
 TASKS = {"goto": "go_to", "pickup": "pick_up", "open": "open", "putnext": "put_next", "sequence": "pick_up_seq_go_to"}
@@ -111,25 +110,6 @@ def as_it_is(x: Experiment, name: str) -> dict[str, Any]:
     return row | {"replies": int(played.turns.sum()), "cpu_seconds": round(time.process_time() - started)}
 
 
-def after_imitation(x: Experiment, model: Path) -> dict[str, Any]:
-    """The model after imitation in the episodes in which RL is evaluated, greedy and sampled."""
-    agent = build(
-        AgentConfig(
-            env=WORLD,
-            task=TASKS[x.task],
-            num_actions=6,
-            max_turns=x.max_turns,
-            memory="reprompt",
-            reply_tokens=20,
-            model=str(model),
-            tune="full",
-        )
-    )
-    params, frozen = agent.policy.init(jax.random.key(x.seed))
-    play, key = evaluators(agent, 0)(x.episodes), jax.random.fold_in(jax.random.key(x.seed), HELD_OUT)
-    return {name: summarise(play(params, frozen, key, name == "greedy")) for name in ("greedy", "sampled")}
-
-
 def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
     """The contents of a JSON file; if there is none, the result of `compute`, which is written to it."""
     if not path.exists():
@@ -165,10 +145,8 @@ def learn(x: Experiment, out: Path) -> dict[str, Any]:
     rl = summary_of(out, learned, "agent", "train", *options, resume=True)
     log = [json.loads(line) for line in (out / learned / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in log if row.get("kind") == "train"]
-    before = load_or_compute(out / f"{taught}.json", partial(after_imitation, x, out / taught / "model"))
     return {
-        "imitation": imitation,
-        "after_imitation": before,
+        "after_imitation": imitation,
         "after_rl": rl,
         "training": {name: [row.get(name) for row in rows] for name in ("turns", "success", "episodes", "valid")},
         "rl_seconds": round(rows[-1]["seconds"]),

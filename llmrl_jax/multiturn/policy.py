@@ -103,11 +103,7 @@ class TurnPolicy:
         `params` if all weights are trained."""
         base_key, lora_key, head_key = jax.random.split(key, 3)
         base = self.base(base_key)
-        hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
-        replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
-        value = draw(self.value_head, head_key, hidden, out_shardings=replicated)
-        replies = jax.tree.map(jnp.copy, self.replies)  # a program that is given the state may donate it
-        replies = replies if replicated is None else jax.device_put(replies, replicated)
+        value, replies = self.init_heads(head_key)
         if self.model.lora is None:
             return {"params": base, "value": value}, {"replies": replies}
         out_shardings = None
@@ -116,6 +112,14 @@ class TurnPolicy:
         token = jnp.zeros((1, 1), jnp.int32)
         adapters = draw(self.model, lora_key, token, collection="lora", out_shardings=out_shardings)
         return {"lora": adapters, "value": value}, {"params": base, "replies": replies}
+
+    def init_heads(self, key: jax.Array) -> tuple[Any, ReplyAutomaton]:
+        """**Returns:** parameters of the critic, and the tables of the reply format."""
+        hidden = jnp.zeros((1, self.model.config.hidden_size), jnp.float32)
+        replicated = None if self.mesh is None else jax.NamedSharding(self.mesh, jax.P())
+        value = draw(self.value_head, key, hidden, out_shardings=replicated)
+        replies = jax.tree.map(jnp.copy, self.replies)  # a program that is given the state may donate it
+        return value, replies if replicated is None else jax.device_put(replies, replicated)
 
     def variables(self, params: Any, frozen: Any, adapted: bool = True) -> dict[str, Any]:
         """The model's variables; without adapters, those of the base, unless all weights are trained."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.files import replacing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
-from llmrl_jax.run.folder import opened, write_summary
-from llmrl_jax.run.loop import RunResult, train as run_training
+from llmrl_jax.run.folder import opened
+from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
 from llmrl_jax.systems.agent.config import CloneConfig, CloneRun
-from llmrl_jax.systems.agent.train import evaluators, summarise, table
+from llmrl_jax.systems.agent.train import make_experiment
 from llmrl_jax.tuning import Example, make_sft, pack
+from llmrl_jax.workflows import experiment as experiments
+from llmrl_jax.workflows.experiment import Experiment
 
 
 NOUN = re.compile(r"(?:a|the) (\w+ (?:ball|box|key|door))")
@@ -199,31 +200,37 @@ def write_model(agent: WritingAgent, params: Any, folder: Path) -> None:
         agent.tokenizer.save(lm.save_hf(draft, agent.policy.model.config, params))
 
 
-def clone(config: CloneRun) -> RunResult:
-    """Fine-tune all weights of a model on demonstrations, evaluate it, and write it to `model/` in the run's folder.
+def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
+    """The model of a run, the demonstrations that it learns from, and its evaluation.
 
-    **Raises:** what `check` and `build` raise."""
+    **Raises:** what `check`, `build` and `demonstrations` raise."""
     check(config)
-    agent, seed = build(config.agent), config.run.seed
+    agent = build(config.agent) if agent is None else agent
+    learner, updates = lesson(agent, config.clone, config.run.seed)
+
+    def weights(state: Any) -> tuple[Any, Any]:
+        # demonstrations do not train the critic, which does not act
+        value, replies = agent.policy.init_heads(jax.random.key(0))
+        return {"params": state.params, "value": value}, {"replies": replies}
+
+    options: dict[str, Any] = {"updates": updates, "title": "imitation", "shown": {"loss": "loss"}}
+    return make_experiment(config, agent, learner, config.clone.episode_tokens, weights, **options)
+
+
+def clone(config: CloneRun) -> RunResult:
+    """Fine-tune all weights of a model on demonstrations, write it to `model/` in the run's folder, and evaluate it.
+
+    **Raises:** what `make` and `llmrl_jax.run.loop.train` raise."""
+    check(config)
+    agent = build(config.agent)
     with opened(config.run, "agent-clone") as folder:
-        learner, updates = lesson(agent, config.clone, seed)
-        result = run_training(
-            learner,
-            config.run,
-            num_updates=updates,
-            full_config=config,
-            folder=folder,
-            title="imitation",
-            shown={"loss": "loss"},
-        )
-        if result.stopped:
-            return result
-        write_model(agent, result.state.params, folder / "model")
-        trained = build(replace(config.agent, model=str(folder / "model")))
-        params, frozen = trained.policy.init(jax.random.key(seed))
-        play = evaluators(trained, config.clone.episode_tokens)(config.eval_episodes)
-        results = {"sampled": summarise(play(params, frozen, jax.random.key(seed)))}
-        write_summary(folder, results)
-        print(table(results, config.eval_episodes))
-        print(f"The model is in {folder / 'model'}: llmrl agent train --model {folder / 'model'}")
+
+        def facts(result: RunResult) -> dict[str, Any]:
+            if not result.stopped:
+                write_model(agent, result.state.params, folder / "model")
+            return {}
+
+        result = experiments.train(make(config, agent), folder, facts=facts)
+        if not result.stopped:
+            print(f"The model is in {folder / 'model'}: llmrl agent train --model {folder / 'model'}")
         return result

@@ -130,8 +130,14 @@ class CloneRun(Checked):
     )
     clone: Annotated[CloneConfig, tyro.conf.arg(name="")] = field(default_factory=CloneConfig)
     eval_episodes: PositiveInt = field(default=200, metadata=FREE)
-    """Held-out episodes after imitation."""
+    """Held-out episodes per evaluation."""
     run: RunConfig = field(default_factory=lambda: RunConfig(checkpoint_every=0))
+
+    def experiment(self) -> Any:
+        """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""
+        from llmrl_jax.systems.agent.clone import make
+
+        return make(self)
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------

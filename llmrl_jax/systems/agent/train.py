@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from envs_jax.bridges.host import errors_named
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.core import statistics as stats
+from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
 from llmrl_jax.multiturn.record import REPLY
 from llmrl_jax.run.folder import opened
@@ -93,16 +94,37 @@ def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
     agent = build(config.agent) if agent is None else agent
     learner = make_learner(config, agent)
     tokens = (config.ppo if config.algo.endswith("ppo") else config.group).episode_tokens
-    evaluator = evaluators(agent, tokens)
+    shown = {"success": "success", "valid": "valid", "reply_length": "tokens a reply"}
+    return make_experiment(config, agent, learner, tokens, shown=shown)
+
+
+def _weights(state: Any) -> tuple[Any, Any]:
+    return state.params, state.frozen
+
+
+def make_experiment(
+    config: Any,
+    agent: WritingAgent,
+    learner: Learner,
+    episode_tokens: int,
+    weights: Callable[[Any], tuple[Any, Any]] = _weights,
+    **options: Any,
+) -> Experiment:
+    """A run that trains an agent, evaluated with sampled and greedy replies beside random actions.
+
+    **Arguments:** `config`, a `TrainConfig` or `CloneRun`; `episode_tokens`, see `multiturn.rollout.capacity`;
+    `weights`, from a state of the learner to `(params, frozen)` of the policy; `options`, further fields of
+    `Experiment`."""
+    evaluator = evaluators(agent, episode_tokens)
 
     def play(state: Any, key: jax.Array, episodes: int, greedy: bool = False) -> dict[str, float]:
-        return summarise(evaluator(episodes)(state.params, state.frozen, key, greedy))
+        return summarise(evaluator(episodes)(*weights(state), key, greedy))
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> Results:
         return {"sampled": play(state, key, episodes), "greedy": play(state, key, episodes, greedy=True)}
 
     def talk(state: Any, key: jax.Array, greedy: bool) -> str:
-        return conversation(agent, evaluator(1)(state.params, state.frozen, key, greedy))
+        return conversation(agent, evaluator(1)(*weights(state), key, greedy))
 
     return Experiment(
         config,
@@ -115,9 +137,10 @@ def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:
         report=table,
         during=lambda state, key: play(state, key, config.eval_episodes),
         about={"env": config.agent.env},
+        variables=lambda x, state: (*weights(state), x.env_params),
         conversation=talk,
-        shown={"success": "success", "valid": "valid", "reply_length": "tokens a reply"},
         unit="tokens",
+        **options,
     )
 
 
