@@ -15,7 +15,7 @@ from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.lm.layers import AnyArray
 from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.rollout import mixed
+from llmrl_jax.multiturn.words import mixed
 
 
 BUCKETS = 4096

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from llmrl_jax.multiturn import learner as learners, rollout
+from llmrl_jax.multiturn import learner as learners, rollout, words
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
 from llmrl_jax.multiturn.health import Watch
@@ -457,9 +457,9 @@ def test_what_is_packed_is_unpacked():
         "small": jnp.array([-3, 2], jnp.int8),
         "large": jnp.array([2**32 - 1, 7], jnp.uint32),
     }
-    words = rollout.pack(tree)
-    assert words.shape == (2, 6)
-    unpacked = rollout.unpack(jnp.stack([words, words[::-1]], axis=1), jax.eval_shape(lambda: tree))
+    packed = words.pack(tree)
+    assert packed.shape == (2, 6)
+    unpacked = words.unpack(jnp.stack([packed, packed[::-1]], axis=1), jax.eval_shape(lambda: tree))
     for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(unpacked), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(y[:, 0], x)

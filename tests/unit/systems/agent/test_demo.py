@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import get_args
 
 import jax
 import pytest
 
+from llmrl_jax.run import RunConfig
 from llmrl_jax.systems.agent.build import build, make_learner, make_world
-from llmrl_jax.systems.agent.clone import demonstrations
-from llmrl_jax.systems.agent.config import DEMO, AgentConfig, Algorithm, CloneConfig, demo_config
+from llmrl_jax.systems.agent.clone import clone, demonstrations
+from llmrl_jax.systems.agent.config import DEMO, AgentConfig, Algorithm, CloneConfig, CloneRun, TrainConfig, demo_config
+from llmrl_jax.tuning import SFTConfig
+from llmrl_jax.workflows.evaluation import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +64,22 @@ def test_plans_are_the_experts_and_actions_are_noisy(agent):
     pairs = [(text.split(" so ")[1].split(" ACTION")[0], text.split(": ")[-1].strip()) for text in texts]
     # one of three actions at random in 0.9 of the turns: 0.1 + 0.9 / 3 are the plan's
     assert 0.3 <= sum(plan == action for plan, action in pairs) / len(pairs) <= 0.5
+
+
+@pytest.mark.slow
+def test_a_run_of_imitation_is_evaluated_again(tmp_path):
+    """`llmrl eval` has the results of the run, and so has the model that it wrote, in RL's held-out episodes."""
+    small = replace(DEMO, tune="full", embedded=replace(DEMO.embedded, hidden_size=32, layers=1))
+    sizes = CloneConfig(episodes=16, sft=SFTConfig(batch_size=2, learning_rate=1e-2))
+    run = RunConfig(name="taught", out=str(tmp_path), progress="off", checkpoint_every=0)
+    config = CloneRun(agent=small, clone=sizes, eval_episodes=4, run=run)
+    result = clone(config)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    again = evaluate(result.folder)
+    assert {name: again[name] for name in ("sampled", "greedy", "random")} == {
+        name: summary[name] for name in ("sampled", "greedy", "random")
+    }
+    written = TrainConfig(agent=replace(small, model=str(result.folder / "model")), eval_episodes=4, run=run)
+    x = written.experiment()
+    state = x.learner.init(jax.random.key(0))
+    assert x.results(state, x.key(run.seed), 4) == {name: again[name] for name in ("sampled", "greedy", "random")}
