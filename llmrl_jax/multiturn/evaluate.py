@@ -13,9 +13,10 @@ import numpy as np
 from envs_jax.bridges.host import HostEnvironment
 from envs_jax.env import Environment
 from envs_jax.resets import VectorState, select
+from llmrl_jax.lm.cache import Slots
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.record import NOTHING, REPLY, carried_over
-from llmrl_jax.multiturn.rollout import GROUP, Conversation, Rows, worlds_of
+from llmrl_jax.multiturn.record import NOTHING, REPLY, Record
+from llmrl_jax.multiturn.rollout import GROUP, Conversation, Rows, Steps, worlds_of
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ class Evaluator:
             self.rows = episodes
         elif self.rows > WHOLE:
             self.rows -= self.rows % WHOLE
-        self.conversation = Conversation(policy, worlds_of(env, self.rows), episode_tokens, once=True)
-        self._begin, self._play, self._replace = jax.jit(self._first), jax.jit(self._next), jax.jit(self._renew)
+        self.conversation = Conversation(policy, worlds_of(env, self.rows), episode_tokens, once=True, whole=True)
+        self._begin, self._replace = jax.jit(self._first), jax.jit(self._renew)
+        self._slots = jax.jit(self.conversation.first_slots)
+        self._play = jax.jit(self._next, donate_argnames="slots")
 
     def _first(self, key: jax.Array, env_params: Any, numbers: jax.Array) -> Rows:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
@@ -90,13 +93,10 @@ class Evaluator:
     def _renew(self, mask: jax.Array, new: Rows, rows: Rows) -> Rows:
         return select(mask, new.replace(env_params=()), rows.replace(env_params=())).replace(env_params=rows.env_params)
 
-    def _next(self, params: Any, frozen: Any, rows: Rows, key: jax.Array, greedy: jax.Array) -> Any:
-        before = rows.length
-        rows, record, steps = self.conversation.play(params, frozen, rows, key, self.chunk, greedy)
-        short, count = carried_over(record, before + self.chunk, self.conversation.held)
-        new = record.take(before[:, None] + jnp.arange(self.chunk))
-        rows = rows.replace(record=short, length=jnp.where(rows.live, count, 0))
-        return rows, new, steps
+    def _next(
+        self, params: Any, frozen: Any, rows: Rows, slots: Slots, key: jax.Array, greedy: jax.Array
+    ) -> tuple[Rows, Slots, Record, Steps]:
+        return self.conversation.play_on(params, frozen, rows, slots, key, self.chunk, greedy)
 
     def __call__(self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False) -> Played:
         """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `greedy`, whether the
@@ -104,6 +104,7 @@ class Evaluator:
         begin_key, play_key = jax.random.split(key)
         number, begun = np.arange(self.rows), self.rows
         rows = self._begin(begin_key, self.env_params, number)
+        slots = self._slots()
         count = self.episodes
         sums = {name: np.zeros(count) for name in ("returns", "turns", "valid")}
         success, cut = np.zeros(count, bool), np.zeros(count, bool)
@@ -111,7 +112,8 @@ class Evaluator:
         roles: list[list[np.ndarray]] = [[] for _ in range(count)]
         has_success = False
         for i in itertools.count():
-            rows, new, steps = self._play(params, frozen, rows, jax.random.fold_in(play_key, i), jnp.bool_(greedy))
+            key = jax.random.fold_in(play_key, i)
+            rows, slots, new, steps = self._play(params, frozen, rows, slots, key, jnp.bool_(greedy))
             new, info, done, steps_cut, live = jax.device_get((new, steps.info, steps.done, steps.cut, rows.live))
             playing = number < count
             episode = number[playing]

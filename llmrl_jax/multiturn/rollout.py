@@ -307,9 +307,17 @@ class Conversation:
         **Returns:** the conversations behind them; all tokens of which something is learned, `[E, S + T]`: those that
         the rows had, without gaps, then the new ones; and what is reported.
         """
+        slots = self._read_again(self.policy.variables(params, frozen), rows)
+        rows, _, record, report = self.play_on(params, frozen, rows, slots, key, steps, greedy)
+        return rows, record, report
+
+    def play_on(
+        self, params: Any, frozen: Any, rows: Rows, slots: Slots, key: jax.Array, steps: int, greedy: Any = None
+    ) -> tuple[Rows, Slots, Record, Steps]:
+        """`play` by the parameters by which the rows were played before. **Arguments:** `slots`, the keys and values of
+        the rows' texts: `first_slots`, or those that the call before returned."""
         policy, count = self.policy, jnp.zeros_like(rows.length)
         variables = policy.variables(params, frozen)
-        slots = self._read_again(variables, rows)
         layers: Any = policy.model.apply(variables, method=Llama.unstacked_weights)
         first = jnp.ones(self.episodes, bool) if self.follows else rows.spoken == 0
         # what a row writes depends on its own tokens, not on when it was its turn to read
@@ -360,7 +368,7 @@ class Conversation:
 
         read = self.constrain(jnp.zeros((self.episodes, steps + self.chunk), jnp.int32))
         words = self.constrain(jnp.zeros((self.episodes, steps + 1, jax.eval_shape(pack, event).shape[1]), jnp.int32))
-        after, _, count, number, read, words = tracing.while_loop(
+        after, slots, count, number, read, words = tracing.while_loop(
             # of several runs in one program none ends before the last: a step changes nothing where no row is active
             lambda carry: tracing.largest_of_runs(active(carry).astype(jnp.int32)) > 0,
             body,
@@ -375,7 +383,7 @@ class Conversation:
         )
         computed = number * (self.count + self.count // self.group * self.chunk)
         report = Steps(event.info, event.done, event.cut, event.anchor, computed)
-        return after, record.after(rows.record, rows.length), report
+        return after, slots, record.after(rows.record, rows.length), report
 
     def _next(self, rows: Rows) -> Int[Array, "N chunk"]:
         """The next tokens that each row would read; behind the last one, any."""
@@ -431,19 +439,26 @@ class Conversation:
         hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
         return jnp.where(active & rows.writes, 1, taken.reshape(-1)), hidden.reshape(self.count, -1), slots
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a text, at most."""
+        return self.policy.longest_text or self.size
+
+    def first_slots(self) -> Slots:
+        """Room for keys and values of as long texts as there may be."""
+        model = self.policy.model
+        return Slots.create(Cache.create(model.config, self.count, self.longest, model.dtype), self.group, self.chunk)
+
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
-        """Keys and values of each row's current text, by the present parameters, and room for as long a text as there
-        may be."""
-        policy, size = self.policy, self.policy.longest_text or self.size
-        if self.held:
-            places = jnp.arange(size)
-            index = (rows.length - rows.spoken)[:, None] + places
-            tokens = rows.record.take(jnp.where(places < rows.spoken[:, None], index, -1)).token
-            output: Any = policy.model.apply(variables, tokens, lengths=rows.spoken, cache=size, logits=False)
-            cache = output.cache
-        else:
-            cache = Cache.create(policy.model.config, self.count, size, policy.model.dtype)
-        return Slots.create(cache, self.group, self.chunk)
+        """Keys and values of each row's current text, by the present parameters."""
+        if not self.held:
+            return self.first_slots()
+        places = jnp.arange(self.longest)
+        index = (rows.length - rows.spoken)[:, None] + places
+        tokens = rows.record.take(jnp.where(places < rows.spoken[:, None], index, -1)).token
+        options: Any = {"lengths": rows.spoken, "cache": self.longest, "logits": False}
+        output: Any = self.policy.model.apply(variables, tokens, **options)
+        return Slots.create(output.cache, self.group, self.chunk)
 
     def _advance(
         self,
