@@ -130,6 +130,8 @@ def learn(x: Experiment, out: Path) -> dict[str, Any]:
     sft = ["--episodes", x.demonstrations, "--noise", x.noise, "--sft.learning-rate", x.clone_rate]
     sft += ["--sft.batch-size", 2, "--sft.warmup", 0.1]
     imitation = summary_of(out, taught, "agent", "clone", "--model", x.model, *world(x), *map(str, sft), resume=True)
+    if "greedy" not in imitation:
+        raise ValueError(f"{out / taught} was evaluated in other episodes, by an earlier version: delete it")
     ppo: dict[str, Any] = {
         "num-envs": 32,
         "num-steps": 256,

@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 
-def of_group(x: jax.Array, index: Int[Array, "G K"]) -> jax.Array:
+def gather(x: jax.Array, index: Int[Array, "G K"]) -> jax.Array:
     """Entries of `x`, `[G S, ...]`, by their numbers within each of the groups; `[G K, ...]`."""
     groups = x.reshape(len(index), -1, *x.shape[1:])
     taken = jnp.take_along_axis(groups, index.reshape(*index.shape, *(1,) * (x.ndim - 1)), axis=1)
@@ -27,7 +27,7 @@ class Episodes:
     env: Any
     """The environments' states, leaves `[E, ...]`."""
     number: Int[Array, "G R"]
-    """For each row of a group the episode that it plays, or played last: its number in the group."""
+    """The episode that each row of a group plays, or played last: its number in the group."""
 
     @staticmethod
     def first(obs: Any, env: Any, groups: int, rows: int) -> Episodes:
@@ -46,16 +46,16 @@ class Episodes:
 
     def beginning(self) -> tuple[Any, Any]:
         """The first observations, and the states, of the rows' episodes; leaves `[N, ...]`."""
-        return jax.tree.map(lambda x: of_group(x, self.number), (self.obs, self.env))
+        return jax.tree.map(lambda x: gather(x, self.number), (self.obs, self.env))
 
-    def of_rows(self, x: Array) -> Array:
+    def at_rows(self, x: Array) -> Array:
         """`x`, `[E, ...]`, of the episodes that the rows play, `[N, ...]`."""
-        return of_group(x, self.number)
+        return gather(x, self.number)
 
-    def of_episodes(self, x: Array) -> tuple[Array, Bool[Array, " E"]]:
+    def by_episode(self, x: Array) -> tuple[Array, Bool[Array, " E"]]:
         """`x`, `[N, ...]`, of the row that plays each episode, `[E, ...]`, and whether one plays it, or did last."""
         plays = self.number[:, None] == jnp.arange(self.each)[:, None]
-        return of_group(x, jnp.argmax(plays, axis=2)), jnp.any(plays, axis=2).reshape(-1)
+        return gather(x, jnp.argmax(plays, axis=2)), jnp.any(plays, axis=2).reshape(-1)
 
     def next(self, ended: Bool[Array, " N"]) -> tuple[Bool[Array, " N"], Episodes]:
         """The episodes of the rows after some have ended. **Returns:** the rows that begin one, and all episodes."""

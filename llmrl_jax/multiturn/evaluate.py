@@ -104,7 +104,7 @@ class Evaluator:
         begin_key, play_key = jax.random.split(key)
         number, begun = np.arange(self.rows), self.rows
         rows = self._begin(begin_key, self.env_params, number)
-        slots = self._slots()
+        slots = self._slots(params, frozen)
         count = self.episodes
         sums = {name: np.zeros(count) for name in ("returns", "turns", "valid")}
         success, cut = np.zeros(count, bool), np.zeros(count, bool)

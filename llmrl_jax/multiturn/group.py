@@ -35,7 +35,8 @@ class GroupConfig(TurnLearnerConfig):
     """Episodes that begin in the same state; divides num_envs."""
     at_once: NonNegativeInt = 0
     """Episodes played at the same time, a divisor of num_envs: where one has ended, the next one begins, so that fewer
-    rows wait for the longest one, and fewer keys and values are in memory; 0: all."""
+    rows wait for the longest one, and fewer keys and values are in memory; over a mesh, a multiple of its data x fsdp
+    devices; 0: all."""
     advantage: Literal["centred", "grpo", "leave_one_out"] = "centred"
     """A return minus its group's mean (`centred`, Dr. GRPO), also divided by the standard deviation (`grpo`), or minus
     the mean of the others."""

@@ -42,7 +42,8 @@ class TurnLearnerConfig(AdamConfig):
     """Settings that all learners of written replies have. Floats are traced (`state.hparams`)."""
 
     num_envs: PositiveInt = 64
-    """Environments played at once; over a mesh, a multiple of its data x fsdp devices."""
+    """Environments played at once, or with groups the episodes of an update; over a mesh, a multiple of its data x fsdp
+    devices."""
     episode_tokens: PositiveInt = 512
     """The most tokens of an episode, observations and replies, with memory append: one in which no further turn fits
     ends there as by a time-out, and is counted (`cut_episodes`)."""
@@ -159,7 +160,7 @@ class TurnLearner:
 
     @property
     def steps(self) -> int:
-        """Tokens of each row in an update."""
+        """Tokens of each row, or episode, in an update."""
         raise NotImplementedError
 
     @property

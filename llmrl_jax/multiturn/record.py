@@ -94,21 +94,17 @@ def text_of(record: Record) -> tuple[Int[Array, "N L"], Int[Array, "N L"]]:
     return jnp.where(real, number, 0), jnp.where(real, places - start, -1)
 
 
-def carried_over(
-    record: Record, length: Int[Array, " N"], size: int, open_turns: Bool[Array, "N L"] | None = None
-) -> Any:
+def carried_over(record: Record, length: Int[Array, " N"], size: int, open_turns: Bool[Array, "N L"]) -> Any:
     """The part of a record from which rows go on: the current text, and from the earliest text on that has a turn which
     is still to be learned from.
 
     **Arguments:** `length`, tokens of each row; `size`, places of the result; `open_turns`, where such turns begin
-    (`decides`); None: there are none.
+    (`decides`).
     **Returns:** the record `[N, size]`, and the number of its tokens."""
     places = jnp.arange(record.token.shape[1])
     begin = jax.lax.cummax(jnp.where(record.begins, places, 0), axis=1)
-    start = last_begin(record)
-    if open_turns is not None:
-        needed = jnp.min(jnp.where(open_turns, begin, record.token.shape[1]), axis=1)
-        start = jnp.minimum(start, needed)
+    needed = jnp.min(jnp.where(open_turns, begin, record.token.shape[1]), axis=1)
+    start = jnp.minimum(last_begin(record), needed)
     index = start[:, None] + jnp.arange(size)
     count = length - start
     return record.take(jnp.where(index < length[:, None], index, -1)), count

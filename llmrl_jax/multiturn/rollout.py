@@ -72,7 +72,7 @@ class Rows:
     final: Bool[Array, " N"]
     """Whether the queue is the last observation of an episode that timed out."""
     live: Bool[Array, " N"]
-    """False for a row that has ended, where each plays one episode."""
+    """False for a row that has ended and begins no other episode."""
     past: Any = ()
     """With `reprompt`: `(tokens [N, w + 1, W], lengths [N, w + 1])` of the last turns with their replies, the current
     one last."""
@@ -176,8 +176,8 @@ class Conversation:
     """The loop over tokens of a policy in a batch of environments.
 
     **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `capacity`; `constrain`,
-    applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode
-    and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
+    applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode,
+    or its share of `episodes`, and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
     `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held; `values`, of which
     tokens values are computed; `episodes`, with `whole`, those that the rows play, a multiple of the environments (0:
     as many).
@@ -322,20 +322,20 @@ class Conversation:
         first = jnp.ones(self.episodes, bool) if self.follows else rows.spoken == 0
         # what a row writes depends on its own tokens, not on when it was its turn to read
         world_key_of_play, write_key = jax.random.split(key)
-        keys_of = jax.vmap(jax.random.fold_in, (None, 0))
-        row_keys = keys_of(write_key, jnp.arange(self.count))
+        fold_each = jax.vmap(jax.random.fold_in, (None, 0))
+        row_keys = fold_each(write_key, jnp.arange(self.count))
 
-        def of_rows(rows, count):
-            return rows.episodes.of_rows(count) if self.follows else count
+        def at_rows(rows, count):
+            return rows.episodes.at_rows(count) if self.follows else count
 
         def step(rows, slots, count, number):
-            count = of_rows(rows, count)
+            count = at_rows(rows, count)
             playing = rows.live & (count < steps)
             taken, hidden, slots = self._process(variables, layers, rows, slots, playing, steps - count)
             logits: Any = policy.model.apply(variables, hidden, method=Llama.head)
             value = policy.value(params, hidden) if self.values else jnp.zeros(self.count, jnp.float32)
             world_key = jax.random.fold_in(world_key_of_play, number)
-            keys = keys_of(write_key, rows.episodes.index) if self.follows else row_keys
+            keys = fold_each(write_key, rows.episodes.index) if self.follows else row_keys
             keys = jax.vmap(jax.random.fold_in)(keys, count + taken)
             full = count + taken == steps
             rows, event = self._advance(
@@ -347,19 +347,19 @@ class Conversation:
 
         def active(carry):
             rows, _, count, *_ = carry
-            return jnp.any(rows.live & (of_rows(rows, count) < steps))
+            return jnp.any(rows.live & (at_rows(rows, count) < steps))
 
-        def of_episodes(rows, x):
-            return rows.episodes.of_episodes(x) if self.follows else (x, True)
+        def by_episode(rows, x):
+            return rows.episodes.by_episode(x) if self.follows else (x, True)
 
         def body(carry):
             rows, slots, count, number, read, words = carry
             number = number + active(carry)
             # what stands behind the tokens that a row reads here is written over, or not used
-            read = write_slots(read, [Tokens(of_episodes(rows, self._next(rows))[0], count)], -1)
+            read = write_slots(read, [Tokens(by_episode(rows, self._next(rows))[0], count)], -1)
             after, slots, taken, event = step(rows, slots, count, number)
-            new, _ = of_episodes(rows, pack(event))
-            taken, played = of_episodes(rows, taken)
+            new, _ = by_episode(rows, pack(event))
+            taken, played = by_episode(rows, taken)
             taken = jnp.where(played, taken, 0)
             # a row that waits writes behind its last slot
             slot = jnp.where(taken > 0, count + taken - 1, steps)
@@ -444,19 +444,25 @@ class Conversation:
         """Tokens of a text, at most."""
         return self.policy.longest_text or self.size
 
-    def first_slots(self) -> Slots:
-        """Room for keys and values of as long texts as there may be."""
-        model = self.policy.model
-        return Slots.create(Cache.create(model.config, self.count, self.longest, model.dtype), self.group, self.chunk)
+    def first_slots(self, params: Any, frozen: Any) -> Slots:
+        """Room for keys and values of as long texts as there may be, on the devices of the weights."""
+        zeros = jnp.zeros(self.count, jnp.int32)
+        return self._slots(self.policy.variables(params, frozen), zeros[:, None], zeros)
 
     def _read_again(self, variables: Any, rows: Rows) -> Slots:
         """Keys and values of each row's current text, by the present parameters."""
         if not self.held:
-            return self.first_slots()
+            model = self.policy.model
+            cache = Cache.create(model.config, self.count, self.longest, model.dtype)
+            return Slots.create(cache, self.group, self.chunk)
         places = jnp.arange(self.longest)
         index = (rows.length - rows.spoken)[:, None] + places
         tokens = rows.record.take(jnp.where(places < rows.spoken[:, None], index, -1)).token
-        options: Any = {"lengths": rows.spoken, "cache": self.longest, "logits": False}
+        return self._slots(variables, tokens, rows.spoken)
+
+    def _slots(self, variables: Any, tokens: Int[Array, "N L"], lengths: Int[Array, " N"]) -> Slots:
+        """Keys and values of texts, and room for as long ones as there may be."""
+        options: Any = {"lengths": lengths, "cache": self.longest, "logits": False}
         output: Any = self.policy.model.apply(variables, tokens, **options)
         return Slots.create(output.cache, self.group, self.chunk)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ import envs_jax
 from envs_jax.babyai.env import BabyAI
 from llmrl_jax import lm
 from llmrl_jax.agents.babyai import NoisyExpert
+from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import replacing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
+from llmrl_jax.multiturn.rollout import capacity
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
@@ -186,7 +189,8 @@ def check(config: CloneRun) -> None:
 def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner, int]:
     """The learner that imitates the expert, and its number of updates."""
     length = config.episode_tokens
-    data = pack(demonstrations(agent, config, seed, length), length)
+    with doing("the expert plays demonstrations"):
+        data = pack(demonstrations(agent, config, seed, length), length)
     updates = max(1, round(config.epochs * len(data.tokens) / config.sft.batch_size))
     model = agent.policy.model.clone(lora=None)
     variables = {"params": agent.policy.base(jax.random.key(seed))}
@@ -206,11 +210,16 @@ def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
     **Raises:** what `check`, `build` and `demonstrations` raise."""
     check(config)
     agent = build(config.agent) if agent is None else agent
+    capacity(agent.policy, config.clone.episode_tokens)
     learner, updates = lesson(agent, config.clone, config.run.seed)
 
-    def weights(state: Any) -> tuple[Any, Any]:
+    @functools.cache
+    def heads() -> tuple[Any, Any]:
         # demonstrations do not train the critic, which does not act
-        value, replies = agent.policy.init_heads(jax.random.key(0))
+        return agent.policy.init_heads(jax.random.key(0))
+
+    def weights(state: Any) -> tuple[Any, Any]:
+        value, replies = heads()
         return {"params": state.params, "value": value}, {"replies": replies}
 
     options: dict[str, Any] = {"updates": updates, "title": "imitation", "shown": {"loss": "loss"}}
@@ -226,9 +235,10 @@ def clone(config: CloneRun) -> RunResult:
     with opened(config.run, "agent-clone") as folder:
 
         def facts(result: RunResult) -> dict[str, Any]:
-            if not result.stopped:
-                write_model(agent, result.state.params, folder / "model")
-            return {}
+            if result.stopped:
+                return {}
+            write_model(agent, result.state.params, folder / "model")
+            return {"model": "model"}
 
         result = experiments.train(make(config, agent), folder, facts=facts)
         if not result.stopped:

@@ -38,7 +38,8 @@ def train(config: TrainConfig) -> int:
 def clone(config: CloneRun) -> int:
     """Teach a model to write as an expert does in BabyAI, with thoughts; writes `model/`, for the `--model` of `train`.
 
-    The expert acts at random with a probability of `--noise`, so that RL has something to improve."""
+    The expert acts at random with a probability of `--noise`, so that RL has something to improve. `llmrl eval` and
+    `llmrl play` read its runs, once the demonstrations are played again."""
     from llmrl_jax.systems.agent import clone
 
     clone.clone(config)

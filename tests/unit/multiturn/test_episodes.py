@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmrl_jax.multiturn import rollout
 from llmrl_jax.multiturn.episodes import Episodes
+from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import GroupConfig, GroupLearner, make_group_learner
 from tests.unit.multiturn.conversations import GROUP, agent
 from tests.unit.multiturn.test_starts import learner_of
@@ -51,10 +53,10 @@ def test_a_row_that_ends_begins_the_next_episode():
 def test_what_rows_have_is_their_episodes():
     number = jnp.array([[2, 0], [1, 3]])
     episodes = Episodes(jnp.arange(8), jnp.arange(8), number)
-    np.testing.assert_array_equal(episodes.of_rows(jnp.arange(8) * 10), [20, 0, 50, 70])
-    of_episodes, plays = episodes.of_episodes(jnp.array([20, 0, 50, 70]))
+    np.testing.assert_array_equal(episodes.at_rows(jnp.arange(8) * 10), [20, 0, 50, 70])
+    spread, plays = episodes.by_episode(jnp.array([20, 0, 50, 70]))
     np.testing.assert_array_equal(plays, [1, 0, 1, 0, 0, 1, 0, 1])
-    np.testing.assert_array_equal(of_episodes[plays], [0, 20, 50, 70])
+    np.testing.assert_array_equal(spread[plays], [0, 20, 50, 70])
 
 
 @cache
@@ -62,7 +64,7 @@ def played(memory: str, at_once: int, mesh: str = ""):
     """The record of 16 episodes, of which the longest ones have more tokens than they may."""
     program = agent(memory=memory, mesh=mesh)
     size = 40 if memory == "reprompt" else 48
-    config = replace(GROUP, num_envs=16, at_once=at_once, episode_tokens=size)
+    config = replace(GROUP, num_envs=16, at_once=at_once, episode_tokens=size, anchor_coef=1.0)
     learner = GroupLearner(config, program.policy, program.env, program.env_params, program.mesh)
     state = learner.init(jax.random.key(0))
 
@@ -89,13 +91,27 @@ def test_episodes_do_not_depend_on_how_many_are_played_at_once(memory, at_once):
         np.testing.assert_array_equal(getattr(others, name), getattr(steps, name))
     for name in steps.info:
         np.testing.assert_array_equal(others.info[name][record.acts], steps.info[name][record.acts])
+    np.testing.assert_array_equal(others.anchor[record.decides], steps.anchor[record.decides])
 
 
 @pytest.mark.slow
-def test_a_mesh_changes_no_episode():
-    (record, _), (expected, _) = played("reprompt", 8, "data=8"), played("reprompt", 0)
+@pytest.mark.parametrize("rows", [16, 1], ids=["a group over devices", "a group on each device"])
+def test_a_mesh_changes_no_episode(rows, monkeypatch):
+    monkeypatch.setattr(rollout, "GROUP", {"cpu": rows, "other": rows})
+    (record, _), (expected, _) = played.__wrapped__("reprompt", 8, "data=8"), played.__wrapped__("reprompt", 0)
     for name in ("token", "role", "begins", "acts", "reward"):
         np.testing.assert_array_equal(getattr(record, name), getattr(expected, name), name)
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_no_evaluation():
+    def tokens(mesh):
+        program = agent(memory="reprompt", mesh=mesh)
+        params, frozen = program.policy.init(jax.random.key(1))
+        evaluator = Evaluator(program.policy, program.env, program.env_params, 12, chunk=24, at_once=8)
+        return evaluator(params, frozen, jax.random.key(2)).tokens
+
+    jax.tree.map(np.testing.assert_array_equal, tokens("data=2,fsdp=2,tensor=2"), tokens(""))
 
 
 @pytest.mark.slow
@@ -119,6 +135,8 @@ def test_stored_starts_are_those_of_all_episodes():
         config = replace(learner.config, at_once=at_once)
         learner = GroupLearner(config, learner.policy, learner.env, learner.env_params, None)
         state = learner.init(jax.random.key(0))
+        starts = state.starts.replace(success=jnp.full(16, 0.5))  # its copies are played again
+        state = state.replace(starts=starts)
 
         @jax.jit
         def update(state):
@@ -126,7 +144,9 @@ def test_stored_starts_are_those_of_all_episodes():
             play = learner.conversation.play(state.params, state.frozen, begun, jax.random.key(2), learner.steps)
             return learner.keep_starts(state, jax.random.key(1), begun, *play[1:])
 
-        return update(state)
+        starts, metrics = update(state)
+        assert (starts.success != 0.5).any() and metrics["success_stored"] >= 0
+        return starts, metrics
 
     jax.tree.map(np.testing.assert_array_equal, updated(16), updated(0))
 
