@@ -71,26 +71,35 @@ def test_writing_beside_scoring():
 
 
 def test_a_pretrained_model():
-    taught, again, learned = (
-        json.loads((RESULTS / "agent_smollm2" / f"goto-{part}.json").read_text())
-        for part in ("imitation", "imitation-again", "rl")
-    )
-    sampled = taught["sampled"]
-    rates = cell([sampled[name] for name in ("success", "success_low", "success_high")]).replace(" ", "\n", 1)
-    assert f"{rates} of {sampled['episodes']:.0f} held-out episodes, and {sampled['valid']:.3f} of them" in PAGE
-
-    def rates_of(results):
+    def rates(results):
         return cell([results[name] for name in ("success", "success_low", "success_high")])
 
-    rows = [("random actions", rates_of(learned["random"]), "", "")]
-    for name, results in (("after imitation", again), ("after RL", learned)):
-        rates = (rates_of(results[x]) for x in ("sampled", "greedy"))
-        rows.append((name, *rates, f"{results['sampled']['valid']:.3f}"))
-    for row in rows:
-        assert f"| {' | '.join(row)} |".replace("  ", " ") in PAGE
-    training = learned["training"]
-    assert f"{sum(training['turns']):,.0f} turns, {learned['train_seconds'] / 60:.0f} minutes" in PAGE
-    for part in (slice(None, 10), slice(10, None)):
-        episodes, success = training["episodes"][part], training["success"][part]
-        mean = sum(map(math.prod, zip(episodes, success, strict=True))) / sum(episodes)
-        assert f"{mean:.2f} of {sum(episodes):.0f}" in PAGE
+    records = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "agent_smollm2").glob("*.json")}
+    for task in ("goto", "pickup"):
+        taught, again, learned = (records[f"{task}-{part}"] for part in ("imitation", "imitation-again", "rl"))
+        rows = [(f"`{task}`", "random actions", rates(learned["random"]), "", "")]
+        for name, results in (("after imitation", again), ("after RL", learned)):
+            found = (rates(results[x]) for x in ("sampled", "greedy"))
+            rows.append(("", name, *found, f"{results['sampled']['valid']:.3f}"))
+        for row in rows:
+            assert f"| {' | '.join(row)} |".replace("  ", " ") in PAGE
+        assert rates(taught["sampled"]) in PAGE and str(taught["imitation"]["updates"]) in PAGE
+        training = learned["training"]
+        assert f"{sum(training['turns']):,.0f} turns" in PAGE and f"{learned['train_seconds'] / 60:.0f}" in PAGE
+        for part in (slice(None, 10), slice(10, None)):
+            episodes, success = training["episodes"][part], training["success"][part]
+            mean = sum(n * (rate or 0) for n, rate in zip(episodes, success, strict=True)) / sum(episodes)
+            assert f"{mean:.2f} of {sum(episodes):.0f}" in PAGE
+    plain = records["as-it-is"]["as_it_is"]
+    assert [(x["success"], x["valid"], x["replies"]) for x in plain.values()] == [(0, 0, 128)] * 6
+    assert "128 replies" in PAGE
+
+
+def test_episodes_at_once():
+    record = json.loads((RESULTS / "agent_demo" / "at-once.json").read_text())
+    for part in ("after_imitation", "after_rl"):
+        rows = {row["at_once"]: row for row in record[part]}
+        few, every = ([x(rows[n]["utilisation"]) for x in (min, max)] for n in (16, 64))
+        assert f"{few[0]:.2f} to {few[1]:.2f} in place of {every[0]:.2f} to {every[1]:.2f}" in PAGE
+        few, every = (rows[n]["microseconds_a_token"] for n in (16, 64))
+        assert f"{few:.0f} microseconds of one core a token in place of {every:.0f}" in PAGE
