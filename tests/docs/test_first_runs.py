@@ -51,3 +51,7 @@ def test_what_the_agent_of_bkrl_reaches():
     text = " ".join(TOUR.split())
     sampled, greedy, chance = (cell(RECORDS["bkrl"]["success"][way]) for way in ("sampled", "greedy", "random"))
     assert f"{sampled} with drawn actions, {greedy} with greedy ones and {chance} with random ones" in text
+    runs = ROOT / "experiments" / "results" / "first_runs"
+    others = [json.loads((runs / f"bkrl-{seed}.json").read_text())["success"] for seed in (1, 2)]
+    for way, actions in (("sampled", "drawn actions"), ("greedy", "greedy ones")):
+        assert f"{cell(others[0][way])} and {cell(others[1][way])} with {actions}" in text
