@@ -3,7 +3,7 @@
     python experiments/agent_at_once.py
 
 The demo's agent, after a short imitation and after 40 updates of `grpo`: `utilisation`, and seconds of the processors
-for each token that is read or written. `<out>/at-once.json` has the figures.
+for each token that is read or written; and seconds of whole updates. `<out>/at-once.json` has the figures.
 """
 
 from __future__ import annotations
@@ -87,10 +87,13 @@ def main() -> None:
     agent = build(replace(config.agent, model=str(out / "model")))
     group = GroupLearner(config.group, agent.policy, agent.env, agent.env_params, None)
     state, update = jax.jit(group.init)(jax.random.key(x.seed)), jax.jit(group.update)
-    results = {}
+    results: dict[str, Any] = {}
+    seconds = results["update_cpu_seconds"] = []
     for name, updates in (("after_imitation", 0), ("after_rl", x.updates)):
         for _ in range(updates):
-            state, _ = update(state)
+            started = time.process_time()
+            state, _ = jax.block_until_ready(update(state))
+            seconds.append(round(time.process_time() - started, 2))
         results[name] = [measured(x, agent, config.group, n, state.params, state.frozen) for n in x.at_once]
     record = {
         "command": command(Path(__file__).name, x),

@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 @contextmanager
 def cached_in(folder: Path) -> Iterator[None]:
     """Use `folder` as the persistent compilation cache, unless the environment names one."""
+    assert folder.is_dir(), f"{folder} is no folder: does a test's fixture hide the one that makes it?"
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         yield
         return

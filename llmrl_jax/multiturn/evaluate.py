@@ -57,7 +57,7 @@ class Evaluator:
     """Plays episodes of a policy; its programs are compiled once.
 
     **Arguments:** `policy`; `env`, wrapped in `EpisodeStatistics`; `env_params`; `episodes`, of each call;
-    `episode_tokens`, see `llmrl_jax.multiturn.rollout.capacity`; `chunk`, tokens of each call of the program, between
+    `episode_tokens`, see `TurnPolicy.capacity`; `chunk`, tokens of each call of the program, between
     which episodes begin in place of those that have ended; `at_once`, played at the same time (an environment of the
     host plays all).
     """

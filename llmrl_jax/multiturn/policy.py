@@ -93,6 +93,23 @@ class TurnPolicy:
         """The most tokens of a text, by which rows of many are cheaper; None with `append`: that of an episode."""
         return self.prompt_tokens + self.reply_tokens if self.memory == "reprompt" else None
 
+    def capacity(self, episode_tokens: int = 0) -> int:
+        """The places of a row's record of earlier tokens.
+
+        **Arguments:** `episode_tokens`, the most tokens of an episode with `append`.
+        **Raises:** `ValueError` if no episode of two turns fits, or more than the model has positions are asked for."""
+        longest = self.prompt_tokens + self.reply_tokens
+        if self.memory == "reprompt":
+            return 2 * longest  # a turn is learned from once the next one's observation has been read
+        head, turn = self.text.sizes
+        needed, positions = longest + turn, self.model.config.max_position_embeddings
+        if not needed <= episode_tokens <= positions:
+            raise ValueError(
+                f"episode_tokens is {episode_tokens}; a head of {head}, two turns of up to {turn} and a reply of "
+                f"{self.reply_tokens} tokens need at least {needed}, and the model has {positions} positions"
+            )
+        return episode_tokens
+
     @property
     def dtype(self) -> Any:
         """The dtype to which the model rounds the factors of its products."""

@@ -113,7 +113,7 @@ class Event:
 
 @struct.dataclass
 class Steps:
-    """Metrics of a rollout besides its record, leaves `[N, T]`."""
+    """Metrics of a rollout besides its record, leaves `[E, T]`."""
 
     info: dict[str, jax.Array]
     """`episode_info` of the environment's `info`, where a reply ends."""
@@ -137,25 +137,6 @@ def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
     )
 
 
-def capacity(policy: TurnPolicy, episode_tokens: int = 0) -> int:
-    """The places of a row's record of earlier tokens, `S`.
-
-    **Arguments:** `episode_tokens`, the most tokens of an episode with `append`.
-    **Raises:** `ValueError` if no episode of two turns fits, or more than the model has positions are asked for."""
-    longest = policy.prompt_tokens + policy.reply_tokens
-    if policy.memory == "reprompt":
-        return 2 * longest  # a turn is learned from once the next one's observation has been read
-    needed = longest + policy.text.sizes[1]
-    positions = policy.model.config.max_position_embeddings
-    if not needed <= episode_tokens <= positions:
-        raise ValueError(
-            f"episode_tokens is {episode_tokens}; a head of {policy.text.sizes[0]}, two turns of up to "
-            f"{policy.text.sizes[1]} and a reply of {policy.reply_tokens} tokens need at least {needed}, and the model "
-            f"has {positions} positions"
-        )
-    return episode_tokens
-
-
 def select_rows(mask: Bool[Array, " N"], new: VectorState, old: VectorState) -> VectorState:
     """The states of environments, of some rows new; the pool of episodes is that of `old`."""
     return old.replace(env=select(mask, new.env, old.env))
@@ -175,12 +156,12 @@ LEAST = 8
 class Conversation:
     """The loop over tokens of a policy in a batch of environments.
 
-    **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `capacity`; `constrain`,
-    applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays one episode,
-    or its share of `episodes`, and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
-    `whole`, whether every call of `play` is of whole episodes, so that no earlier tokens are held; `values`, of which
-    tokens values are computed; `episodes`, with `whole`, those that the rows play, a multiple of the environments (0:
-    as many).
+    **Arguments:** `policy`; `env`, whose resets are within the step; `episode_tokens`, see `TurnPolicy.capacity`;
+    `constrain`, applied to pytrees of rows `[N, ...]`, to keep them on their devices; `once`, whether every row plays
+    one episode, or its share of `episodes`, and stops; `anchors`, whether observations are numbered (`Steps.anchor`);
+    `whole`, whether rows hold no earlier tokens: `play` is of whole episodes, and `play_on` goes on by its slots;
+    `values`, of which tokens values are computed; `episodes`, with `whole`, those that the rows play, a multiple of the
+    environments (0: as many).
     """
 
     def __init__(
@@ -199,7 +180,7 @@ class Conversation:
         self.values: Values = values
         self.policy, self.env, self.constrain, self.once, self.anchors = policy, env, constrain, once, anchors
         self.count = env.num_envs
-        self.size = capacity(policy, episode_tokens)
+        self.size = policy.capacity(episode_tokens)
         self.held = 0 if whole else self.size
         """Places for earlier tokens."""
         self.appends = policy.memory == "append"

@@ -12,15 +12,15 @@ from tests.compile_cache import cached_in
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory):
+def program_cache(tmp_path_factory):
     """A folder for what commands compile."""
     return tmp_path_factory.mktemp("programs")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(programs):
+def compiled_once(program_cache):
     """Commands start the same run again and again: what one compiles serves the next."""
-    with cached_in(programs):
+    with cached_in(program_cache):
         yield
 
 

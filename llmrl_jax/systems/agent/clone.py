@@ -19,7 +19,6 @@ from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import replacing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
-from llmrl_jax.multiturn.rollout import capacity
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
@@ -210,7 +209,7 @@ def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
     **Raises:** what `check`, `build` and `demonstrations` raise."""
     check(config)
     agent = build(config.agent) if agent is None else agent
-    capacity(agent.policy, config.clone.episode_tokens)
+    agent.policy.capacity(config.clone.episode_tokens)  # raises before anything is played
     learner, updates = lesson(agent, config.clone, config.run.seed)
 
     @functools.cache

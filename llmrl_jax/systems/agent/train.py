@@ -112,7 +112,7 @@ def make_experiment(
 ) -> Experiment:
     """A run that trains an agent, evaluated with sampled and greedy replies beside random actions.
 
-    **Arguments:** `config`, a `TrainConfig` or `CloneRun`; `episode_tokens`, see `multiturn.rollout.capacity`;
+    **Arguments:** `config`, a `TrainConfig` or `CloneRun`; `episode_tokens`, see `TurnPolicy.capacity`;
     `weights`, from a state of the learner to `(params, frozen)` of the policy; `options`, further fields of
     `Experiment`."""
     evaluator = evaluators(agent, episode_tokens)
