@@ -101,6 +101,8 @@ def test_a_pretrained_model():
 
 def test_episodes_at_once():
     record = json.loads((RESULTS / "agent_demo" / "at-once.json").read_text())
+    updates = record["update_cpu_seconds"][1:]  # the first one is compiled
+    assert f"{min(updates):.1f} to {max(updates):.1f} seconds of that core" in PAGE
     for part in ("after_imitation", "after_rl"):
         rows = {row["at_once"]: row for row in record[part]}
         few, every = ([x(rows[n]["utilisation"]) for x in (min, max)] for n in (16, 64))
