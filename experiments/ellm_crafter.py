@@ -2,8 +2,10 @@
 
     python experiments/ellm_crafter.py                                   # every agent, three seeds
     python experiments/ellm_crafter.py --agents embedded rnd --seeds 1   # some of them
+    python experiments/ellm_crafter.py --agents embedded plain --steps 300000
 
-Every agent is a preset of `llmrl ellm pretrain`; none sees the world's own reward but `extrinsic`. Runs are written to
+Every agent is a preset of `llmrl ellm pretrain`, or `embedded` without its three changes; none sees the world's own
+reward but `extrinsic`. Runs are written to
 `<out>/<agent>-<seed>`; those that exist are continued, or read if they are finished, so it can be stopped at
 any time. `<out>/results.json` has the curves, the held-out episodes of the trained agents and those of random play,
 and `<out>/curves.png` their picture.
@@ -11,12 +13,12 @@ and `<out>/curves.png` their picture.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ellm_runs import Agents, Runs, compare
 
 from llmrl_jax.options.command import parse
-from llmrl_jax.systems.ellm.config import PRESETS
+from llmrl_jax.systems.ellm.config import EMBEDDED, PRESETS
 
 
 NAMES = {
@@ -28,6 +30,18 @@ NAMES = {
     "noveld": "NovelD",
     "apt": "APT",
 }
+PLAIN = replace(
+    EMBEDDED,
+    network=replace(EMBEDDED.network, pointing=False),
+    dqn=replace(EMBEDDED.dqn, replay="uniform", n_step=3),
+)
+CHANGED = {
+    "plain": PLAIN,
+    "plain-slow": replace(PLAIN, dqn=replace(PLAIN.dqn, epsilon_steps=400_000)),
+    "plain-adviser": replace(PLAIN, suggester="chat"),
+}
+"""`embedded` without pointing, with uniform replay and 3 steps; the same with an epsilon that falls more slowly, and with
+the scripted adviser's goals."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class Experiment:
     """ELLM's agents and baselines."""
 
     agents: tuple[str, ...] = tuple(NAMES)
-    """Presets of `llmrl ellm pretrain`."""
+    """Presets of `llmrl ellm pretrain`, or `plain`, `plain-slow`, `plain-adviser`."""
     seeds: int = 3
     """Number of seeds per agent, from 0."""
     steps: int = 1_000_000
@@ -49,7 +63,7 @@ class Experiment:
 def main() -> None:
     x = parse(Experiment, description=__doc__)
     command = "python experiments/ellm_crafter.py"
-    agents = Agents(PRESETS, NAMES, "achievements", "achievements per episode", command)
+    agents = Agents(PRESETS | CHANGED, NAMES, "achievements", "achievements per episode", command)
     compare(agents, x.agents, Runs(x.seeds, x.steps, x.episodes, x.out))
 
 
