@@ -40,8 +40,8 @@ CHANGED = {
     "plain-slow": replace(PLAIN, dqn=replace(PLAIN.dqn, epsilon_steps=400_000)),
     "plain-adviser": replace(PLAIN, suggester="chat"),
 }
-"""`embedded` without pointing, with uniform replay and 3 steps; the same with an epsilon that falls more slowly, and with
-the scripted adviser's goals."""
+"""`embedded` without pointing, with uniform replay and 3 steps; the same with an epsilon that falls more slowly, and
+with the scripted adviser's goals."""
 
 
 @dataclass(frozen=True)
