@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from llmrl_jax.core.statistics import wilson
 from tests.paths import ROOT
 
 
@@ -28,8 +29,8 @@ def test_the_expert_and_random_play_are_those_of_the_page():
     names |= {"hard, line": "the line", "hard, gathering": "the gathering"}
 
     def share(found):
-        rate = found["solved"] / found["of"]
-        return f"{100 * rate:.{0 if rate == 0 or rate >= 0.1 else 1}f}% of {found['of']}"
+        rate = wilson(found["solved"], found["of"])
+        return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}] of {found['of']}"
 
     for name, said in names.items():
         expert, chance = (record["levels"][f"{name}, {who}"] for who in ("expert", "random actions"))
