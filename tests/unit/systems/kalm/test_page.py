@@ -164,14 +164,20 @@ def test_grounded_models_are_those_of_the_page():
     assert f"{before['action']:.2f} and {after['action']:.2f}." in " ".join(page.split())
 
 
-def test_the_learned_collector_is_that_of_the_page():
-    page = " ".join((ROOT / "docs" / "environments" / "clevr.md").read_text().split())
-    found = json.loads((RESULTS / "collector.json").read_text())
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_learned_collector_is_that_of_the_page(seed):
+    page = (ROOT / "docs" / "environments" / "clevr.md").read_text()
+    found = json.loads((RESULTS / f"collector{f'-{seed}' if seed else ''}.json").read_text())
     agent, (plain, noisy) = found["agent"], found["collected"]
-    assert agent["sampled/success"] == 1 and f"its most likely ones {agent['greedy/success']:.0%}" in page
-    assert f"in {agent['sampled/episode_length']:.1f} and {agent['greedy/episode_length']:.1f} steps" in page
-    assert noisy["noise"] == 0.2 and f"{noisy['mean']:.1%} succeed, in {noisy['steps'] / noisy['episodes']:.1f}" in page
-    assert f"and {plain['mean']:.1%} and {plain['steps'] / plain['episodes']:.1f} without noise" in page
+    assert (plain["noise"], noisy["noise"]) == (0, 0.2) and ("seed" in found["command"]) == (seed > 0)
+    row = [str(seed)]
+    for way in ("sampled", "greedy"):
+        row.append("{:.3f} [{:.3f}, {:.3f}]".format(*(agent[f"{way}/success{end}"] for end in ("", "_low", "_high"))))
+        row.append(f"{agent[f'{way}/episode_length']:.1f}")
+    for part in (plain, noisy):
+        row.append(f"{part['mean']:.3f} [{part['low']:.3f}, {part['high']:.3f}]")
+        row.append(f"{part['steps'] / part['episodes']:.1f}")
+    assert f"| {' | '.join(row)} |" in page
 
 
 def test_the_three_language_models_are_those_of_the_page():
