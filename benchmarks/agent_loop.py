@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +71,7 @@ def settings(quick: bool) -> dict[str, Case]:
 def imitated(agent: WritingAgent, config: CloneConfig) -> Any:
     """The model's weights after imitation."""
     learner, updates = lesson(agent, config, 0)
-    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update, donate_argnums=0)
+    state, update = learner.init(jax.random.key(0)), jax.jit(learner.update, donate_argnums=0)
     for _ in range(updates):
         state, _ = update(state)
     return state.params
@@ -115,11 +114,10 @@ class Ours:
         self.state: TurnState = jax.jit(self.learner.init)(jax.random.key(0))
         if case.imitation:
             model = imitated(agent, case.imitation)
-            chex.assert_trees_all_equal_shapes_and_dtypes(model, self.state.params["params"])
             self.state = self.state.replace(params={**self.state.params, "params": model})
         self.error = 0.0
         self.facts: dict[str, float] = {}
-        """Of the last update: how long replies are, and which part of the passes' room they take."""
+        """Of the first rollout: valid replies and their length, and the share of computed tokens that were needed."""
 
     def _play(self, state: TurnState) -> Any:
         rows = self.turn.begin(state, state.key)
@@ -130,20 +128,24 @@ class Ours:
 
     def side(self) -> Side:
         """Compiled, and called until rows are in the middle of episodes."""
+        before = jax.tree.map(jnp.copy, self.state.params)
         update, update_seconds = compiled(self.learner.update, self.state, donate_argnums=0)
-        for _ in range(3):
-            self.state, _ = update(self.state)
+        for i in range(3):
+            self.state, metrics = update(self.state)
+            if i == 0:
+                self.facts = {name: float(metrics[name]) for name in ("reply_length", "valid", "utilisation")}
         play, play_seconds = compiled(self._play, self.state)
         tokens = self.config.num_envs * self.config.num_steps
 
         def one_play() -> tuple[float, int, int]:
-            took, (_, turns, read) = timed(lambda: jax.block_until_ready(play(self.state)))
+            # the policy that the loops on the host play with, which updates change
+            state = self.state.replace(params=before)
+            took, (_, turns, read) = timed(lambda: jax.block_until_ready(play(state)))
             return took, int(turns), int(read)
 
         def one_update() -> tuple[float, int, int]:
             took, (self.state, metrics) = timed(lambda: jax.block_until_ready(update(self.state)))
             self.error = max(self.error, float(metrics["first_ratio_error"]))
-            self.facts = {name: float(metrics[name]) for name in ("reply_length", "valid", "utilisation")}
             return took, int(metrics["turns"]), tokens
 
         one_play()
@@ -233,9 +235,10 @@ def run(quick: bool = False) -> Result:
         more, verdicts, ours = measure(model, case)
         rows, bars, config = rows + more, bars + verdicts, case.config
         sizes.append(
-            f"{model}: {config.num_envs} rows x {config.num_steps} tokens, {config.minibatches} gradient steps; "
-            f"{ours.facts['valid']:.2f} of the replies valid, {ours.facts['reply_length']:.1f} tokens on average, "
-            f"`utilisation` {ours.facts['utilisation']:.2f}, the first ratio of an update within {ours.error:.1e} of 1"
+            f"{model}: {config.num_envs} rows x {config.num_steps} tokens, {config.minibatches} gradient steps; in "
+            f"the first rollout {ours.facts['valid']:.2f} of the replies valid, {ours.facts['reply_length']:.1f} "
+            f"tokens on average, `utilisation` {ours.facts['utilisation']:.2f}, the first ratio of an update "
+            f"within {ours.error:.1e} of 1"
         )
     return Result(sorted(rows, key=lambda row: row.case), bars, notes(cores, sizes))
 
@@ -247,10 +250,11 @@ def notes(cores: int, sizes: list[str]) -> list[str]:
         "conversations of up to 384 tokens (append), or one observation a prompt (reprompt); "
         "all weights are trained. Tokens are those read and written. Samples alternate. Before anything is timed, both "
         "give the same tokens the same log-probabilities within 1e-3.",
-        f"Ours, one program for play and one for the update: {'. '.join(sizes)}.",
-        "Models of random weights write replies that are all cut at 16 tokens, so rows of the loop on the host, which "
-        "go in step, hardly wait for one another. Those taught have imitated an expert that thinks (the demo's Llama "
-        "that of the demo, the small one 2,000 episodes), and end their replies.",
+        "Play has the weights of the beginning on all sides; updates change theirs.",
+        f"Ours, one program for play and one for the update. {'. '.join(sizes)}.",
+        "Models of random weights write replies of which most are cut at 16 tokens, so rows of the loop on the host, "
+        "which go in step, seldom wait for one another. Those taught have imitated an expert that thinks (the demo's "
+        "Llama that of the demo, the small one 2,000 episodes), and end their replies.",
         "The loop on the host: our worlds and their text, one compiled call a turn for all rows, tokens instead of "
         "text, and replies end by the tables of our automaton. `generate` reads whole conversations at each turn, with "
         "a growing or a static cache. Where keys and values are kept, each turn reads its new tokens only, and a "
