@@ -2,13 +2,12 @@
 
     python experiments/ellm_crafter.py                                   # every agent, three seeds
     python experiments/ellm_crafter.py --agents embedded rnd --seeds 1   # some of them
-    python experiments/ellm_crafter.py --agents embedded plain --steps 300000
+    python experiments/ellm_crafter.py --agents embedded plain --steps 300000 --out runs/ellm_crafter_changes
 
 Every agent is a preset of `llmrl ellm pretrain`, or `embedded` without its three changes; none sees the world's own
-reward but `extrinsic`. Runs are written to
-`<out>/<agent>-<seed>`; those that exist are continued, or read if they are finished, so it can be stopped at
-any time. `<out>/results.json` has the curves, the held-out episodes of the trained agents and those of random play,
-and `<out>/curves.png` their picture.
+reward but `extrinsic`. Runs are written to `<out>/<agent>-<seed>`; those that exist are continued, or read if they are
+finished, so it can be stopped at any time. `<out>/results.json` has the curves, the held-out episodes of the trained
+agents and those of random play, and `<out>/curves.png` their picture.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ CHANGED = {
     "plain-slow": replace(PLAIN, dqn=replace(PLAIN.dqn, epsilon_steps=400_000)),
     "plain-adviser": replace(PLAIN, suggester="chat"),
 }
-"""`embedded` without pointing, with uniform replay and 3 steps; the same with an epsilon that falls more slowly, and
-with the scripted adviser's goals."""
+"""`embedded` without its three changes; `plain` with an epsilon that falls more slowly, and with the scripted adviser's
+goals."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,9 @@ def evaluated(config: PretrainRun) -> dict[str, Any]:
 
     summary = folder / "summary.json"
     steps = json.loads(summary.read_text())["steps"] if summary.exists() else 0
+    each = config.ellm.dqn.num_envs * config.ellm.dqn.num_steps
+    if steps - config.steps >= each:
+        raise SystemExit(f"{folder} has {steps} steps, but {config.steps} are asked for: choose another --out")
     if not evaluations() or steps < config.steps:
         result = pretrain(replace(config, run=replace(config.run, resume=begun)))
         if result.stopped:

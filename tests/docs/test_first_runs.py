@@ -28,12 +28,14 @@ def cell(rate: Iterable[float]) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(*rate)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("system", RECORDS)
-def test_the_record_has_the_commands_of_the_tour(system, monkeypatch):
+def test_the_record_has_the_commands_of_the_tour(system, seed, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     experiment = importlib.import_module("first_runs")
-    record = RECORDS[system]
-    assert [one["command"] for one in record["commands"]] == experiment.commands_of(system, TOUR)
+    record = record_of(f"{system}-{seed}" if seed else system)
+    expected = [experiment.seeded(line, seed) for line in experiment.commands_of(system, TOUR)]
+    assert [one["command"] for one in record["commands"]] == expected
     assert record["seconds"] <= MOST
 
 

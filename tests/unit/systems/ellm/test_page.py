@@ -1,0 +1,112 @@
+"""The page of ELLM's results has the numbers of the committed records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmrl_jax.core.statistics import mean_interval, mean_rate
+from tests.paths import ROOT
+
+
+PAGE = (ROOT / "docs" / "systems" / "ellm-results.md").read_text()
+RESULTS = ROOT / "experiments" / "results"
+HOUSEKEEP = ("place_success", "pick_success", "rearrange_success")
+
+
+def record(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def interval(values: list[float], rate: bool = False) -> str:
+    """A mean over seeds with Student's 95% interval."""
+    found = (mean_rate if rate else mean_interval)(values)
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+def single(results: dict[str, float], name: str) -> str:
+    """A mean over episodes with its interval."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*(results[f"{name}{end}"] for end in ("", "_low", "_high")))
+
+
+def values_of(runs: list[dict[str, Any]], name: str) -> list[float]:
+    return [run["eval"]["agent"][name] for run in runs]
+
+
+def test_agents_in_crafter():
+    agents = record("ellm_crafter/results")["agents"]
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    for name, runs in agents.items():
+        values = values_of(runs, "achievements")
+        row = next(line for line in rows if line.startswith(f"| `{name}`"))
+        assert interval(values) in row and row.endswith(f"| {numbers(values)} |"), name
+
+
+CHANGES = {
+    "changes": {
+        "embedded": "`embedded`",
+        "plain": "`plain`: the same without pointing, with uniform replay and 3 steps",
+    },
+    "slow": {"plain-slow": "`plain-slow`: that, epsilon falling over 400,000 steps"},
+    "adviser": {"plain-adviser": "`plain-adviser`: `plain`, goals from the scripted adviser via the chat interface"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_agent_in_crafter(name):
+    found = record(f"ellm_crafter/{name}")
+    assert list(found["agents"]) == list(CHANGES[name])
+    for agent, runs in found["agents"].items():
+        values = values_of(runs, "achievements")
+        steps = f"{runs[0]['curve'][-1][0]:,}"
+        row = f"| {CHANGES[name][agent]} | {steps} | {interval(values)} | {numbers(values)} |"
+        assert len(runs) == 3 and row in PAGE, agent
+
+
+ORACLE = "`housekeep-macro`: the oracle's goals"
+AGENTS = {
+    "macro": {
+        "oracle": ORACLE,
+        "chat": ORACLE,
+        "novelty": "all placements are goals",
+        "uniform": "random placements are goals",
+        "extrinsic": "the world's own reward",
+        "rnd": "`rnd`",
+        "noveld": "`noveld`",
+        "apt": "`apt`",
+    },
+    "low": {
+        "oracle": "`housekeep`: the oracle's goals, which the agent sees",
+        "extrinsic": "the world's own reward",
+    },
+}
+
+
+@pytest.mark.parametrize(("tier", "chance"), [("macro", "macro actions: random"), ("low", "low-level actions: random")])
+def test_agents_in_housekeep(tier, chance):
+    agents = record(f"ellm_housekeep/{tier}")["agents"]
+    assert list(agents) == list(AGENTS[tier])
+    for name, runs in agents.items():
+        several = [values_of(runs, measure) for measure in HOUSEKEEP]
+        cells = [f"{interval(values, rate=True)} ({numbers(values)})" for values in several]
+        assert len(runs) == 3 and f"| {AGENTS[tier][name]} | {' | '.join(cells)} |" in PAGE, name
+    found = next(iter(agents.values()))[0]["eval"]["random"]
+    assert f"| {chance} | {' | '.join(single(found, name) for name in HOUSEKEEP)} |" in PAGE
+
+
+@pytest.mark.parametrize(("name", "length"), [("results", ""), ("rnd-1m", ", 1,000,064 steps, one seed")])
+def test_novelty_of_agents(name, length):
+    for agent, runs in record(f"ellm_novelty/{name}")["agents"].items():
+        mine, chance = ([run[who] for run in runs] for who in ("agent", "random"))
+        cells = [numbers([x["novelty_per_episode"] for x in who]) for who in (mine, chance)]
+        cells.append(", ".join(f"{x['cells']:.1f}" for x in mine))
+        cells.append(", ".join(f"{x['steps_asleep']:.1%}" for x in mine))
+        woke = [x["unlocked"].get("wake_up", 0) for x in mine]
+        cells += [numbers(woke), numbers([x["achievements"] - y for x, y in zip(mine, woke, strict=True)])]
+        assert f"| `{agent}`{length} | {' | '.join(cells)} |" in PAGE, agent
