@@ -22,8 +22,8 @@ def record(name: str) -> dict[str, Any]:
 
 def interval(values: list[float], rate: bool = False) -> str:
     """A mean over seeds with Student's 95% interval."""
-    found = (mean_rate if rate else mean_interval)(values)
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    estimate = (mean_rate if rate else mean_interval)(values)
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def numbers(values: list[float]) -> str:
@@ -60,9 +60,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_the_agent_in_crafter(name):
-    found = record(f"ellm_crafter/{name}")
-    assert list(found["agents"]) == list(CHANGES[name])
-    for agent, runs in found["agents"].items():
+    agents = record(f"ellm_crafter/{name}")["agents"]
+    assert list(agents) == list(CHANGES[name])
+    for agent, runs in agents.items():
         values = values_of(runs, "achievements")
         steps = f"{runs[0]['curve'][-1][0]:,}"
         row = f"| {CHANGES[name][agent]} | {steps} | {interval(values)} | {numbers(values)} |"
@@ -96,8 +96,8 @@ def test_agents_in_housekeep(tier, chance):
         several = [values_of(runs, measure) for measure in HOUSEKEEP]
         cells = [f"{interval(values, rate=True)} ({numbers(values)})" for values in several]
         assert len(runs) == 3 and f"| {AGENTS[tier][name]} | {' | '.join(cells)} |" in PAGE, name
-    found = next(iter(agents.values()))[0]["eval"]["random"]
-    assert f"| {chance} | {' | '.join(single(found, name) for name in HOUSEKEEP)} |" in PAGE
+    random_play = next(iter(agents.values()))[0]["eval"]["random"]
+    assert f"| {chance} | {' | '.join(single(random_play, name) for name in HOUSEKEEP)} |" in PAGE
 
 
 @pytest.mark.parametrize(("name", "length"), [("results", ""), ("rnd-1m", ", 1,000,064 steps, one seed")])

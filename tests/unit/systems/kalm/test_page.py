@@ -167,10 +167,10 @@ def test_grounded_models_are_those_of_the_page():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_learned_collector_is_that_of_the_page(seed):
     page = (ROOT / "docs" / "environments" / "clevr.md").read_text()
-    found = json.loads((RESULTS / f"collector{f'-{seed}' if seed else ''}.json").read_text())
-    agent, (plain, noisy) = found["agent"], found["collected"]
+    results = json.loads((RESULTS / f"collector{f'-{seed}' if seed else ''}.json").read_text())
+    agent, (plain, noisy) = results["agent"], results["collected"]
     assert (plain["noise"], noisy["noise"]) == (0, 0.2)
-    assert found["command"].endswith(f" --seed {seed}" if seed else " --steps 1000000")
+    assert results["command"].endswith(f" --seed {seed}" if seed else " --steps 1000000")
     row = [str(seed)]
     for way in ("sampled", "greedy"):
         row.append("{:.3f} [{:.3f}, {:.3f}]".format(*(agent[f"{way}/success{end}"] for end in ("", "_low", "_high"))))
