@@ -25,9 +25,17 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
+    def __format__(self, spec: str) -> str:
+        """The mean and its interval, each number by `spec` (default .3f)."""
+        mean, low, high = (format(x, spec or ".3f") for x in self[:3])
+        return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
+
     def __str__(self) -> str:
-        interval = "" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]"
-        return f"{self.mean:.3f}{interval}"
+        return format(self, "")
+
+    def results(self, name: str) -> dict[str, float]:
+        """`NAME`, `NAME_low` and `NAME_high`, as results of runs have them."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 def wilson(successes: float, n: int, z: float = Z95) -> Estimate:
@@ -102,6 +110,13 @@ def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> d
             line |= {name: mean, bound_name(name, "low", results[0]): low, bound_name(name, "high", results[0]): high}
             line |= {f"{name}_runs": numbers} if values else {}
     return line
+
+
+def estimate_of(results: Mapping[str, Any], name: str, n: int = 0) -> Estimate:
+    """A result and its interval, which is nan if there is none. **Arguments:** `n`, of the estimate."""
+    bounds = (results.get(bound_name(name, end, results), math.nan) for end in ("low", "high"))
+    mean, low, high = map(float, (results[name], *bounds))  # nan is a string in JSON
+    return Estimate(mean, low, high, n)
 
 
 def bound_name(name: str, end: str, names: Container[str]) -> str:

@@ -89,8 +89,7 @@ class Run:
         without an evaluation, that of the training lines in the last tenth."""
         if self.evals and self.evals[-1]["update"] >= 0.9 * self.train[-1]["update"]:
             last = self.evals[-1]
-            low, high = (last.get(f"{self.metric}_{end}", math.nan) for end in ("low", "high"))
-            return stats.Estimate(last[self.metric], low, high, int(last.get(sinks.COUNT, 0)))
+            return stats.estimate_of(last, self.metric, int(last.get(sinks.COUNT, 0)))
         _, values, count = self.curve()
         tenth = slice(-max(1, len(values) // 10), None)
         return curves.line_interval(values[tenth], count[tenth], self.metric == "success")

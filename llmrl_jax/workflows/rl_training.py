@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
 from llmrl_jax.core.config import FREE
-from llmrl_jax.core.statistics import mean_interval, wilson
+from llmrl_jax.core.statistics import estimate_of, mean_interval, wilson
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.policy import drawable
@@ -198,8 +197,7 @@ def _summary(prefix: str, episodes: Episodes, succeeds: bool) -> dict[str, float
     }
     if succeeds:
         intervals["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
-    ends = (("", "mean"), ("_low", "low"), ("_high", "high"))
-    return {f"{prefix}/{name}{end}": float(getattr(x, part)) for name, x in intervals.items() for end, part in ends}
+    return {key: value for name, x in intervals.items() for key, value in x.results(f"{prefix}/{name}").items()}
 
 
 def train(config: RLRun) -> RunResult:
@@ -221,8 +219,6 @@ def table(results: dict[str, float], episodes: int) -> str:
         cells = [f"{prefix:<8}"]
         for name, label in (("episode_return", "return"), ("episode_length", "length"), ("success", "success")):
             if f"{prefix}/{name}" in results:
-                mean, low, high = (results[f"{prefix}/{name}{end}"] for end in ("", "_low", "_high"))
-                interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""  # none of a single episode
-                cells.append(f"{label} {mean:.2f}{interval}")
+                cells.append(f"{label} {estimate_of(results, f'{prefix}/{name}'):.2f}")
         lines.append("  ".join(cells))
     return "\n".join(lines)

@@ -29,9 +29,7 @@ def summarise(played: Played) -> dict[str, float]:
     count, turns = len(played.success), max(1, int(played.turns.sum()))
     rate = stats.wilson(int(played.success.sum()), count)
     return {
-        "success": rate.mean,
-        "success_low": rate.low,
-        "success_high": rate.high,
+        **rate.results("success"),
         "episode_return": float(np.mean(played.returns)),
         "turns": float(np.mean(played.turns)),
         "valid": float(played.valid.sum() / turns),
@@ -47,9 +45,7 @@ def random_summary(agent: WritingAgent, key: jax.Array, episodes: int) -> dict[s
     played = play_random(agent.env, agent.env_params, key, episodes=episodes, num_actions=actions)
     rate = stats.wilson(int(played.success.sum()), episodes)
     return {
-        "success": rate.mean,
-        "success_low": rate.low,
-        "success_high": rate.high,
+        **rate.results("success"),
         "episode_return": float(played.episode_return.mean()),
         "turns": float(played.episode_length.mean()),
         "episodes": float(episodes),
@@ -60,8 +56,7 @@ def table(results: Mapping[str, Mapping[str, float]], episodes: int) -> str:
     """Success, return, turns and valid replies by row of `results`, as text."""
     rows = [["", "success", "return", "turns", "valid replies", "tokens a reply"]]
     for name, x in results.items():
-        shown = [name, f"{x['success']:.3f} [{x['success_low']:.3f}, {x['success_high']:.3f}]"]
-        shown += [f"{x['episode_return']:.3f}", f"{x['turns']:.1f}"]
+        shown = [name, str(stats.estimate_of(x, "success")), f"{x['episode_return']:.3f}", f"{x['turns']:.1f}"]
         rows.append(shown + ([f"{x['valid']:.3f}", f"{x['reply_length']:.1f}"] if "valid" in x else ["", ""]))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)

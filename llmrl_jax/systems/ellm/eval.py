@@ -19,7 +19,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable, json_text
-from llmrl_jax.core.statistics import mean_interval, wilson
+from llmrl_jax.core.statistics import estimate_of, mean_interval, wilson
 from llmrl_jax.parallel import Placement
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import FAINT, GOOD, Section, draw_panel, write_gif
@@ -128,8 +128,7 @@ def summarise(spec: GoalSpec, stats: EpisodeStats) -> dict[str, float]:
     if not spec.achievements:
         del means["achievements"]
     for name, values in means.items():
-        interval = mean_interval(values.astype(np.float64))
-        numbers |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        numbers |= mean_interval(values.astype(np.float64)).results(name)
     if spec.achievements:
         numbers["score"] = crafter_score(stats.unlocked.mean(axis=0))
     numbers["unknown"] = float(stats.unknown.mean())
@@ -154,10 +153,6 @@ def category_shares(tally: np.ndarray) -> dict[str, float]:
 def report(results: Mapping[str, Mapping[str, float]], spec: GoalSpec) -> str:
     """Results of several agents as tables: means with intervals, success per achievement, categories of goals."""
 
-    def interval(values: Mapping[str, float], name: str) -> str:
-        low, high = values[f"{name}_low"], values[f"{name}_high"]
-        return f"{values[name]:.2f}" + (f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else "")
-
     def share(values: Mapping[str, float], name: str) -> str:
         return "-" if math.isnan(values[name]) else f"{100 * values[name]:.1f}%"
 
@@ -165,7 +160,9 @@ def report(results: Mapping[str, Mapping[str, float]], spec: GoalSpec) -> str:
     rows = [["", *names]]
     first = {"achievements": "achievements per episode"} if spec.achievements else {}
     labels = {**first, **spec.measures, "earned": "reward for goals", "episode_length": "steps"}
-    rows += [[label, *(interval(values, name) for values in results.values())] for name, label in labels.items()]
+    rows += [
+        [label, *(f"{estimate_of(values, name):.2f}" for values in results.values())] for name, label in labels.items()
+    ]
     if spec.achievements:
         rows.append(["Crafter score", *(f"{values['score']:.2f}%" for values in results.values())])
     tables = [text_table(rows)]

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from llmrl_jax.chat import ChatError
 from llmrl_jax.core.checks import nearest, refuse_unread
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.core.statistics import estimate_of
 from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.rl.branches import BranchQPolicy
 from llmrl_jax.rl.policy import Policy
@@ -206,10 +207,7 @@ def _report(config: Any, built: Ellm, results: dict[str, Any], episodes: int) ->
     description = "episodes from the start of training" if built.spec.fixed_start else "held-out episodes"
     lines = [f"{episodes} {description}, with 95% intervals:", report(results, built.spec)]
     if isinstance(config, Downstream):
-        agent, random = (
-            f"{x['episode_return']:.2f} [{x['episode_return_low']:.2f}, {x['episode_return_high']:.2f}]"
-            for x in (results["agent"], results["random"])
-        )
+        agent, random = (f"{estimate_of(results[who], 'episode_return'):.2f}" for who in ("agent", "random"))
         lines.append(f"reward of the task {config.task!r}: {agent} per episode, of random actions {random}")
     return "\n".join(lines)
 

@@ -37,9 +37,8 @@ def summarise(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
 
     def rate(chosen: Any) -> dict[str, float]:
         success = episodes.success[chosen]
-        interval = stats.wilson(int(success.sum()), int(success.size))
         estimates = {} if episodes.estimate is None else calibration(episodes.estimate[chosen], success)
-        return {"success": interval.mean, "success_low": interval.low, "success_high": interval.high, **estimates}
+        return {**stats.wilson(int(success.sum()), int(success.size)).results("success"), **estimates}
 
     summary = rate(slice(None))
     summary["episode_return"] = float(episodes.episode_return.mean())
@@ -109,9 +108,7 @@ def success_table(results: Mapping[str, Mapping[str, float]], tasks: Sequence[st
     for name, values in results.items():
         cells = [name]
         for task in columns:
-            prefix = f"{task}/" if task else ""
-            rate, low, high = (values[f"{prefix}{part}"] for part in ("success", "success_low", "success_high"))
-            cells.append(f"{rate:.3f} [{low:.3f}, {high:.3f}]")
+            cells.append(str(stats.estimate_of(values, f"{task}/success" if task else "success")))
         rows.append(cells)
         for part, label in ESTIMATES.items():
             if part in values:

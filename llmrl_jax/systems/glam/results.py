@@ -238,8 +238,7 @@ def _measured(episodes: Episodes, tasks: Sequence[str]) -> dict[str, float]:
     for prefix, chosen in parts.items():
         won = episodes.success[chosen]
         rate = stats.wilson(int(won.sum()), int(won.size), Z99)
-        record |= {f"{prefix}success": rate.mean, f"{prefix}success_low": rate.low, f"{prefix}success_high": rate.high}
-        record[f"{prefix}episodes"] = float(rate.n)
+        record |= {**rate.results(f"{prefix}success"), f"{prefix}episodes": float(rate.n)}
     return record
 
 
@@ -335,8 +334,7 @@ def estimate(group: Sequence[Tested], test: str, mode: str, task: str = "") -> s
     if len(records) > 1:
         rate = stats.mean_rate(rates, 0.99)
     else:
-        low, high, n = (records[0][f"{prefix}{part}"] for part in ("success_low", "success_high", "episodes"))
-        rate = stats.Estimate(rates[0], low, high, int(n))
+        rate = stats.estimate_of(records[0], f"{prefix}success", int(records[0][f"{prefix}episodes"]))
     return None if math.isnan(rate.mean) else rate
 
 

@@ -22,7 +22,7 @@ from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.files import expanded
-from llmrl_jax.core.statistics import mean_rate, wilson
+from llmrl_jax.core.statistics import estimate_of, mean_rate, wilson
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.systems.kalm.collect import metadata_of, read_cases
 from llmrl_jax.systems.kalm.config import GroundRun, TrainRun, settings_class
@@ -53,7 +53,7 @@ def rates(*agents: Mapping[str, Episodes]) -> dict[str, Any]:
     for level in agents[0]:
         intervals = [wilson(int(np.sum(agent[level].success)), len(agent[level].success)) for agent in agents]
         rate = intervals[0] if len(agents) == 1 else mean_rate([interval.mean for interval in intervals])
-        results |= {level: rate.mean, f"{level}_low": rate.low, f"{level}_high": rate.high}
+        results |= rate.results(level)
         if len(agents) > 1:
             results[f"{level}_agents"] = [interval.mean for interval in intervals]
         results[f"{level}_return"] = float(np.mean([agent[level].episode_return for agent in agents]))
@@ -70,15 +70,11 @@ def judged(world: World, agents: Sequence[Mapping[str, Episodes]], episodes: int
 
 def table(results: Mapping[str, Any], levels: Sequence[str]) -> str:
     """Rates beside those of random actions."""
-
-    def interval(values: Mapping[str, Any], level: str) -> str:
-        return f"{values[level]:.3f} [{values[level + '_low']:.3f}, {values[level + '_high']:.3f}]"
-
     rows = [["success", "agent", RANDOM]]
     for level in levels:
         agent_rates = ", ".join(f"{rate:.3f}" for rate in results.get(f"{level}_agents", ()))
-        agents = interval(results, level) + (f" ({agent_rates})" if agent_rates else "")
-        rows.append([level, agents, interval(results[RANDOM], level)])
+        agents = str(estimate_of(results, level)) + (f" ({agent_rates})" if agent_rates else "")
+        rows.append([level, agents, str(estimate_of(results[RANDOM], level))])
     return text_table(rows)
 
 

@@ -72,6 +72,20 @@ def test_one_value_has_no_interval():
     alone = stats.mean_rate([0.25])
     assert (alone.mean, alone.n) == (0.25, 1) and math.isnan(alone.low) and math.isnan(alone.high)
     assert str(alone) == "0.250" and str(stats.Estimate(0.25, 0.2, 0.3, 9)) == "0.250 [0.200, 0.300]"
+    assert f"{alone:.2f}" == "0.25" and f"{stats.Estimate(0.25, 0.2, 0.3, 9):.1f}" == "0.2 [0.2, 0.3]"
+
+
+def test_an_estimate_as_results_and_back():
+    rate = stats.wilson(3, 9)
+    assert rate.results("go_to/success") == {
+        "go_to/success": rate.mean,
+        "go_to/success_low": rate.low,
+        "go_to/success_high": rate.high,
+    }
+    assert stats.estimate_of(rate.results("go_to/success"), "go_to/success", 9) == rate
+    inner = {"unlocked/wood": 0.5, "unlocked_low/wood": 0.25, "unlocked_high/wood": 0.75}
+    assert stats.estimate_of(inner, "unlocked/wood") == (0.5, 0.25, 0.75, 0)
+    assert all(map(math.isnan, stats.estimate_of({"loss": "nan"}, "loss")[:3]))  # as in JSON
 
 
 def test_bootstrap_is_near_students_interval_for_many_values():

@@ -29,8 +29,7 @@ def test_the_expert_and_random_play_are_those_of_the_page():
     names |= {"hard, line": "the line", "hard, gathering": "the gathering"}
 
     def share(found):
-        rate = wilson(found["solved"], found["of"])
-        return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}] of {found['of']}"
+        return f"{wilson(found['solved'], found['of']):.2f} of {found['of']}"
 
     for name, said in names.items():
         expert, chance = (record["levels"][f"{name}, {who}"] for who in ("expert", "random actions"))

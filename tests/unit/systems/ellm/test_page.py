@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrl_jax.core.statistics import mean_interval, mean_rate
+from llmrl_jax.core.statistics import estimate_of, mean_interval, mean_rate
 from tests.paths import ROOT
 
 
@@ -22,17 +22,11 @@ def record(name: str) -> dict[str, Any]:
 
 def interval(values: list[float], rate: bool = False) -> str:
     """A mean over seeds with Student's 95% interval."""
-    estimate = (mean_rate if rate else mean_interval)(values)
-    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return f"{(mean_rate if rate else mean_interval)(values):.2f}"
 
 
 def numbers(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
-
-
-def single(results: dict[str, float], name: str) -> str:
-    """A mean over episodes with its interval."""
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*(results[f"{name}{end}"] for end in ("", "_low", "_high")))
 
 
 def values_of(runs: list[dict[str, Any]], name: str) -> list[float]:
@@ -97,7 +91,7 @@ def test_agents_in_housekeep(tier, chance):
         cells = [f"{interval(values, rate=True)} ({numbers(values)})" for values in several]
         assert len(runs) == 3 and f"| {AGENTS[tier][name]} | {' | '.join(cells)} |" in PAGE, name
     random_play = next(iter(agents.values()))[0]["eval"]["random"]
-    assert f"| {chance} | {' | '.join(single(random_play, name) for name in HOUSEKEEP)} |" in PAGE
+    assert f"| {chance} | {' | '.join(f'{estimate_of(random_play, name):.2f}' for name in HOUSEKEEP)} |" in PAGE
 
 
 @pytest.mark.parametrize(("name", "length"), [("results", ""), ("rnd-1m", ", 1,000,064 steps, one seed")])

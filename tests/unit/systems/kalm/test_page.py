@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl_jax.core.statistics import mean_interval, mean_rate, wilson
+from llmrl_jax.core.statistics import estimate_of, mean_interval, mean_rate, wilson
 from llmrl_jax.systems.kalm.worlds import LEVELS
 
 
@@ -21,10 +21,8 @@ TESTS = 300
 def cell(rates: list[float], tests: int = TESTS) -> str:
     """A mean over seeds with Student's interval, and every seed's rate; of one seed Wilson's interval."""
     if len(rates) == 1:
-        rate = wilson(round(tests * rates[0]), tests)
-        return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
-    rate = mean_rate(rates)
-    return f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}] ({', '.join(f'{x:.2f}' for x in rates)})"
+        return f"{wilson(round(tests * rates[0]), tests):.2f}"
+    return f"{mean_rate(rates):.2f} ({', '.join(f'{x:.2f}' for x in rates)})"
 
 
 def change(success: dict, agent: str, base: str, level: str) -> str:
@@ -32,8 +30,8 @@ def change(success: dict, agent: str, base: str, level: str) -> str:
     pairs = zip(success[agent][level]["seeds"], success[base][level]["seeds"], strict=True)
     found = mean_interval([x - y for x, y in pairs])
     if found.high < 0:
-        return f"{-found.mean:.2f} [{-found.high:.2f}, {-found.low:.2f}]"
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        found = found._replace(mean=-found.mean, low=-found.high, high=-found.low)
+    return f"{found:.2f}"
 
 
 def section_of(title: str) -> str:
@@ -173,7 +171,7 @@ def test_the_learned_collector_is_that_of_the_page(seed):
     assert results["command"].endswith(f" --seed {seed}" if seed else " --steps 1000000")
     row = [str(seed)]
     for way in ("sampled", "greedy"):
-        row.append("{:.3f} [{:.3f}, {:.3f}]".format(*(agent[f"{way}/success{end}"] for end in ("", "_low", "_high"))))
+        row.append(str(estimate_of(agent, f"{way}/success")))
         row.append(f"{agent[f'{way}/episode_length']:.1f}")
     for part in (plain, noisy):
         row.append(f"{part['mean']:.3f} [{part['low']:.3f}, {part['high']:.3f}]")
