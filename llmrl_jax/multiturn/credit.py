@@ -107,7 +107,8 @@ def token_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, ga
         discount = jnp.where(acts, gamma, 1.0)
         advantage = jnp.where(acts, given, 0.0) + discount * next_value - before
         advantage = jnp.where(reply, advantage + discount * gae_lambda * next_advantage, 0.0)
-        next_value = jnp.where(reply, before, next_value)
+        # a record may end with an observation, whose value no reply's token has before it
+        next_value = jnp.where(reply, before, jnp.where(decides, value, next_value))
         next_advantage = jnp.where(reply, advantage, next_advantage)
         # behind a turn whose outcome is not known there is a value, but no advantage
         next_advantage = jnp.where(decides & ~complete, 0.0, next_advantage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,8 +77,12 @@ def test_turns_are_credited_as_a_loop_over_turns_does(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_tokens_are_credited_as_a_loop_over_tokens_does(seed):
+@pytest.mark.parametrize("end", ["as drawn", "with an observation"])
+def test_tokens_are_credited_as_a_loop_over_tokens_does(seed, end):
     record, reward = drawn_record(np.random.default_rng(10 + seed))
+    if end == "with an observation":  # the value that follows its first row's last turn is the record's last
+        length = 1 + int(np.flatnonzero(record.decides[0])[-1])
+        record, reward = jax.tree.map(lambda x: x[:, :length], (record, reward))
     credit = token_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
     for row in range(len(reward)):
         advantage = 0.0
