@@ -128,6 +128,7 @@ class Phrasebook:
             expanded += part.phrases if isinstance(part, Counted) else [part]
         self.phrases, self.separator, self.name = tuple(expanded), separator, name
         self._index = {phrase: i for i, phrase in enumerate(self.phrases)}
+        self._widest = max((phrase.count(separator) for phrase in self.phrases), default=0) + 1
         if not self.phrases:
             raise ValueError(f"{name}: a phrasebook needs at least one phrase")
         if len(self.phrases) > MOST_PHRASES:
@@ -170,6 +171,26 @@ class Phrasebook:
     def render(self, caption: Caption, separator: str | None = None) -> str:
         """The text of a caption: its phrases joined by `separator` (default: the book's own), on the host."""
         return (self.separator if separator is None else separator).join(self.phrases_of(caption))
+
+    def parse(self, text: str) -> list[str]:
+        """The phrases that `render` joins to `text`, on the host. Among phrases that begin alike the longest that fits
+        is taken.
+
+        **Raises:** `ValueError` for a text that does not consist of phrases, with the position and the nearest one."""
+        pieces, phrases = text.split(self.separator) if text else [], []
+        start = 0
+        while start < len(pieces):
+            ends = range(min(len(pieces), start + self._widest), start, -1)
+            texts = {end: self.separator.join(pieces[start:end]) for end in ends}
+            end = next((end for end in ends if texts[end] in self._index), None)
+            if end is None:
+                rest = texts[ends[0]]
+                raise ValueError(
+                    f"{self.name} has no phrase at the beginning of {rest!r}{nearest(rest, list(self.phrases))}"
+                )
+            phrases.append(texts[end])
+            start = end
+        return phrases
 
     def caption(self, phrases: Sequence[str], length: int) -> np.ndarray:
         """The caption int16 `[length]` of a list of phrases, on the host; the inverse of `phrases_of`.

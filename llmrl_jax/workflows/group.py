@@ -97,9 +97,9 @@ class _Group:
         inputs, self.inputs = {i: self.inputs[i] for i in sorted(self.inputs)}, {}
         self.stop = self.request.name
         try:
-            self.outputs = self.work(inputs)
+            self.outputs |= self.work(inputs)  # beside those of runs that have not been woken yet
         except Exception as error:
-            self.outputs = dict.fromkeys(inputs, error)
+            self.outputs |= dict.fromkeys(inputs, error)
         self.turn.notify_all()
 
     def compile(self, inputs: Mapping[int, tuple[Learner, Any, int]]) -> dict[int, float | None]:

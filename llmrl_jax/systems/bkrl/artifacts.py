@@ -7,6 +7,7 @@ The text of a program is converted as text, and passes the sandbox like that of 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -213,11 +214,6 @@ def _phrases(location: str, text: str, env: Environment) -> list[str]:
     """The phrases of an observation in words, with or without a full stop at its end."""
     book = env.captions[TEXT]
     for stripped in (text.strip(), text.strip().removesuffix(".")):
-        phrases = stripped.split(book.separator) if stripped else []
-        try:
-            for phrase in phrases:
-                book.index(phrase)
-        except KeyError:
-            continue
-        return phrases
+        with contextlib.suppress(ValueError):
+            return book.parse(stripped)
     raise DataError(f"{location} says {text.strip()[:200]!r}, which {env.id} does not say")

@@ -367,8 +367,8 @@ def _captions(location: str, values: Any, count: int, env: Environment) -> np.nd
     captions = np.full((count, size), -1, np.int16)
     for i, text in enumerate(texts):
         try:
-            captions[i] = book.caption(text.split(book.separator) if text else [], size)
-        except (KeyError, ValueError) as error:
+            captions[i] = book.caption(book.parse(text), size)
+        except ValueError as error:
             raise DataError(f"{location} says {text[:200]!r}, which {env.id} does not say: {error}") from error
     return captions
 

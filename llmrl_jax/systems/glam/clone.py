@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 
 import envs_jax
 from envs_jax.babyai.text.english import MISSION_LENGTH
-from envs_jax.text import Phrasebook
 from llmrl_jax import lm
 from llmrl_jax.agents.agent import play_episodes
 from llmrl_jax.agents.babyai import (
@@ -32,7 +30,7 @@ from llmrl_jax.agents.babyai import (
 )
 from llmrl_jax.agents.language import ScoringPolicy
 from llmrl_jax.core.activity import say
-from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.parallel.hosts import gather
@@ -52,39 +50,6 @@ from llmrl_jax.workflows.tuning import write_tuned
 
 BATCH = 1024
 """Number of prompts assembled at once."""
-
-
-@cache
-def _ids(book: Phrasebook) -> tuple[dict[str, int], int]:
-    """The ids of a book's phrases, and the largest number of pieces into which its separator splits one of them."""
-    phrase_ids = {phrase: i for i, phrase in enumerate(book.phrases)}
-    return phrase_ids, max(phrase.count(book.separator) for phrase in phrase_ids) + 1
-
-
-def parse_caption(book: Phrasebook, text: str, length: int) -> np.ndarray:
-    """The caption int16 `[length]` that a book renders as `text`. Among phrases with a common prefix, the longest match
-    is used.
-
-    **Raises:** `ValueError` for a text that does not consist of the book's phrases, with the position and the nearest
-    phrase; or that has more than `length` phrases.
-    """
-    phrase_ids, widest = _ids(book)
-    pieces = text.split(book.separator) if text else []
-    ids: list[int] = []
-    start = 0
-    while start < len(pieces):
-        ends = range(min(len(pieces), start + widest), start, -1)
-        end = next((e for e in ends if book.separator.join(pieces[start:e]) in phrase_ids), None)
-        if end is None:
-            remaining = book.separator.join(pieces[start : start + widest])
-            raise ValueError(
-                f"{book.name} has no phrase at the beginning of {remaining!r}{nearest(remaining, list(phrase_ids))}"
-            )
-        ids.append(phrase_ids[book.separator.join(pieces[start:end])])
-        start = end
-    if len(ids) > length:
-        raise ValueError(f"{text!r} has {len(ids)} phrases of {book.name}, where {length} have room")
-    return np.array(ids + [-1] * (length - len(ids)), np.int16)
 
 
 def windows(mission: np.ndarray, text: np.ndarray, action: np.ndarray, history: int) -> dict[str, np.ndarray]:
@@ -161,9 +126,10 @@ def _windows(glam: Glam, demo: Demonstration, path: str | Path) -> dict[str, np.
             f"{path}: episode {demo.number} does {world.action_names[demo.action.max()]!r}, which is not among the "
             f"agent's {n} actions: take --num-actions {demo.action.max() + 1}, or other demos"
         )
+    missions, view = world.books.missions, world.books.view
     try:
-        mission = parse_caption(world.books.missions, demo.mission, MISSION_LENGTH)
-        text = [parse_caption(world.books.view, view, world.max_sentences) for view in demo.text]
+        mission = missions.caption(missions.parse(demo.mission), MISSION_LENGTH)
+        text = [view.caption(view.parse(words), world.max_sentences) for words in demo.text]
     except ValueError as error:
         raise DemosError(f"{path}: episode {demo.number}: {error}") from error
     return windows(mission, np.stack(text), demo.action, glam.config.history)

@@ -125,10 +125,13 @@ class Broken(Traced):
 
 def test_a_run_with_another_program_runs_by_itself(complete, tmp_path, capfd):
     results = {}
+    calls = [functools.partial(learn, tmp_path, i, results) for i in (0, 2)]
     static = functools.partial(learn, tmp_path, 1, results, TinyLearner(0.05))
-    assert run_group([functools.partial(learn, tmp_path, 0, results), static]) == [0, 0]
-    assert "1 of 2" in capfd.readouterr().err
-    assert_equal(results[0].state, complete[1][0].state, rtol=1e-4, atol=1e-5)
+    # between the two others, which go on before it wakes
+    assert run_group([calls[0], static, calls[1]]) == [0, 0, 0]
+    assert "1 of 3" in capfd.readouterr().err
+    for i in (0, 2):
+        assert_equal(results[i].state, complete[1][i].state, rtol=1e-4, atol=1e-5)
     assert_equal(results[1].state.params, complete[1][1].state.params, rtol=1e-4, atol=1e-5)
 
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
+from envs_jax.babyai.text.english import MISSIONS
 from envs_jax.text import Counted, Literal, Phrasebook, Prompt, Slot, Tokenizer, compact
 from llmrl_jax.lm.tokens import WordTokenizer
 
@@ -22,6 +24,22 @@ def test_captions_and_phrases_are_inverse():
     assert BOOK.render(caption, ", ") == "go to, the blue key"
     assert BOOK.render(np.array([-1, 1, -1])) == "the red ball"
     assert len(BOOK) == 3 and BOOK.index("the red ball") == 1
+
+
+@pytest.mark.parametrize("id", ["BabyAI-Text/GoToLocal-v0", "Crafter-Text-CollectDrink"])
+def test_a_rendered_caption_is_parsed(id):
+    book = envs_jax.make(id)[0].captions["text"]
+    for i in range(0, len(book), 7):
+        assert book.parse(book.render([i, 0])) == [book.phrases[i], book.phrases[0]]
+    assert book.parse("") == []
+
+
+def test_phrases_that_begin_alike_are_parsed():
+    text = "put a box on your left next to the red ball, then go to the grey door"
+    words = ["put", "a box on your left", "next to", "the red ball,", "then", "go to", "the grey door"]
+    assert MISSIONS.parse(text) == words
+    with pytest.raises(ValueError, match="babyai.MISSIONS.*'jump to the grey door'"):
+        MISSIONS.parse("go to a key and jump to the grey door")
 
 
 def test_tokens_of_a_book():

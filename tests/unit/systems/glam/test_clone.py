@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.text.english import MISSION_LENGTH, MISSIONS, VIEW
 from llmrl_jax import lm
 from llmrl_jax.agents.agent import Episode
 from llmrl_jax.agents.babyai import DemosError, read_demos, write_demos
 from llmrl_jax.cli.main import main
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam import clone
-from llmrl_jax.systems.glam.clone import check, cloning_data, parse_caption, windows
+from llmrl_jax.systems.glam.clone import check, cloning_data, windows
 from llmrl_jax.systems.glam.config import CLONE_PRESETS, CloneRun, CloningConfig, GlamConfig, preset
 from llmrl_jax.tuning import SFTConfig
 from tests.glam import FULL, WORLD, program
@@ -135,21 +134,6 @@ def test_demonstrations_that_do_not_fit_are_named(glam, walked, file, tmp_path):
         cloning_data(glam, tmp_path / "b.parquet", config)
     with pytest.raises(ValueError, match="BabyAI-Text/GoToObjS4-v0.*--no-list-actions"):
         cloning_data(replace(glam, prompt=replace(glam.prompt, lists_offered=True)), file, config)
-
-
-def test_words_become_captions_again():
-    for i in range(0, len(VIEW), 7):
-        assert parse_caption(VIEW, f"{VIEW.phrases[i]}, {VIEW.phrases[0]}", 3).tolist() == [i, 0, -1]
-    assert parse_caption(VIEW, "", 2).tolist() == [-1, -1]
-    said = "put a box on your left next to the red ball, then go to the grey door"
-    words = ["put", "a box on your left", "next to", "the red ball,", "then", "go to", "the grey door"]
-    np.testing.assert_array_equal(
-        parse_caption(MISSIONS, said, MISSION_LENGTH), MISSIONS.caption(words, MISSION_LENGTH)
-    )
-    with pytest.raises(ValueError, match="'jump to the grey door'"):
-        parse_caption(MISSIONS, "go to a key and jump to the grey door", MISSION_LENGTH)
-    with pytest.raises(ValueError, match="4.*babyai.MISSIONS.*3"):
-        parse_caption(MISSIONS, "put a key next to a box", 3)
 
 
 def test_the_published_values():
