@@ -104,8 +104,15 @@ class Head(nn.Module):
         return thin_matmul(x, kernel) + bias
 
 
+PICTURE = 36
+"""Pixels of the shorter side from which an image is a picture, whose first convolutions have strides."""
+STRIDED = ((8, 4), (4, 2), (3, 1))
+"""Sizes and strides of these (Mnih et al. 2015)."""
+
+
 class Convolutions(nn.Module):
-    """3 x 3 convolutions with ReLU over `[..., H, W, C]`, flattened, then one dense layer."""
+    """Convolutions with ReLU over `[..., H, W, C]`, flattened, then one dense layer: of 3 x 3 with stride 1, but the
+    first three of a picture are those of DQN, 8 x 8 / 4, 4 x 4 / 2 and 3 x 3, without padding."""
 
     channels: tuple[int, ...]
     features: int
@@ -113,8 +120,14 @@ class Convolutions(nn.Module):
     @nn.compact
     def __call__(self, x):
         gain, zeros = nn.initializers.orthogonal(math.sqrt(2)), nn.initializers.zeros
-        for channels in self.channels:
-            x = nn.relu(Conv(channels, 3, kernel_init=gain, bias_init=zeros)(x))
+        strided = STRIDED if min(x.shape[-3:-1]) >= PICTURE else ()
+        for i, channels in enumerate(self.channels):
+            if i < len(strided):
+                size, stride = strided[i]
+                layer = nn.Conv(channels, (size, size), (stride, stride), padding="VALID", kernel_init=gain)
+            else:
+                layer = Conv(channels, 3, kernel_init=gain, bias_init=zeros)
+            x = nn.relu(layer(x))
         return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(*x.shape[:-3], -1)))
 
 
@@ -183,8 +196,9 @@ class NetworkConfig(Checked):
     hidden: tuple[Width, ...] = (64, 64)
     """Widths of the dense layers."""
     channels: tuple[Width, ...] = ()
-    """Channels of 3 x 3 convolutions over an image; the image is then the only input. Empty: no convolutions; all parts
-    of the observation are flattened into one vector."""
+    """Channels of convolutions over an image, which is then the only input: 3 x 3, and those of DQN (8 x 8 / 4,
+    4 x 4 / 2, 3 x 3) from 36 pixels a side. Empty: no convolutions; all parts of the observation are flattened into one
+    vector."""
     memory: Annotated[int, In("[0, 1048576]")] = 0
     """Units of a GRU; 0: no memory."""
     dueling: bool = False

@@ -50,7 +50,7 @@ class RNDConfig(AdamConfig):
     hidden: Width = 512
     """Width of the dense layers of both networks."""
     channels: tuple[Width, ...] = ()
-    """Channels of 3 x 3 convolutions before them, for images; empty for none."""
+    """Channels of convolutions before them, for images, as `NetworkConfig.channels`; empty for none."""
     critic_hidden: tuple[Width, ...] = (64, 64)
     """Widths of the layers of the value function of novelty."""
     episodic: bool = False

@@ -138,6 +138,8 @@ def train(
         with opened(x.config.run, folder_name(x.title)) as folder:
             return train(x, folder, facts=facts, at_end=at_end, again=again)
     config, run = x.config, x.config.run
+    if run.eval_every and x.during is None:
+        raise ValueError(f"run.eval_every is {run.eval_every}, but there is nothing to evaluate on: leave it out")
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
     if x.at_ends and x.during is not None:
         run = replace(run, eval_every=run.eval_every or updates)

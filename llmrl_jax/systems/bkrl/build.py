@@ -44,6 +44,11 @@ def make_features(space: spaces.Dict, names: tuple[str, ...], flat: bool) -> Cal
     """
     parts: dict[str, Any] = dict(space.spaces)
     planes = {name: _codes(parts[name]) for name in names}
+    if not flat and len(names) > 1:
+        raise ValueError(
+            f"convolutions see an image alone, and the agent observes {', '.join(names)}: leave network.channels and "
+            "rnd.channels empty, or choose an environment whose observation is an image"
+        )
 
     def encode_part(name: str, x: jax.Array) -> jax.Array:
         if planes[name]:

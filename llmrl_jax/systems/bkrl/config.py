@@ -70,14 +70,15 @@ _BABYAI_PPO = replace(_PUBLISHED, num_steps=64, learning_rate=1e-3, entropy_coef
 _CRAFTER_PPO = replace(_PUBLISHED, num_envs=16, num_steps=256)
 _SMALL = NetworkConfig(hidden=(128, 64))
 _CONVOLUTIONS = NetworkConfig(hidden=(512, 512), channels=(32, 64, 64))
+_PUBLISHED_RND = RNDConfig(channels=_CONVOLUTIONS.channels, learning_rate=_PUBLISHED.learning_rate)
 _CRAFTER = "Crafter-Text-CollectDrink?view=true&image=none"
 
 PRESETS: dict[str, AgentConfig] = {
     "babyai": AgentConfig(network=_SMALL, ppo=_BABYAI_PPO),
     "crafter": AgentConfig(env=_CRAFTER, network=_SMALL, ppo=_CRAFTER_PPO),
-    "babyai-published": AgentConfig(network=_CONVOLUTIONS, ppo=_PUBLISHED, rnd=RNDConfig()),
+    "babyai-published": AgentConfig(network=_CONVOLUTIONS, ppo=_PUBLISHED, rnd=_PUBLISHED_RND),
     "crafter-published": AgentConfig(
-        env="Crafter-Text-CollectDrink", network=_CONVOLUTIONS, ppo=_CRAFTER_PPO, rnd=RNDConfig()
+        env="Crafter-Text-CollectDrink", network=_CONVOLUTIONS, ppo=_CRAFTER_PPO, rnd=_PUBLISHED_RND
     ),
 }
 """The published hyper-parameters of PPO, but in `babyai` (docs/systems/bkrl.md); the first two with dense networks of
@@ -185,7 +186,7 @@ class TrainRun(Checked):
         if self.alg == "none":  # the environment's reward has the same weight as with a potential
             unread = ("coef", "compat")
             refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
-        if self.alg != "rnd" and self.agent.rnd != RNDConfig():  # the published presets have these
+        if self.alg != "rnd" and self.agent.rnd != _PUBLISHED_RND:  # the published presets have these
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
     def experiment(self) -> Any:

@@ -75,7 +75,7 @@ _AGENT: dict[str, Meaning] = {
     "train_eps_min": "dqn.epsilon-end",
     "train_eps_max": "dqn.epsilon-start",
     "train_eps_decay_steps": "dqn.epsilon-steps",
-    "eval_eps": Instead("held-out episodes are greedy: leave it out"),
+    "eval_eps": Instead("held-out episodes act at random as often as at the end of training: --dqn.epsilon-end"),
     "reward_scale": Instead("give the weights of rewards: --intrinsic, --extrinsic"),
     "update_every_steps": Instead(
         "an update has --dqn.num-steps steps of --dqn.num-envs environments and --dqn.gradient-steps gradient steps"

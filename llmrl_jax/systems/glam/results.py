@@ -6,6 +6,7 @@ Carta et al. (2302.02662); files are those of `post-training_tests.py`.
 from __future__ import annotations
 
 import functools
+import io
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.files import check_writable, json_text
+from llmrl_jax.core.files import check_writable, json_text, write_whole
 from llmrl_jax.report import compare as runs_compared, figures
 from llmrl_jax.report.runs import distinct
 from llmrl_jax.run.curves import INK
@@ -127,7 +128,9 @@ def post_test(config: PostTestConfig) -> list[Tested]:
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
-READ_ZERO_SHOT = ("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype")
+READ_ZERO_SHOT = (
+    *("history", "list_actions", "num_actions", "max_prompt", "candidate_space", "scoring", "dtype", "quantize"),
+)
 """Settings, besides the weights, on which the results of an untrained model depend."""
 
 
@@ -313,7 +316,9 @@ def write_returns(folder: str | Path, outcome: Outcome, *, zero_shot: bool = Fal
         directory.mkdir(parents=True, exist_ok=True)
         ending = ("_zero_shot" if zero_shot else "") + ("_greedy" if mode == "greedy" else "")
         written.append(directory / f"{stem}{ending}.npy")
-        np.save(written[-1], np.asarray(episodes.episode_return, np.float64))
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(episodes.episode_return, np.float64))
+        write_whole(written[-1], buffer.getvalue())
     return written
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from envs_jax import tracing
 from envs_jax.threads import cores
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checksum import checksum
 from llmrl_jax.core.files import expanded, write_whole
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.lm.cache import UNROLLED
@@ -39,7 +41,7 @@ from llmrl_jax.systems.kalm.worlds import GOAL, INSTRUCTION, STATE, Label, World
 PIECE = 16
 """Episodes of a small model that a core imagines at once: the cache of more does not fit a core's own, and products as
 small as these gain nothing from two cores."""
-PARTS = "parts"
+PARTS, SOURCE = "parts", "source.json"
 """The folder, in that of a run, of finished parts while the run goes on."""
 
 
@@ -163,6 +165,8 @@ def imagine_all(
     rows = (*prompts, first, instructions.goals[numbers])
     horizon, lanes = world.horizon[level], min(lanes, len(numbers))
     size = piece_of(grounded.model, lanes)
+    if parts:
+        check_source(parts, grounded.variables, grounded.normalizer, rows)
 
     @jax.jit
     def run(variables: Any, tokens: Any, lengths: Any, first: Any, goals: Any) -> Imagined:
@@ -190,13 +194,29 @@ def imagine_all(
     return jax.tree.map(lambda *x: np.concatenate(x), *imagined)
 
 
+def check_source(parts: Path, *source: Any) -> None:
+    """Write checksums of what episodes are imagined from beside their parts.
+
+    **Arguments:** `parts`, the folder; `source`, trees of arrays. **Raises:** `ValueError` if it has parts of another
+    source, as after the model was grounded again under its name."""
+    sums = jax.jit(lambda source: jax.tree.map(checksum, source))(jax.tree.map(jnp.asarray, source))
+    text = json.dumps([int(x) for x in jax.tree.leaves(sums)]) + "\n"
+    file = parts / SOURCE
+    if any(parts.glob("*.npz")) and (file.read_text(encoding="utf-8") if file.exists() else "") != text:
+        raise ValueError(
+            f"{parts} has episodes of another model, or from other recorded episodes or goals, than those that are "
+            f"there now: delete {parts}, and they are imagined again"
+        )
+    parts.mkdir(exist_ok=True)
+    write_whole(file, text)
+
+
 def _read_part(file: Path) -> Imagined:
     with np.load(file, allow_pickle=False) as arrays:
         return Imagined(**arrays)
 
 
 def _write_part(file: Path, imagined: Imagined) -> None:
-    file.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, **vars(imagined))
     write_whole(file, buffer.getvalue())

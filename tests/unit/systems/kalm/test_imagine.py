@@ -17,7 +17,7 @@ from envs_jax.metaworld.labels import ENTITIES, block
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.systems.kalm.collect import EPISODES, METADATA
-from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, starts
+from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, check_source, chosen_goals, starts
 from llmrl_jax.systems.kalm.train import imagined_of
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, clevr, metaworld
 
@@ -48,6 +48,19 @@ def test_a_goal_does_not_hold_where_its_episode_begins():
     always = dataclasses.replace(world, holds=lambda goal, state: np.ones(len(goal), bool))
     with pytest.raises(ValueError, match="first states"):
         starts(always, "rephrase", numbers, first_states(recorded), rng)
+
+
+def test_parts_of_another_source_are_refused(tmp_path):
+    weights, first = {"w": jnp.ones((2, 3), jnp.bfloat16)}, np.zeros((4, 10), np.float32)
+    check_source(tmp_path / "parts", weights, first)
+    (tmp_path / "parts" / "0-4.npz").touch()
+    check_source(tmp_path / "parts", weights, first)
+    for other in ({"w": weights["w"].at[0, 0].set(2)}, first), (weights, first + 1):
+        with pytest.raises(ValueError, match="parts"):
+            check_source(tmp_path / "parts", *other)
+    (tmp_path / "parts" / "source.json").unlink()  # as of a version before
+    with pytest.raises(ValueError, match="parts"):
+        check_source(tmp_path / "parts", weights, first)
 
 
 def test_goals_are_equally_frequent_in_random_wordings():
