@@ -135,7 +135,9 @@ def read_answers(path: str | Path, data: EpisodeDataset, window: int) -> tuple[n
         location = f"{path}: line {number}"
         try:
             row = json.loads(line)
-            pair = np.asarray(row["windows"], int)
+            pair = np.asarray(row["windows"])
+            if pair.dtype.kind != "i":
+                raise TypeError("windows have numbers that are not whole")
             if "second" in row:
                 forward, backward, margin = row["second"], 1 - row["second"], None
             else:
@@ -183,15 +185,17 @@ def read_goals(folder: str | Path, env: Environment, world: World) -> tuple[list
         except (ValueError, RecursionError) as error:
             raise DataError(f"{folder / name} is not JSON: {error}") from None
     texts, lists, index = values
-    lists = [lists[key] for key in sorted(lists, key=int)] if isinstance(lists, dict) else lists
+    if isinstance(lists, dict) and all(key.isdecimal() for key in lists):
+        lists = [lists[key] for key in sorted(lists, key=int)]
     if not isinstance(texts, list) or not isinstance(lists, list) or not isinstance(index, dict):
         raise DataError(f"{folder}: {TEXTS} and {LISTS} are lists, and {INDEX} gives each goal its number")
     if len(texts) != len(lists):
         raise DataError(f"{folder}: {TEXTS} has {len(texts)} situations, and {LISTS} {len(lists)}")
-    names = {number: goal for goal, number in index.items()}
+    names = {number: goal for goal, number in index.items() if isinstance(number, int)}
+    known = lambda numbers: all(isinstance(n, int) and n in names for n in numbers)  # noqa: E731
     situations, goals = [], []
     for i, (text, numbers) in enumerate(zip(texts, lists)):
-        if not isinstance(text, str) or not isinstance(numbers, list) or not set(numbers) <= set(names):
+        if not isinstance(text, str) or not isinstance(numbers, list) or not known(numbers):
             raise DataError(f"{folder}: situation {i} has no text, or goals that {INDEX} lacks")
         situations.append(_situation(f"{folder / TEXTS}: situation {i}", text, env, world))
         goals.append([names[number] for number in numbers])

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 from envs_jax.env import Environment
 from llmrl_jax.chat import BudgetExceeded, ChatRequest, Message
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.core.files import new_draft, write_whole
@@ -337,7 +338,7 @@ def load_goals(folder: Any, manifest: Manifest, env: Environment) -> Any:
     tables = load_file(folder / TABLES)
     if len(tables["phrases"]) != len(env.captions[TEXT]) or len(tables["verbs"]) != len(world_of(env).verbs):
         raise ArtifactError(f"{folder} was made for a world with other words than {env.id}: make it again")
-    names = tuple(json.loads((folder / GOALS).read_text())["goals"])
+    names = tuple(configs.read_json(folder / GOALS)["goals"])
     library = Library(names, tables["keys"], tables["of_key"], tables["goals"])
     widths = {x.shape[1] for x in (library.keys, library.vectors, tables["phrases"], tables["verbs"])}
     if library.of_key.shape != (len(library.keys), len(names)) or len(library.vectors) != len(names) or len(widths) > 1:

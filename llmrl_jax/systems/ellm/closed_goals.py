@@ -28,6 +28,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from llmrl_jax.chat import BudgetExceeded, ChatModel, ChatReply
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import write_whole
@@ -403,8 +404,8 @@ def _table(spec: ClosedGoalSpec, answers: PairAnswers) -> dict[str, Any]:
 
 
 def _read(file: Path, spec: ClosedGoalSpec, threshold: float) -> PairAnswers:
-    saved = json.loads(file.read_text())
-    rows = saved["share_of_yes"]
+    saved = configs.read_json(file)
+    rows = saved.get("share_of_yes", {})
     indices = np.flatnonzero(spec.occurring)
     if list(rows) != [spec.items[i] for i in indices] or any(list(row) != list(spec.places) for row in rows.values()):
         raise ValueError(

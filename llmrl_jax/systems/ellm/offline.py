@@ -37,10 +37,14 @@ that `fold_in` makes of the seed's by small numbers, as `split` does."""
 
 
 def steps_in(folder: Path) -> int:
-    """The steps of a folder of `llmrl ellm collect`. **Raises:** `FileNotFoundError` for another one."""
+    """The steps of a folder of `llmrl ellm collect`. **Raises:** `FileNotFoundError` for another one, `DataError` for a
+    damaged file."""
     if not (folder / METADATA).exists():
         raise FileNotFoundError(f"there are no recorded steps in {folder}: name a folder of llmrl ellm collect")
-    return int(configs.read_json(folder / METADATA)["steps"])
+    metadata = configs.read_json(folder / METADATA)
+    if not isinstance(metadata.get("steps"), int):
+        raise DataError(f"{folder / METADATA} has no number of steps: name a folder of llmrl ellm collect")
+    return metadata["steps"]
 
 
 def read_buffer(folder: Path, built: Ellm) -> Trajectories:

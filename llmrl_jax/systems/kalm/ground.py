@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from envs_jax import tracing
 from llmrl_jax import lm
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least
 from llmrl_jax.core.files import replacing
@@ -181,7 +182,7 @@ def load_model(run: str | Path) -> GroundedModel:
     folder = Path(run) / FOLDER
     if not (folder / METADATA).is_file():
         raise FileNotFoundError(f"{run} has no {FOLDER}/{METADATA}: give a finished run of `llmrl kalm ground`")
-    metadata = json.loads((folder / METADATA).read_text())
+    metadata = configs.read_json(folder / METADATA)
     if metadata.get("format") != FORMAT:
         raise DataError(f"{folder / METADATA} has the format {metadata.get('format')}; this version reads {FORMAT}")
     llama, variables = lm.load(folder / "model")

@@ -98,8 +98,9 @@ def test_answers_are_read_by_line(tmp_path):
         {"windows": [[0, 0], [99, 0]], "second": 1},
         {"windows": [[0, 0], [1, 13]], "second": 1},
         {"windows": [[0, 0], [1, 0]]},
+        {"windows": [[0, 0], [1, 0.5]], "second": 1},
     ],
-    ids=["one window", "answer", "episode", "step", "no answer"],
+    ids=["one window", "answer", "episode", "step", "no answer", "half a step"],
 )
 def test_lines_that_are_no_answers_are_refused(row, tmp_path):
     path = tmp_path / "labels.jsonl"
@@ -132,6 +133,21 @@ def test_situations_are_read_back_from_their_words(tmp_path):
     verbs = [[described.verbs[a] for a in row] for row in windows.action]
     assert [actions for _, actions in situations] == [*verbs, [described.verbs[2]]]
     assert goals == [["go to the ball"], ["open the door"], ["go to the ball"], ["open the door"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("goal_library.json", [[[1]]]),
+        ("goal_library.json", {"k": [0]}),
+        ("goal_index.json", {"go to the ball": [0]}),
+    ],
+)
+def test_goals_of_another_form_are_refused(name, value, tmp_path):
+    folder = published_goals(tmp_path / "goals", ["x"])
+    (folder / name).write_text(json.dumps(value))
+    with pytest.raises(DataError, match=r"goal_(library|index)\.json"):
+        read_goals(folder, world(), world_of(world()))
 
 
 @pytest.mark.parametrize(
