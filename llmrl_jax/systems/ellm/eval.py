@@ -29,6 +29,7 @@ from llmrl_jax.systems.ellm.build import HELD_OUT, Ellm, load_run, make_env, mak
 from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.goals import CATEGORIES, GoalSpec, GoalWrapper
 from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec, read_names
+from llmrl_jax.workflows import evaluation as run_evaluation
 
 
 ALL_GOALS = "all"
@@ -210,14 +211,22 @@ def evaluate(
     after another (`all`: those that can have an effect); `checkpoint`, by update number (-1: newest); `seed`, of the
     episodes; `gif`, whether to also write an episode; `json`, whether to print the results as JSON.
 
-    Where every episode has the same start and goals, that of training, greedy actions play one episode.
+    Where every episode has the same start and goals, that of training, greedy actions play one episode. Runs of several
+    seeds are evaluated as by `llmrl eval`, over seeds and without greedy actions.
 
     **Raises:** `ValueError` for numbers out of range and unknown goals; what `load_run` raises.
     """
     in_interval("episodes", episodes, COUNT)
     check_seed("seed", seed)
     check_writable(folder, "the run's folder", folder=True)
-    _, built, state, update = load_run(folder, checkpoint)
+    config, built, state, update = load_run(folder, checkpoint)
+    if (seeds := getattr(config, "seeds", 1)) > 1:
+        if goals:
+            raise ValueError(
+                f"{folder} has the agents of {seeds} seeds, and single goals are given to one: leave --goals out"
+            )
+        options: dict[str, Any] = {"checkpoint": checkpoint, "seed": seed, "gif": gif, "json": json}
+        return run_evaluation.evaluate(folder, config, episodes=episodes, **options)
     single = _goals(built, goals)
     key = jax.random.fold_in(jax.random.key(seed), HELD_OUT)
     play = make_goal_evaluator(built.env, built.policy, episodes)

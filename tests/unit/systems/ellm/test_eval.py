@@ -75,3 +75,13 @@ def test_pictures_fill_their_square():
     np.testing.assert_array_equal(grown, small.repeat(8, 0).repeat(8, 1))  # sharp: a whole number of pixels each
     assert scaled(np.zeros((288, 288, 3), np.uint8)).size == (SIDE, SIDE)
     assert isinstance(scaled(small), Image.Image)
+
+
+def test_a_run_of_several_seeds_is_evaluated_over_them(tmp_path, monkeypatch):
+    calls, config = [], SimpleNamespace(seeds=2)
+    monkeypatch.setattr(eval, "load_run", lambda *_: (config, None, None, 3))
+    monkeypatch.setattr(eval.run_evaluation, "evaluate", lambda *args, **options: calls.append((args, options)) or {})
+    eval.evaluate(tmp_path, episodes=5, seed=4)
+    assert calls == [((tmp_path, config), {"episodes": 5, "checkpoint": -1, "seed": 4, "gif": False, "json": False})]
+    with pytest.raises(ValueError, match="2 seeds.*--goals"):
+        eval.evaluate(tmp_path, goals=("eat plant",))
