@@ -15,6 +15,7 @@ from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
 from llmrl_jax.core.files import check_writable, json_text
 from llmrl_jax.report.video import write_gif
+from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.workflows.experiment import (
     Experiment,
     Results,
@@ -142,7 +143,7 @@ def transcript(env: Environment, env_params: Any, episode: Episode) -> str:
             reward = float(episode.reward[t])
             lines.append(f"step {t + 1}: {action}" + (f", reward {reward:g}" if reward else ""))
     total = float(np.sum(episode.reward))
-    outcome = "" if "success" not in _flags(env, env_params) else ", success" if episode.success else ", no success"
+    outcome = "" if "success" not in step_info(env, env_params) else ", success" if episode.success else ", no success"
     return "\n".join([*lines, "", f"{len(episode)} steps, return {total:g}{outcome}"]).lstrip("\n")
 
 
@@ -167,9 +168,3 @@ def record_video(x: Experiment, state: Any, key: jax.Array, path: Path) -> Path:
         return x.video(state, key, path)
     assert x.env is not None
     return write_gif(path, pictures(x.env, record(x, state, jax.random.fold_in(key, 0))))
-
-
-def _flags(env: Environment, env_params: Any) -> Any:
-    from llmrl_jax.rl.rollout import step_info
-
-    return step_info(env, env_params)

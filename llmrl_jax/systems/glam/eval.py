@@ -16,6 +16,7 @@ from llmrl_jax.agents.play import record_episode
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.build import make_agent
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
@@ -103,19 +104,15 @@ ESTIMATES = {"estimate": "estimated before", "brier": "Brier score", "calibratio
 def success_table(results: Mapping[str, Mapping[str, float]], tasks: Sequence[str]) -> str:
     """Success by row of `results` and by task, with intervals; below each, the policy's own estimates."""
     columns = ["", *(tasks if len(tasks) > 1 else ())]
-    header = ["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]
-    rows = [header]
+    rows = [["success", "all" if len(tasks) > 1 else tasks[0], *columns[1:]]]
     for name, values in results.items():
-        cells = [name]
-        for task in columns:
-            cells.append(str(stats.estimate_of(values, f"{task}/success" if task else "success")))
-        rows.append(cells)
+        rates = (stats.estimate_of(values, f"{task}/success" if task else "success") for task in columns)
+        rows.append([name, *map(str, rates)])
         for part, label in ESTIMATES.items():
             if part in values:
                 estimates = (values[f"{task}/{part}" if task else part] for task in columns)
                 rows.append([f"  {label}", *(f"{value:.3f}" for value in estimates)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return text_table(rows)
 
 
 def write_gif(agent: Agent, params: Any, frozen: Any, key: jax.Array, path: Path) -> Path:

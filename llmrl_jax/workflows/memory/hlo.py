@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -122,9 +122,7 @@ class _Counting:
                 if in_main_memory(layout):
                     size = math.prod(shape) * ITEMSIZE[kind]
                     contents_.arrays.setdefault(f"{kind}[{','.join(map(str, shape))}]", (size, i.source))
-        return Contents(
-            contents_.kernels, contents_.collectives, contents_.arrays, contents_.callbacks, contents_.wide, unknown
-        )
+        return replace(contents_, unknown=unknown)
 
     def _scheduled(
         self, computation: str, times: float, loop: str, is_counted: bool
