@@ -124,7 +124,7 @@ class Convolutions(nn.Module):
         for i, channels in enumerate(self.channels):
             if i < len(strided):
                 size, stride = strided[i]
-                layer = nn.Conv(channels, (size, size), (stride, stride), padding="VALID", kernel_init=gain)
+                layer: Any = nn.Conv(channels, (size, size), (stride, stride), padding="VALID", kernel_init=gain)
             else:
                 layer = Conv(channels, 3, kernel_init=gain, bias_init=zeros)
             x = nn.relu(layer(x))
