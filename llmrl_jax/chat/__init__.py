@@ -22,7 +22,6 @@ from llmrl_jax.chat.protocol import (
     ScriptedAdviser,
     ServerError,
     TimedOut,
-    UnparsedReply,
     Usage,
 )
 from llmrl_jax.chat.store import export_jsonl, import_jsonl, read_jsonl
@@ -53,7 +52,6 @@ __all__ = [
     "ServerError",
     "Spent",
     "TimedOut",
-    "UnparsedReply",
     "Usage",
     "check_server",
     "cost",
