@@ -24,7 +24,7 @@ from llmrl_jax.chat.protocol import (
     TimedOut,
     Usage,
 )
-from llmrl_jax.chat.store import export_jsonl, import_jsonl, read_jsonl
+from llmrl_jax.chat.store import read_jsonl
 from llmrl_jax.chat.thinking import strip_thinking
 
 
@@ -55,8 +55,6 @@ __all__ = [
     "Usage",
     "check_server",
     "cost",
-    "export_jsonl",
-    "import_jsonl",
     "load_prices",
     "read_jsonl",
     "strip_thinking",

@@ -149,7 +149,7 @@ class Cached:
             f"the cache {self.path} does not hold sample {request.sample} of {self.name!r} "
             f"(temperature {request.temperature}, seed {request.seed}, max_tokens {request.max_tokens}, "
             f"namespace {self.namespace!r}, key {key[:12]}) for the request that ends in {text!r}; "
-            "ask it once in the mode write, or import a recording of it"
+            "ask it once in the mode write"
         )
 
 
@@ -170,7 +170,6 @@ class Recorder:
     One line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
     whole and synced to disk, also from several threads and processes; an incomplete line after a crash is removed by
     the next writer. A request without an outcome, as the model was interrupted, is an error with one `lost` attempt.
-    `import_jsonl` converts the file to a cache, so that a recorded run can be replayed.
 
     **Arguments:** `model`, the recorded one; `path`, of the JSONL file, whose folder is created if missing.
     """
