@@ -60,7 +60,7 @@ def test_the_childs_module_is_that_of_its_text(admitted):
     near = 1 - np.where(balls, steps, 14).min((1, 2)) / 14
     turns = (actions <= 1).mean(1)
     np.testing.assert_allclose(got, near - 0.5 * turns, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(parts["near"], near, rtol=1e-5)
+    np.testing.assert_allclose(parts["near"], near, rtol=1e-5, atol=1e-6)
 
 
 def test_refusals_come_back(admitted):
