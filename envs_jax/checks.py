@@ -9,8 +9,6 @@ brackets.
     above("learning_rate", 0.0, 0)              learning_rate is 0.0; above 0 is needed
     between("final_fraction", 1.5, 0, 1)        final_fraction is 1.5; from 0 to 1 is needed
     between("held_out", 1.0, 0, 1, below=True)  held_out is 1.0; from 0 to below 1 is needed
-    fields_at_least(config, 1, "num_envs", "num_steps", prefix="ppo.")
-                                                ppo.num_steps is 0; at least 1 is needed
 """
 
 from __future__ import annotations
@@ -88,19 +86,6 @@ def needed(low: float, high: float, above: bool, below: bool) -> str:
     """An interval in words, "from 0 to 1"; see `between`."""
     start = f"above {low} and " if above else f"from {low} to "
     return start + (f"below {high}" if below else f"at most {high}" if above else f"{high}")
-
-
-def fields_at_least(
-    config: Any,
-    low: float,
-    *names: str,
-    prefix: str = "",
-    remedy: str = "",
-    error: type[Exception] = ValueError,
-) -> None:
-    """`at_least` for attributes of one object; `prefix` stands before the name of each in the message."""
-    for name in names:
-        at_least(prefix + name, getattr(config, name), low, remedy=remedy, error=error)
 
 
 def _compared(name: str, value: Any, compare: Callable[[], bool], error: type[Exception]) -> bool:

@@ -238,7 +238,3 @@ class VectorEnv(Wrapper):
 
     def action_space(self, params):
         return self._stacked(self.env.action_space, params)
-
-    @property
-    def action_names(self):
-        return self.env.action_names

@@ -60,8 +60,11 @@ class Box(Space):
     def sample(self, key):
         low, high = (_numbers(b, self.shape) for b in (self.low, self.high))
         if np.issubdtype(np.dtype(self.dtype), np.integer):
-            draw = jax.random.randint(key, self.shape, low.astype(np.int32), high.astype(np.int32) + 1, jnp.int32)
-            return draw.astype(self.dtype)
+            low, high = (jnp.asarray(b.astype(np.int32)).astype(jnp.uint32) for b in (low, high))  # modulo 2^32
+            count = high - low + 1  # 0 where all numbers are members
+            draw = jax.random.randint(key, self.shape, 0, count, jnp.uint32)
+            bits = jax.random.bits(key, self.shape, jnp.uint32)
+            return (low + jnp.where(count == 0, bits, draw)).astype(self.dtype)
         if np.dtype(self.dtype) == np.bool_:
             return jax.random.bernoulli(key, jnp.float32(0.5), self.shape)
         xp: Any = jnp if isinstance(low, jax.Array) or isinstance(high, jax.Array) else np

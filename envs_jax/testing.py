@@ -167,16 +167,15 @@ def play_beside(
     return [{"state": state, **played[0]}, *played[1:]]
 
 
-def check_x64(env: Environment, params: Any, *, num_envs: int = 4) -> None:
+def check_x64(env: Environment, params: Any, *, num_envs: int = 4, resets: Callable[..., Any] | None = None) -> None:
     """Check that `jax_enable_x64` changes no initial state: observations and states of `num_envs` resets are the same,
     floats within 1e-6. A draw of `jax.random` without a dtype has the width of the setting, and so another value.
 
     `check_contract` checks types only, without compiling anything.
+
+    **Arguments:** `resets`, jitted `reset` of a batch of keys, if the caller has compiled it.
     """
-    _check_x64(env, params, jax.jit(jax.vmap(env.reset, in_axes=(0, None))), num_envs)
-
-
-def _check_x64(env: Environment, params: Any, resets: Callable[..., Any], num_envs: int) -> None:
+    resets = resets or jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
     keys = jax.random.split(jax.random.key(0), num_envs)
     narrow = resets(keys, params)
     with jax.enable_x64(True):
@@ -277,7 +276,7 @@ def check(
     check_contract(env, params, policies=("always", "pool", "optimistic", "next_step", "none"))
     resets = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))
     if x64:
-        _check_x64(env, params, resets, num_envs)
+        check_x64(env, params, num_envs=num_envs, resets=resets)
 
     order: tuple[ResetPolicy, ...] = ("pool", "none", *(policy for policy in policies if policy != "pool"))
     batches = [VectorEnv(env, num_envs, policy=p, pool_size=num_envs, reset_ratio=2) for p in order]

@@ -1,6 +1,1 @@
-"""Structured replies from a chat model: ask, check the reply, ask again."""
-
-from llmrl_jax.advice.structured import JsonParser, Parsed, ask
-
-
-__all__ = ["JsonParser", "Parsed", "ask"]
+"""Programs that a language model wrote (`llmrl_jax.advice.sandbox`)."""

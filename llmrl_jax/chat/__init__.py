@@ -22,10 +22,9 @@ from llmrl_jax.chat.protocol import (
     ScriptedAdviser,
     ServerError,
     TimedOut,
-    UnparsedReply,
     Usage,
 )
-from llmrl_jax.chat.store import export_jsonl, import_jsonl, read_jsonl
+from llmrl_jax.chat.store import read_jsonl
 from llmrl_jax.chat.thinking import strip_thinking
 
 
@@ -53,12 +52,9 @@ __all__ = [
     "ServerError",
     "Spent",
     "TimedOut",
-    "UnparsedReply",
     "Usage",
     "check_server",
     "cost",
-    "export_jsonl",
-    "import_jsonl",
     "load_prices",
     "read_jsonl",
     "strip_thinking",

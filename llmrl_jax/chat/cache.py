@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -148,7 +149,7 @@ class Cached:
             f"the cache {self.path} does not hold sample {request.sample} of {self.name!r} "
             f"(temperature {request.temperature}, seed {request.seed}, max_tokens {request.max_tokens}, "
             f"namespace {self.namespace!r}, key {key[:12]}) for the request that ends in {text!r}; "
-            "ask it once in the mode write, or import a recording of it"
+            "ask it once in the mode write"
         )
 
 
@@ -167,8 +168,8 @@ class Recorder:
     """Chat model that records all requests and replies of another (`ChatModel`).
 
     One line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
-    whole, also from several threads and processes; an incomplete line after a crash is removed by the next writer.
-    `import_jsonl` converts the file to a cache, so that a recorded run can be replayed.
+    whole and synced to disk, also from several threads and processes; an incomplete line after a crash is removed by
+    the next writer. A request without an outcome, as the model was interrupted, is an error with one `lost` attempt.
 
     **Arguments:** `model`, the recorded one; `path`, of the JSONL file, whose folder is created if missing.
     """
@@ -182,18 +183,26 @@ class Recorder:
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch and record it, including errors (`ChatModel.complete`)."""
-        outcomes = outcomes_of(self.model, requests)
+        outcomes: list[ChatReply | ChatError] = []
+        try:
+            outcomes = outcomes_of(self.model, requests)
+        finally:  # also if the model was interrupted, as `Budget.recall` must count what may have been billed
+            self._record(requests, outcomes)
+        return settle(outcomes)
+
+    def _record(self, requests: Sequence[ChatRequest], outcomes: Sequence[ChatReply | ChatError]) -> None:
         lines = []
-        for request, outcome in zip(requests, outcomes):
+        for request, outcome in zip_longest(requests, outcomes):
             line: dict[str, Any] = {"time": time.time(), "model": self.name, "request": request.to_json()}
             if isinstance(outcome, ChatReply):
                 line |= {"reply": outcome.to_json(), "cached": outcome.cached}
+            elif outcome is None:
+                line["error"] = {"type": ChatError.__name__, "message": "interrupted", "lost": 1}
             else:
                 line["error"] = {"type": type(outcome).__name__, "message": str(outcome), "lost": outcome.lost}
             lines.append(canonical(line) + "\n")
         with self._lock:
             _append(self.path, "".join(lines).encode())
-        return settle(outcomes)
 
 
 def _append(path: Path, text: bytes) -> None:
@@ -201,6 +210,7 @@ def _append(path: Path, text: bytes) -> None:
         file.truncate(_end_of_complete_lines(file))
         file.write(text)
         file.flush()
+        os.fsync(file.fileno())
 
 
 def _end_of_complete_lines(file: BinaryIO) -> int:

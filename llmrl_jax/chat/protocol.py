@@ -394,10 +394,6 @@ class CacheError(ChatError):
     """Cache file that is missing, damaged, or of another format."""
 
 
-class UnparsedReply(ChatError):
-    """Reply that could not be parsed, nor could those to the requests for repair."""
-
-
 # --- a scripted adviser ---------------------------------------------------------------------------------------------
 
 

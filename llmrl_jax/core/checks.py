@@ -11,14 +11,14 @@ from operator import attrgetter
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from envs_jax.checks import above, at_least, between, fields_at_least, nearest, needed
+from envs_jax.checks import above, at_least, between, nearest, needed
 
 
 __all__ = [
     "COUNT", "EPOCHS", "FROM_0", "STEPS", "WIDTH", "Checked", "Epochs", "FiniteFloat", "Fraction",
     "FractionBelowOne", "In", "Needs", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt",
     "PositiveOrInf", "Steps", "Width", "above", "at_least", "between", "bound", "check_fields", "check_seed",
-    "fields_at_least", "in_interval", "nearest", "option", "refuse_unread",
+    "in_interval", "nearest", "option", "refuse_unread",
 ]  # fmt: skip
 
 MAX_SEED = 2**32 - 1

@@ -2,7 +2,7 @@
 
 `observations` `[N, T, d]`, `actions` `[N, T]` or `[N, T, a]`, `rewards` and `masks` `[N, T]` or `[N, T, 1]`; also
 `next_observations` and `terminals`, if they are there, and what is said of episodes: `instructions`, `goals`,
-`env_names`. `.h5` and `.hdf5` hold them as arrays, `.npy` as a pickled dict, which `llmrl_jax.data.npy` reads without
+`env_names`. `.h5` and `.hdf5` hold them as arrays, `.npy` as a pickled dict, which `envs_jax.npy` reads without
 running anything, `.parquet` as rows (ImagineBench, below).
 """
 
@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.extras import require
+from envs_jax.npy import numbers_of, read_objects, texts_of
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
-from llmrl_jax.data.npy import numbers_of, read_objects, texts_of
 from llmrl_jax.data.parquet import arrow
 from llmrl_jax.data.transitions import DataError, Trajectories
 
@@ -204,7 +204,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _npy(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    objects = read_objects(path)
+    objects = read_objects(path, DataError)
     if len(objects) != 1 or not isinstance(objects[0], dict):
         raise DataError(f"{path} has no dict of arrays")
     arrays = {}

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from envs_jax.extras import require
+from envs_jax.npy import is_object
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft, replacing
 from llmrl_jax.data.columns import (
@@ -28,7 +29,6 @@ from llmrl_jax.data.columns import (
     to_columns,
 )
 from llmrl_jax.data.masked import HDF5, PARQUET, is_rows, read_masked
-from llmrl_jax.data.npy import is_object
 from llmrl_jax.data.parquet import column_names, read_parquet
 from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from envs_jax.spaces import Box
+
 
 class Distribution(Protocol):
     """Output of a policy: a batch of distributions over actions, leaves `[..., *]`."""
@@ -188,3 +190,34 @@ class Uniform:
     def mode(self):
         """Middle of the box: every action is as probable as any other."""
         return (self.low + self.high) / 2
+
+
+@struct.dataclass
+class UniformIntegers:
+    """Uniform distribution over the integers of the box `[low, high]`, bounds `[..., D]` of their type; or over truth
+    values."""
+
+    low: jax.Array
+    high: jax.Array
+
+    def noise(self, key):
+        """The action itself."""
+        return Box(self.low, self.high, self.low.shape, self.low.dtype).sample(key)
+
+    def choose(self, noise):
+        return noise
+
+    def sample(self, key):
+        return self.noise(key)
+
+    def log_prob(self, action):
+        member = (action >= self.low) & (action <= self.high) & (action == jnp.floor(action))
+        return jnp.where(jnp.all(member, axis=-1), -self.entropy(), -jnp.inf)
+
+    def entropy(self):
+        low, high = (x.astype(jnp.float32) for x in (self.low, self.high))
+        return jnp.sum(jnp.log(high - low + 1), axis=-1)
+
+    def mode(self):
+        """Lowest action: every one is as probable as any other."""
+        return self.low

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax import tracing
 from envs_jax.actions import mask_of
 from envs_jax.spaces import Box, Discrete, Space
-from llmrl_jax.rl.distributions import Categorical, Distribution, Uniform
+from llmrl_jax.rl.distributions import Categorical, Distribution, Uniform, UniformIntegers
 
 
 def masked_categorical(logits: Float[Array, "*B A"], obs: Any) -> Categorical:
@@ -175,11 +175,13 @@ class RandomBox(Policy):
 
     def step(self, params: Any, frozen: Any, obs: Any, carry: Any, first: Bool[Array, " B"]):
         rows = first.shape[0]
+        continuous = np.issubdtype(np.dtype(self.space.dtype), np.floating)
+        dtype = jnp.float32 if continuous else jax.dtypes.canonicalize_dtype(self.space.dtype)
         low, high = (
-            jnp.broadcast_to(jnp.asarray(x, jnp.float32), (rows, *self.space.shape))
+            jnp.broadcast_to(jnp.asarray(x, dtype), (rows, *self.space.shape))
             for x in (self.space.low, self.space.high)
         )
-        return Uniform(low, high), jnp.zeros(rows), carry
+        return (Uniform if continuous else UniformIntegers)(low, high), jnp.zeros(rows), carry
 
 
 def drawable(space: Space) -> bool:

@@ -187,7 +187,6 @@ _ALTERNATIVES = {
     "echo": "; /v1/score gives the log-probabilities of a text",
     "best_of": "; request n, and choose",
     "top_logprobs": "; only the log-probability of the drawn token is returned",
-    "response_format": "; llmrl_jax.advice.ask validates a reply and asks again",
 }
 _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "additional_kwargs": ({},),

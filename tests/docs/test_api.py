@@ -38,7 +38,7 @@ LAZY = ("llmrl_jax", *(f"llmrl_jax.{name}" for name in ("agents", "data", "lm", 
 PACKAGES = (
     "envs_jax",
     *LAZY,
-    *(f"llmrl_jax.{name}" for name in ("advice", "advice.sandbox", "chat", "parallel", "serve", "tuning")),
+    *(f"llmrl_jax.{name}" for name in ("advice.sandbox", "chat", "parallel", "serve", "tuning")),
 )
 """Packages whose names are public."""
 MODULES = {"envs_jax": {"babyai", "control", "housekeep", "mujoco", "spaces", "textgames", "toytext"}}

@@ -123,7 +123,7 @@ def _program_of(source: str, reply: Reply | SandboxError | None, spec: Spec, lim
         assert reply is not None
         return reply
     try:
-        return Program(reply.module, reply.version, source, spec, reply.components, limits.bound, reply.report)
+        return Program(reply.module, reply.version, source, spec, reply.components, limits.bound, reply.report, limits)
     except SandboxError as error:
         return error
 

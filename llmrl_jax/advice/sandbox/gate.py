@@ -530,6 +530,11 @@ def _guarded(node: Any, guard: str, *arguments: ast.expr) -> ast.Call:
     return ast.copy_location(ast.Call(_name(f"guard.{guard}"), list(arguments), []), node)
 
 
+def _pattern(target: ast.expr) -> Any:
+    """The target of a loop as nested tuples; None for a name."""
+    return tuple(map(_pattern, target.elts)) if isinstance(target, ast.Tuple | ast.List) else None
+
+
 class _Rewriter(ast.NodeTransformer):
     def __init__(self, functions: set[str]):
         self.functions = functions
@@ -638,14 +643,17 @@ class _Rewriter(ast.NodeTransformer):
         node.values = [self.visit(value) for value in node.values]
         return _guarded(node, "container", node)
 
+    def _looped(self, source: ast.expr, target: ast.expr) -> ast.Call:
+        return _guarded(source, "loop", self.visit(source), ast.Constant(_pattern(target)))
+
     def visit_For(self, node: ast.For) -> ast.For:
-        node.iter = _guarded(node.iter, "loop", self.visit(node.iter))
+        node.iter = self._looped(node.iter, node.target)
         node.body = self._body(node.body)
         return node
 
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.Call:
         for generator in node.generators:
-            generator.iter = _guarded(generator.iter, "loop", self.visit(generator.iter))
+            generator.iter = self._looped(generator.iter, generator.target)
             generator.ifs = [self.visit(condition) for condition in generator.ifs]
         listed = ast.copy_location(ast.ListComp(self.visit(node.elt), node.generators), node)
         return _guarded(node, "container", listed)

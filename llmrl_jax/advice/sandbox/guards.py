@@ -58,8 +58,8 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _SIZE_AT = {"linspace": (2, "num"), "full": (0, "shape"), "one_hot": (1, "num_classes"), "pad": (1, "pad_width")}
 """The size argument of functions of `SIZED`: position and keyword. Of the others, every integer is one."""
-_REPEATS_AT = {"diff": (1, "n"), "round": (1, "decimals")}
-"""The argument, position and keyword, that is a number of repetitions."""
+_REPEATS_AT = {"array": (4, "ndmin"), "diff": (1, "n"), "round": (1, "decimals")}
+"""The argument, position and keyword, that is a number of repetitions, digits or dimensions."""
 DIGITS = 16
 """The largest of these, and of the digits of round()."""
 DEPTH = 16
@@ -297,8 +297,8 @@ class Guards:
 
         return called
 
-    def loop(self, x: Any) -> Any:
-        """The sequence of a loop."""
+    def loop(self, x: Any, pattern: Any = None) -> Any:
+        """The sequence of a loop, whose items fit the pattern that they are assigned to."""
         if is_array(x):
             raise Refused(
                 "a loop over an array: loop over range(number) and take items, or use operations on the whole"
@@ -308,14 +308,27 @@ class Guards:
         if len(x) > self.limits.loop:
             raise Refused(f"a loop of {len(x):,} rounds; at most {self.limits.loop} are allowed")
         self.spend(len(x))
+        for item in x if pattern else ():
+            self.match(item, pattern)
         return x
 
+    def match(self, x: Any, pattern: tuple[Any, ...] | None) -> None:
+        """Refuse a value that is not a sequence as long as a pattern: None for a name, else a tuple of patterns. Python
+        would unpack a dict into its keys, which are strings."""
+        if pattern is not None:
+            self.check_unpackable(x, len(pattern))
+            for part, inner in zip(x, pattern) if isinstance(x, tuple | list) else ():
+                self.match(part, inner)
+
     def unpack(self, x: Any, number: int) -> Any:
+        self.check_unpackable(x, number)
+        return [x[i] for i in range(number)]
+
+    def check_unpackable(self, x: Any, number: int) -> None:
         if not isinstance(x, tuple | list) and not (is_array(x) and x.ndim):
             raise Refused("this value cannot be unpacked into several names")
         if len(x) != number:
             raise Refused(f"{len(x)} values cannot be unpacked into {number} names")
-        return [x[i] for i in range(number)]
 
     def store(self, x: Any, key: Any, value: Any) -> None:
         self.spend()

@@ -37,6 +37,10 @@ DENIED = {
     "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None),
     "creat": (85, None), "link": (86, None), "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35),
     "symlink": (88, None), "symlinkat": (266, 36), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
+    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463),
+    "removexattrat": (466, 466), "file_setattr": (469, 469),
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "mknod": (133, None),
     "mknodat": (259, 33), "ptrace": (101, 117), "setpgid": (109, 154), "setsid": (112, 157), "setrlimit": (160, 164),
     "chroot": (161, 51), "mount": (165, 40), "umount2": (166, 39), "unshare": (272, 97), "setns": (308, 268),
@@ -46,7 +50,13 @@ DENIED = {
 }  # fmt: skip
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}
 """Refused as calls that the kernel does not have, so that the C library uses older ones, whose flags are visible."""
-_FLAGGED = {"open": (2, None), "openat": (257, 56), "clone": (56, 220), "prlimit64": (302, 261), "tgkill": (234, 131)}
+_FLAGGED = {
+    "open": (2, None), "openat": (257, 56), "clone": (56, 220), "prlimit64": (302, 261), "tgkill": (234, 131),
+    "fcntl": (72, 25), "ioctl": (16, 29),
+}  # fmt: skip
+_COMMANDS = {"fcntl": (8, 10, 15), "ioctl": (0x40086602, 0x401C5820, 0x8901, 0x8902)}
+"""Refused second arguments. Of fcntl: F_SETOWN, F_SETSIG and F_SETOWN_EX, by which input on a file signals another
+process. Of ioctl: FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR, which change a file's attributes, FIOSETOWN and SIOCSPGRP."""
 NUMBERS = DENIED | _ABSENT | _FLAGGED
 """Every call that the filter knows."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -152,6 +162,11 @@ def _instructions(column: int, architecture: int) -> list[bytes]:
                 step(give, 0, 0, first),
                 step(give, 0, 0, second),
             ]
+    for name, commands in _COMMANDS.items():  # 32 bits, as the kernel reads them
+        steps += [step(equal, 0, 2 * len(commands) + 2, _FLAGGED[name][column] or 0), step(load, 0, 0, 16 + 8)]
+        for command in commands:
+            steps += [step(equal, 0, 1, command), step(give, 0, 0, denied)]
+        steps.append(step(give, 0, 0, allow))
     # new limits, whose address may have either half empty; and signals, but for those of this process to itself (abort)
     low, high = 16 + 8 * 2, 16 + 8 * 2 + 4
     new_limits, to_thread = (_FLAGGED[name][column] or 0 for name in ("prlimit64", "tgkill"))

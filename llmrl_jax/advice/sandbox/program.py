@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmrl_jax.advice.sandbox.spec import SandboxError, Spec
+from llmrl_jax.advice.sandbox.spec import DEFAULT, Limits, SandboxError, Spec
 from llmrl_jax.advice.sandbox.stablehlo import verified
 from llmrl_jax.core.files import expanded, write_whole
 
@@ -28,7 +28,7 @@ class Program:
     **Arguments:** `module`, StableHLO over a batch of windows of any size; `version`, of its calling convention;
     `source`, its text; `spec`, its inputs; `components`, their names; `bound`, to which values are clipped; `report`,
     findings of the admission: protections that were active, seconds, numbers of operations and windows, and the lowest
-    and highest potential.
+    and highest potential; `limits`, of sizes, with which the module is compared.
     **Raises:** `SandboxError` for a module that differs from its description, or not in the whitelist.
     """
 
@@ -41,15 +41,13 @@ class Program:
         components: tuple[str, ...],
         bound: float,
         report: dict[str, Any],
+        limits: Limits = DEFAULT,
     ):
         self.module, self.version, self.source, self.spec = bytes(module), version, source, spec
         self.components, self.bound, self.report = tuple(components), float(bound), dict(report)
         if not 0 < self.bound <= 1e9:
             raise SandboxError(f"its bound is {self.bound}; a number above 0, at most 1e9, is needed")
-        self.source_hash = hashlib.sha256(source.encode()).hexdigest()
-        self._call = _vectorised(verified(self.module, version, spec, len(self.components)))
-        self.hash = hashlib.sha256(_canonical(self._identity())).hexdigest()
-        """SHA-256 of everything but the report."""
+        self._call = _vectorised(verified(self.module, version, spec, len(self.components), limits))
 
     @property
     def window(self) -> int:
@@ -78,8 +76,9 @@ class Program:
 
         return safe(potential), {name: safe(x) for name, x in components.items()}
 
-    def _identity(self) -> dict[str, Any]:
-        return {
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file, atomically; its folder must exist."""
+        body = {
             "format": FORMAT,
             "source": self.source,
             "spec": self.spec.to_json(),
@@ -87,18 +86,17 @@ class Program:
             "bound": self.bound,
             "version": self.version,
             "module": base64.b64encode(self.module).decode(),
+            "report": self.report,
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file, atomically; its folder must exist."""
-        body = self._identity() | {"report": self.report}
         digest = hashlib.sha256(_canonical(body)).hexdigest()
         write_whole(expanded(path), json.dumps({"sha256": digest, **body}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> Program:
+    def load(cls, path: str | Path, limits: Limits = DEFAULT) -> Program:
         """Read a file of `save`. Its checksum is verified, and the module is compared with the whitelist again.
 
+        **Arguments:** `limits`, of sizes. They are not in the file, which must not raise its own: a program that was
+        admitted with raised limits is read with these.
         **Raises:** `FileNotFoundError`; `SandboxError` naming a file that is cut or edited, of another kind or version.
         """
         path = expanded(path)
@@ -130,6 +128,7 @@ class Program:
                 tuple(str(name) for name in body["components"]),
                 float(body["bound"]),
                 dict(body["report"]),
+                limits,
             )
         except (SandboxError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise SandboxError(f"{path} cannot be used: {error}") from None

@@ -58,7 +58,7 @@ def verified(module: bytes, version: int, spec: Spec, components: int, limits: L
     """An exported program, callable on flat inputs with one leading dimension.
 
     **Arguments:** `module`, of `lower`, which is not trusted; `version`, of its calling convention; `components`, their
-    number.
+    number; `limits`, of which sizes of arrays, operations and bytes count here.
     **Raises:** `SandboxError` for a module that takes or returns anything else, has an operation, type or annotation
     that is not in the whitelist, has an array with a size that is neither fixed nor that of the batch, calls itself, or
     is too large.
@@ -152,7 +152,10 @@ def check_type(text: str, limits: Limits) -> None:
     sizes = [int(size) for size in match[1].split("x") if size not in ("", "?")]
     # A gather's and a scatter's indices have a dimension for each of the operand's.
     if math.prod(sizes) > limits.elements * limits.dimensions:
-        raise SandboxError(f"the exported program has a value of the type {text[:60]}, which is too large")
+        raise SandboxError(
+            f"the exported program has a value of the type {text[:60]}, which is too large: limits.elements is "
+            f"{limits.elements:,}"
+        )
 
 
 def _check_calls(module: Any, limits: Limits) -> None:

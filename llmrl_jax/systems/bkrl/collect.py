@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from envs_jax.env import Environment
+from envs_jax.npy import array_of, items_of, read_objects
 from llmrl_jax.agents.play import actor_of, key_pairs, make_player
 from llmrl_jax.core.files import digest_of, new_draft
-from llmrl_jax.data.npy import array_of, items_of, read_objects
 from llmrl_jax.data.parquet import arrow, read_parquet, write_parquet
 from llmrl_jax.data.transitions import DataError, Transitions, episode_lengths
 from llmrl_jax.parallel import make_mesh
@@ -232,7 +232,7 @@ def shapes(obs: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 # --- the published layout: a list of dicts in an npy file (`train_rnd.py --precollect`) -------------------------------
 #
-# NumPy writes such a list by pickling it. `llmrl_jax.data.npy` reads it, and runs nothing that is in it.
+# NumPy writes such a list by pickling it. `envs_jax.npy` reads it, and runs nothing that is in it.
 
 SCALES = np.array([10, 5, 3], np.float32)
 """By which the published images of BabyAI are divided, per plane."""
@@ -298,7 +298,7 @@ def read_npy(path: Path, env: Environment) -> EpisodeDataset:
     """
     if world_of(env).family != "babyai":
         raise ValueError(f"{path} is read for {env.id}, but published files can be read for BabyAI only: use parquet")
-    episodes = read_objects(path)
+    episodes = read_objects(path, DataError)
     if not episodes:
         raise DataError(f"{path} has no episodes")
     parts = [_episode(f"{path}: episode {i}", episode, env) for i, episode in enumerate(episodes)]

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from llmrl_jax.advice.structured import REPAIR
 from llmrl_jax.chat import ChatError, ChatModel, ChatReply, ChatRequest, ContextExceeded, Message, strip_thinking
 from llmrl_jax.chat.protocol import outcomes_of
 from llmrl_jax.core.checks import Checked, NonNegativeInt, PositiveInt
@@ -42,6 +41,11 @@ _LABEL = re.compile(r"[\s>#*`-]*(?:\d{1,4}[.)][\s*`]*)?(?:[A-Za-z][A-Za-z ]{0,40
 _TARGET = re.compile(r"params\s*\[\s*(-?\d{1,9})\s*\]\s*[:=]\s*", re.IGNORECASE)
 NUMBER = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,9})?|nan|inf(?:inity)?)(?![\w.])", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[\s,;]*")
+REPAIR = (
+    "Your reply could not be read: {error}\nAnswer the same request again, in the form that was asked for, "
+    "and with nothing else."
+)
+"""The message after a reply that cannot be parsed."""
 _PUBLISHED = re.compile(r"params\[(\d+)\]:\s*([+-]?\d+(?:\.\d+)?)")
 
 

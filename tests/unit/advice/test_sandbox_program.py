@@ -120,17 +120,23 @@ def test_a_file_is_the_program(program, tmp_path):
     path = tmp_path / "program.json"
     program.save(path)
     again = Program.load(path)
-    assert again.hash == program.hash and again.source == SOURCE and again.report == program.report
+    assert again.bound == program.bound and again.source == SOURCE and again.report == program.report
     assert again.spec == SPEC and again.components == ("n",) and again.module == program.module
     assert float(again(*windows())[0]) == expected(*windows())
     assert [entry.name for entry in tmp_path.iterdir()] == ["program.json"]
 
 
-def test_the_hash_is_of_everything_but_the_report(program):
-    args = (program.module, VERSION, SOURCE, SPEC, ("n",), 1000.0)
-    assert Program(*args, {"seconds": 9}).hash == program.hash
-    for i, other in ((2, SOURCE + "\n"), (4, ("m",)), (5, 999.0)):
-        assert Program(*args[:i], other, *args[i + 1 :], {}).hash != program.hash
+def test_raised_limits_are_those_of_who_reads(tmp_path):
+    """Not of the file, which anyone may have edited."""
+    limits, path = Limits(elements=400_000, work=1 << 26), tmp_path / "program.json"
+    source = value("jnp.sum(jnp.arange(400_000)) * past_actions[0]")
+    traced = trace(source, SPEC, limits)
+    args = (lower(traced), VERSION, source, SPEC, traced.components, 1000.0, {})
+    Program(*args, limits=limits).save(path)
+    assert Program.load(path, limits).module == args[0]
+    for refused in (lambda: Program(*args), lambda: Program.load(path)):
+        with pytest.raises(SandboxError, match="400000.*elements.*32,768"):
+            refused()
 
 
 def test_damaged_files_are_refused_by_name(program, tmp_path):

@@ -148,15 +148,17 @@ def test_what_a_server_does_not_tell_counts_in_full(outcome, tokens):
     assert (budget.spent.calls, budget.spent.tokens) == (1, tokens)
 
 
-def test_an_interrupted_request_counts_in_full():
+def test_an_interrupted_request_counts_in_full(tmp_path):
     class Interrupted(Model):
         def complete(self, requests):
             raise KeyboardInterrupt
 
-    budget = Budget(tokens=1000)
+    budget, again = Budget(tokens=1000), Budget(tokens=1000)
     with pytest.raises(KeyboardInterrupt):
-        Budgeted(Interrupted(), budget).complete([ask(), ask()])
+        Recorder(Budgeted(Interrupted(), budget), tmp_path / "chat.jsonl").complete([ask(), ask()])
     assert (budget.spent.calls, budget.spent.tokens) == (2, 100)
+    again.recall(tmp_path / "chat.jsonl")
+    assert again.spent == budget.spent
 
 
 def test_what_a_cache_holds_is_free(tmp_path):

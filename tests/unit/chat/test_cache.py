@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -22,12 +21,9 @@ from llmrl_jax.chat import (
     ChatRequest,
     Choice,
     Message,
-    Recorder,
     ReplayMiss,
     ServerError,
     Usage,
-    export_jsonl,
-    import_jsonl,
     read_jsonl,
 )
 from llmrl_jax.chat.protocol import settle
@@ -303,58 +299,3 @@ def test_a_published_file_is_read_where_nothing_can_be_written(tmp_path, monkeyp
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert Cached("counting", tmp_path / "c", "replay").complete([ask()])[0].text == "0"
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
-
-
-def test_export_and_import_are_inverse(tmp_path):
-    cached = Cached(Counting(), tmp_path / "a", namespace="run 1")
-    cached.complete([ask(n=3, seed=1, extra={"top_k": 2}), ask("é \ud7ff\n")])
-    assert export_jsonl(tmp_path / "a", tmp_path / "out" / "a.jsonl") == 4
-    assert import_jsonl(tmp_path / "out" / "a.jsonl", tmp_path / "b") == 4
-    assert import_jsonl(tmp_path / "out" / "a.jsonl", tmp_path / "b") == 0
-    assert list(Store(tmp_path / "a").rows()) == list(Store(tmp_path / "b").rows())
-    export_jsonl(tmp_path / "b", tmp_path / "b.jsonl")
-    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "out" / "a.jsonl").read_bytes()
-    replayed = Cached("counting", tmp_path / "b", "replay", namespace="run 1").complete(
-        [ask(n=3, seed=1, extra={"top_k": 2})]
-    )
-    assert texts(replayed) == [["0", "1", "2"]]
-
-
-def test_a_recording_can_be_replayed(tmp_path):
-    recorder = Recorder(Counting(fail={"bad"}), tmp_path / "talk.jsonl")
-    recorder.complete([ask(n=2)])
-    with pytest.raises(ServerError):
-        recorder.complete([ask("bad")])
-    assert import_jsonl(tmp_path / "talk.jsonl", tmp_path / "c", namespace="x") == 2
-    replay = Cached("counting", tmp_path / "c", "replay", namespace="x")
-    assert texts(replay.complete([ask(n=2)])) == [["0", "1"]]
-    with pytest.raises(ReplayMiss):
-        replay.complete([ask("bad")])
-
-
-def test_an_edited_export_is_refused_whole(tmp_path):
-    Cached(Counting(), tmp_path / "a").complete([ask("x"), ask("y")])
-    export_jsonl(tmp_path / "a", tmp_path / "a.jsonl")
-    lines = read_jsonl(tmp_path / "a.jsonl")
-    for break_it, match in (
-        (lambda line: line["request"].update(temperature=0.3), "line 2 .*was edited"),
-        (lambda line: line.pop("reply"), "2.*KeyError: 'reply'"),
-        (lambda line: line["reply"].update(choices=[]), "line 2.*1 samples.*0"),
-    ):
-        broken = json.loads(json.dumps(lines))
-        break_it(broken[1])
-        (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in broken))
-        with pytest.raises(CacheError, match=match):
-            import_jsonl(tmp_path / "b.jsonl", tmp_path / "b")
-        assert not (tmp_path / "b").exists()
-
-
-def test_an_export_that_fails_leaves_the_old_file(tmp_path):
-    Cached(Counting(), tmp_path / "a").complete([ask("x")])
-    with sqlite3.connect(tmp_path / "a") as db:
-        db.execute("UPDATE samples SET reply = 'torn'")
-    db.close()
-    (tmp_path / "a.jsonl").write_text("old\n")
-    with pytest.raises(CacheError, match="/a .*[0-9a-f]{64}"):
-        export_jsonl(tmp_path / "a", tmp_path / "a.jsonl")
-    assert (tmp_path / "a.jsonl").read_text() == "old\n" and len(list(tmp_path.iterdir())) == 2

@@ -21,7 +21,6 @@ from llmrl_jax.chat import (
     Recorder,
     ServerConfig,
     ServerError,
-    import_jsonl,
 )
 from llmrl_jax.chat.store import Store
 from tests.chat_server import KEY, answer, ask, cut, say, silent, status
@@ -178,7 +177,7 @@ def test_the_same_question_from_many_threads_is_sent_once(server, chat, tmp_path
 
 
 def test_the_whole_stack(server, chat, tmp_path):
-    """Cache, recorder, budget, client; a fault in the middle; then the same run with no server, from either file."""
+    """Cache, recorder, budget, client; a fault in the middle; then the same run with no server."""
     server.faults = [status(500), cut]
     budget = Budget(tokens=2000)
     model = Cached(Recorder(Budgeted(chat(concurrency=1), budget), tmp_path / "talk.jsonl"), tmp_path / "c")
@@ -189,10 +188,8 @@ def test_the_whole_stack(server, chat, tmp_path):
     with pytest.raises(BudgetExceeded, match="2000 tokens"):
         model.complete([ask("c", max_tokens=2000)])
     server.always = status(500)
-    import_jsonl(tmp_path / "talk.jsonl", tmp_path / "from_talk")
-    for file in ("c", "from_talk"):
-        replay = Cached("tiny", tmp_path / file, "replay").complete(asks)
-        assert [r.choices for r in replay] == [r.choices for r in live]
+    replay = Cached("tiny", tmp_path / "c", "replay").complete(asks)
+    assert [r.choices for r in replay] == [r.choices for r in live]
     assert len(server.seen) == 4 and len(Store(tmp_path / "c")) == 3
 
 

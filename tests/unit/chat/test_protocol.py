@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -154,7 +155,10 @@ def test_a_scripted_adviser_is_named_so_and_repeats_itself():
     assert second.text == two.choices[1].text
 
 
-def test_a_recorder_writes_replies_and_errors(tmp_path):
+def test_a_recorder_writes_replies_and_errors(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+
     class Half(Echo):
         def complete(self, requests):
             done = super().complete(requests)
@@ -168,6 +172,7 @@ def test_a_recorder_writes_replies_and_errors(tmp_path):
     assert ChatRequest.from_json(first["request"]) == ASK and first["model"] == "scripted-adviser/Half"
     assert ChatReply.from_json(first["reply"]).text.startswith("Which way?")
     assert second["error"] == {"type": "ServerError", "message": "down", "lost": 0} and "reply" not in second
+    assert synced == [path.stat().st_size]
 
 
 def test_a_line_that_a_crash_cut_off_is_removed(tmp_path):

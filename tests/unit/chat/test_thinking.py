@@ -8,7 +8,6 @@ import pytest
 
 from llmrl_jax.advice.sandbox.admission import code_block
 from llmrl_jax.advice.sandbox.spec import SandboxError
-from llmrl_jax.advice.structured import JsonParser
 from llmrl_jax.chat import Choice, strip_thinking
 from llmrl_jax.chat.thinking import cut_at_stop, opens_thinking
 from llmrl_jax.systems.bkrl import prompts as bkrl
@@ -40,7 +39,6 @@ FORMATS = {
     "<|start|>assistant<|channel|>final <|constrain|>text<|message|>",
     "harmony without tokens": "analysisWe see: {}assistantfinal",
 }
-NUMBERS = {"type": "array", "items": {"type": "integer"}}
 PROGRAM = "def compute_potential(obs, past_obs, past_actions):\n    return 1.0, {}\n"
 
 
@@ -54,7 +52,6 @@ def test_no_parser_reads_thoughts(form):
     code = form.format("First:\n```python\nx = 1\n```\nno.") + f"\n```python\n{PROGRAM}```"
     assert code_block(code) == PROGRAM
     assert read_yes(form.format("Yes or no?\n\n") + "\n\nNo.") is False
-    assert JsonParser(NUMBERS)(form.format("[1]") + "\n[2]") == [2]
     assert parse(form.format("params[0]: 5\n") + "\nparams[0]: 2", Grammar(1, -6, 6, 1)).proposals == ((2.0,),)
 
 
@@ -62,14 +59,12 @@ def test_no_parser_reads_thoughts(form):
     "opening", ["<think>", "<Reasoning>\n", "[THINK]", "<|channel|>analysis<|message|>", "analysisWe "]
 )
 def test_thoughts_that_were_cut_hold_no_answer(opening):
-    text = f"{opening}First:\n- attack zombie\n[Rank] A > B\n```python\nx = 1\n```\n[1]\nparams[0]: 5\n"
+    text = f"{opening}First:\n- attack zombie\n[Rank] A > B\n```python\nx = 1\n```\nparams[0]: 5\n"
     assert strip_thinking(text) == "" and ellm.read_goals(text) is None and bkrl.read_goals(text) == []
     assert bkrl.read_preference(text) is None and read_yes(f"{opening}Yes") is None
     assert [problem.reason for problem in parse(text, Grammar(1, -6, 6, 1)).problems] == ["none"]
     with pytest.raises(SandboxError, match="Python"):
         code_block(text)
-    with pytest.raises(ValueError, match="no JSON"):
-        JsonParser(NUMBERS)(text)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """Range checks: what passes, and the sentence that the rest get."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from envs_jax.checks import above, at_least, between, fields_at_least, nearest
+from envs_jax.checks import above, at_least, between, nearest
 from envs_jax.text import PromptError
 
 
@@ -36,7 +35,6 @@ def test_what_is_in_range_passes():
     between("x", 0, 0, 1)
     between("x", 1, 0, 1, above=True)
     between("x", 0, 0, 1, below=True)
-    fields_at_least(SimpleNamespace(a=1, b=2), 1, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -54,10 +52,6 @@ def test_what_is_in_range_passes():
         (lambda: between("p", 0, 0, 1, above=True), "p is 0; above 0 and at most 1 is needed"),
         (lambda: between("p", 1, 0, 1, below=True), "p is 1; from 0 to below 1 is needed"),
         (lambda: between("p", 1, 0, 1, above=True, below=True), "p is 1; above 0 and below 1 is needed"),
-        (
-            lambda: fields_at_least(SimpleNamespace(a=1, b=0), 1, "a", "b", prefix="ppo."),
-            "ppo.b is 0; at least 1 is needed",
-        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_one_sentence(check, message):

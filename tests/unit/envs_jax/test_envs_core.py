@@ -136,6 +136,22 @@ def test_samples_are_members_and_so_are_stacks(space):
         jax.tree.map(np.testing.assert_array_equal, stacked.sample(jax.random.key(0)), member)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (0, 2**31 - 1, np.int32),
+        (-(2**31), 2**31 - 1, np.int32),
+        (0, 2**32 - 1, np.uint32),
+        (2**31 + 5, 2**32 - 1, np.uint32),
+    ],
+)
+def test_integers_are_drawn_up_to_the_largest_of_their_type(low, high, dtype):
+    draws = np.asarray(spaces.Box(low, high, (4000,), dtype).sample(jax.random.key(0)))
+    assert spaces.Box(low, high, (4000,), dtype).contains(draws)
+    np.testing.assert_allclose(draws.mean(), (low + high) / 2, atol=(high - low) / 50)
+    np.testing.assert_allclose(draws.std(), (high - low) / 12**0.5, rtol=0.05)
+
+
 def test_membership_is_strict():
     assert not spaces.Discrete(3).contains(3)
     assert not spaces.Discrete(3).contains(np.float32(1))

@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from llmrl_jax.data.transitions import DataError
-
 
 _TYPES = re.compile(r"b1|[iu][1248]|f[248]|U[0-9]{1,5}|O8?")
+_MAX_NDIM = 8
+
+
+class _Refused(ValueError):
+    """A pickle asks for something that arrays of numbers, strings and objects do not need."""
 
 
 class _Type:
@@ -29,14 +32,14 @@ class _Type:
 
     def __init__(self, name: str, *_: Any):
         if not isinstance(name, str) or not _TYPES.fullmatch(name):
-            raise DataError(f"it has an array of the type {str(name)[:40]!r}; numbers, strings and objects are read")
+            raise _Refused(f"it has an array of the type {str(name)[:40]!r}; numbers, strings and objects are read")
         self.name = name
         self.order: Any = "<"
 
     def __setstate__(self, state: Any) -> None:
         order, *parts = state[1:5]
         if order not in ("<", ">", "|", "=") or any(part is not None for part in parts):
-            raise DataError("it has an array of a type with parts; numbers, strings and objects are read")
+            raise _Refused("it has an array of a type with parts; numbers, strings and objects are read")
         self.order = order
 
     @property
@@ -57,11 +60,11 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, data = state
         if not isinstance(kind, _Type) or not isinstance(data, list if kind.name[0] == "O" else bytes):
-            raise DataError("it has an array that is damaged")
-        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 8:
-            raise DataError(f"it has an array of the shape {str(shape)[:60]}")
+            raise _Refused("it has an array that is damaged")
+        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MAX_NDIM:
+            raise _Refused(f"it has an array of the shape {str(shape)[:60]}")
         if math.prod(shape) * (1 if kind.name[0] == "O" else kind.numpy.itemsize) != len(data):
-            raise DataError(f"it has an array of the shape {list(shape)} with {len(data)} bytes or objects")
+            raise _Refused(f"it has an array of the shape {list(shape)} with {len(data)} bytes or objects")
         self.shape, self.type, self.fortran, self.data = shape, kind, bool(fortran), data
 
     def build(self) -> Any:
@@ -75,9 +78,9 @@ class _Array:
 def _number(kind: Any, data: Any = b"") -> Any:
     """A number of NumPy's, as Python's."""
     if not isinstance(kind, _Type) or kind.name[0] == "O" or not isinstance(data, bytes):
-        raise DataError("it has a number that is damaged")
+        raise _Refused("it has a number that is damaged")
     if len(data) != kind.numpy.itemsize:
-        raise DataError(f"it has a number of {len(data)} bytes")
+        raise _Refused(f"it has a number of {len(data)} bytes")
     return np.frombuffer(data, kind.numpy)[0].item()
 
 
@@ -93,7 +96,7 @@ class _Name:
         return self._call(*args)
 
     def __setstate__(self, state: Any) -> None:
-        raise DataError("it sets the state of a function")
+        raise _Refused("it sets the state of a function")
 
 
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
@@ -108,34 +111,35 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             qualified_name = f"{module}.{name}"[:80]
-            raise DataError(
+            raise _Refused(
                 f"it asks for {qualified_name!r}; lists, dicts, strings, numbers and arrays of NumPy are read"
             )
         return _Name(_ALLOWED[module, name])
 
 
-def read_objects(path: Path) -> list[Any]:
+def read_objects(path: Path, error: type[ValueError] = ValueError) -> list[Any]:
     """The elements of an array of objects, as `numpy.save` writes it.
 
+    **Arguments:** `error`, the type of what is raised.
     **Returns:** lists, dicts, strings, numbers; `array_of` makes arrays of the others. Nothing that the file names is
     imported or called.
-    **Raises:** `DataError` for another kind of file, and for one that asks for anything else.
+    **Raises:** `error` for another kind of file, and for one that asks for anything else.
     """
     with path.open("rb") as file:
         try:
             dtype = _dtype(file)
-        except ValueError as error:
-            raise DataError(f"{path} is no npy file: {error}") from None
+        except ValueError as fault:
+            raise error(f"{path} is no npy file: {fault}") from None
         if not dtype.hasobject:
-            raise DataError(f"{path} has an array of {dtype}; one of objects is needed")
+            raise error(f"{path} has an array of {dtype}; one of objects is needed")
         try:
             value = _Reader(file).load()
-        except DataError as error:
-            raise DataError(f"{path} is not read: {error}") from None
-        except Exception as error:  # noqa: BLE001 - whatever a damaged pickle raises
-            raise DataError(f"{path} is cut or damaged: {type(error).__name__}: {str(error)[:200]}") from None
+        except _Refused as refusal:
+            raise error(f"{path} is not read: {refusal}") from None
+        except Exception as fault:  # noqa: BLE001 - whatever a damaged pickle raises
+            raise error(f"{path} is cut or damaged: {type(fault).__name__}: {str(fault)[:200]}") from None
     if not isinstance(value, _Array) or not isinstance(value.data, list):
-        raise DataError(f"{path} has no list of objects")
+        raise error(f"{path} has no list of objects")
     return value.data
 
 
@@ -186,29 +190,22 @@ def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
 def numbers_of(value: Any) -> np.ndarray | None:
     """An array of numbers or truth values, from an array, or a list of arrays of one shape or of numbers; None for
     anything else."""
-    if isinstance(value, _Array):
-        value = value.build()
-    if isinstance(value, list):
-        if value and all(isinstance(x, bool | int | float) for x in value):
-            return np.array(value)
-        parts = [numbers_of(x) for x in value]
-        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
-            return None
-        return np.stack(parts)  # type: ignore[arg-type]
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        return None
-    return value
+    return _array_of_kind(value, "biuf", bool | int | float, _MAX_NDIM)
 
 
 def texts_of(value: Any) -> np.ndarray | None:
     """An array of texts, from an array, or nested lists of texts of one shape; None for anything else."""
+    return _array_of_kind(value, "U", str, _MAX_NDIM)
+
+
+def _array_of_kind(value: Any, kinds: str, scalar: Any, dimensions: int) -> np.ndarray | None:
     if isinstance(value, _Array):
         value = value.build()
-    if isinstance(value, list):
-        if value and all(isinstance(x, str) for x in value):
+    if isinstance(value, list) and value and dimensions:
+        if all(isinstance(x, scalar) for x in value):
             return np.array(value)
-        parts = [texts_of(x) for x in value]
-        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
+        parts = [_array_of_kind(x, kinds, scalar, dimensions - 1) for x in value]
+        if any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
             return None
         return np.stack(parts)  # type: ignore[arg-type]
-    return value if isinstance(value, np.ndarray) and value.dtype.kind == "U" else None
+    return value if isinstance(value, np.ndarray) and value.dtype.kind in kinds else None
