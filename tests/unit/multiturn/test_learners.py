@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from envs_jax.env import Wrapper
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.multiturn import learner as learners, rollout, words
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
@@ -21,6 +23,7 @@ from llmrl_jax.multiturn.record import REPLY, WORLD
 from llmrl_jax.systems.agent.build import make_learner
 from llmrl_jax.systems.agent.clone import clone
 from llmrl_jax.systems.agent.config import AgentConfig, CloneRun, TrainConfig
+from llmrl_jax.systems.agent.train import conversation, evaluators, random_summary, summarise, table
 from tests.unit.multiturn.conversations import GROUP, PPO, agent
 
 
@@ -432,6 +435,23 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     for parts in zip(*(played.tokens for played in records), strict=True):
         np.testing.assert_array_equal(*parts)
     assert sum(len(x) for x in records[0].tokens) > 8 * 20  # episodes are longer than a call
+
+
+def test_success_is_that_of_an_environment_that_reports_it():
+    class Unreported(Wrapper):
+        def step(self, key, state, action, params):
+            *step, info = super().step(key, state, action, params)
+            return *step, {name: x for name, x in info.items() if name != "success"}
+
+    program = agent()
+    params, frozen = program.policy.init(jax.random.key(0))
+    for env, reports in ((program.env, True), (EpisodeStatistics(Unreported(program.env.env)), False)):
+        program = replace(program, env=env)
+        key = jax.random.key(1)
+        played = evaluators(program, 96)(2)(params, frozen, key)
+        rows = {"sampled": summarise(played), "random": random_summary(program, key, 2)}
+        assert [{"success", "success_low", "success_high"} <= set(row) for row in rows.values()] == [reports] * 2
+        assert ("success" in table(rows, 2), "success" in conversation(program, played)) == (reports, reports)
 
 
 def test_greedy_is_the_likeliest_token_that_is_offered():
