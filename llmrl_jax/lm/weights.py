@@ -30,7 +30,15 @@ from llmrl_jax.lm.quantize import (
     quantize as quantize_params,
     quantized_shardings,
 )
-from llmrl_jax.lm.source import CONFIG, GENERATION, end_tokens as end_tokens_of, locate, read_config, tokenizer_config
+from llmrl_jax.lm.source import (
+    CONFIG,
+    GENERATION,
+    TEMPLATE,
+    chat_template,
+    end_tokens as end_tokens_of,
+    locate,
+    read_config,
+)
 from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, TensorSource, empty, pickles, read_json, spec, write_file
 from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.parallel.partition import shardings
@@ -300,7 +308,6 @@ def load(
 
 _SHARD = 5_000_000_000
 """Bytes above which weights are written in several files."""
-TEMPLATE = "chat_template.jinja"
 
 
 class _Tensor(NamedTuple):
@@ -406,7 +413,7 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     kind = {jnp.dtype(value).name: name for name, value in DTYPES.items()}[config.dtype]
     tokenizer = load_tokenizer(path)
-    template = path / TEMPLATE
+    template = chat_template(path)
     with ExitStack() as stack:
         files = Files(path, config, stack)
         leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
@@ -425,7 +432,6 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
         with new_folder(output) as draft, doing(f"writing {output}", len(tensors), "tensors") as activity:
             _write(draft, config, tensors, end_tokens_of(path, tokenizer), max_shard_bytes)
             tokenizer.save(draft)
-            source = template.read_text("utf-8") if template.is_file() else tokenizer_config(path).get("chat_template")
-            if isinstance(source, str):
-                (draft / TEMPLATE).write_text(source, encoding="utf-8")
+            if template:
+                (draft / TEMPLATE).write_text(template, encoding="utf-8")
     return output

@@ -48,7 +48,7 @@ def demo(config: TrainConfig, clone: CloneConfig = DEMO_CLONE) -> dict[str, Any]
             if taught.stopped:
                 print(f"Stopped before RL; {continuation(folder)}.")
                 return {"stopped": taught.stopped}
-            write_model(untrained, taught.state.params, folder / "model")
+            write_model(untrained, taught.state, folder)
             seconds = round(taught.seconds, 1)
         return _improve(full, folder, seconds, started)
 
