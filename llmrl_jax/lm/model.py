@@ -140,6 +140,7 @@ class Llama(nn.Module):
         `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold something else
         than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
+        **Raises:** `ValueError` for arguments that exclude each other, and what `Cache.append` raises.
         """
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
@@ -153,8 +154,6 @@ class Llama(nn.Module):
         if isinstance(cache, int):
             if positions is not None:
                 raise ValueError("rows of a new cache are padded on the right: give lengths, not positions")
-            if cache < tokens.shape[1]:
-                raise ValueError(f"a new cache of {cache} slots does not hold {tokens.shape[1]} tokens")
             real = steps < (tokens.shape[1] if lengths is None else jnp.asarray(lengths)[:, None])
             placed = jnp.broadcast_to(jnp.where(real, steps, -1), tokens.shape)
             extended = Cache.create(self.config, len(tokens), cache, self.dtype).append(placed)

@@ -198,7 +198,7 @@ def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner
 
 
 def write_model(agent: WritingAgent, state: Any, folder: Path) -> None:
-    """Write the weights of a learner's state to `model/` in a folder, with its tokenizer, and the end tokens and the chat
+    """Write the weights of a learner's state to `model/` in a folder, with the tokenizer, the end tokens and the chat
     template of the model from which it began."""
     base = agent.config.model
     ends: tuple[int, ...] = ()
