@@ -222,20 +222,16 @@ def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
 
 
 def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
-    """The learner of a run. **Raises** `ValueError` for sizes that do not divide, or episodes that do not fit."""
-    unread = "group" if config.algo in ("turn_ppo", "token_ppo") else "ppo"
-    refuse_unread(config, [unread], f"the learner {config.algo}", remedy="or take another --algo")
+    """The learner of a run. **Raises** `ValueError` for settings of other learners, sizes that do not divide, or
+    episodes that do not fit."""
+    unread = {"grpo": ["ppo", "group.anchor_coef"], "gigpo": ["ppo"]}.get(config.algo, ["group"])
+    refuse_unread(config, unread, f"the learner {config.algo}", remedy="or take another --algo")
     arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
     if config.algo in ("turn_ppo", "token_ppo"):
         ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")
         return make_turn_ppo(ppo, *arguments)
-    return make_group_learner(group_config(config), *arguments)
-
-
-def group_config(config: TrainConfig) -> Any:
-    """The settings of a group learner: those of GiGPO have a weight for anchors."""
-    gigpo = config.algo == "gigpo" and not config.group.anchor_coef
-    return replace(config.group, anchor_coef=1.0) if gigpo else config.group
+    anchor_coef = 0.0 if config.algo == "grpo" else config.group.anchor_coef or 1.0
+    return make_group_learner(replace(config.group, anchor_coef=anchor_coef), *arguments)
 
 
 def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:

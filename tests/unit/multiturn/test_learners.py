@@ -397,6 +397,9 @@ def test_bad_input_is_refused():
         make_turn_ppo(replace(PPO, kl_coef=0.1), program.policy, program.env, program.env_params)
     with pytest.raises(ValueError, match=r"group.*4.*turn_ppo"):
         make_learner(TrainConfig(agent=program.config, group=GROUP), program)
+    anchored = replace(GROUP, anchor_coef=1.0)
+    with pytest.raises(ValueError, match="group.anchor-coef is 1.0.*grpo"):
+        make_learner(TrainConfig(agent=program.config, algo="grpo", group=anchored), program)
     with pytest.raises(TypeError, match="Notes-Recall-v0"):
         clone(CloneRun(agent=replace(program.config, tune="full")))
     with pytest.raises(ValueError, match="tune.*lora"):
