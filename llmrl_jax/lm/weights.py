@@ -103,14 +103,7 @@ class Files:
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{suffix}{hint}")
         for name, shape in shapes.items():
-            kind, actual = self.sources[name].specs[name]
-            if actual != shape:
-                raise ValueError(f"tensor {name} has shape {actual}; the configuration asks for {shape}")
-            if kind not in DTYPES:
-                raise ValueError(
-                    f"tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (a quantised model must be "
-                    "written again in one of these)"
-                )
+            self.sources[name].check(name, shape, "the configuration")
         ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
         extra = [
             n for n in self.sources if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
