@@ -18,10 +18,10 @@ from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.core.checks import nearest, refuse_unread
-from llmrl_jax.core.draw import draw
 from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.multiturn.group import make_group_learner
@@ -29,7 +29,7 @@ from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.ppo import make_turn_ppo
 from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
 from llmrl_jax.multiturn.text import WORDINGS, FreeText, TurnText, check_text
-from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig
 
 
@@ -187,7 +187,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
         env_params = env.default_params
     replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
     blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
-    base = partial(random_base, blank, mesh)
+    base = partial(random_params, blank, mesh)
     if config.model != EMBEDDED:
         base = partial(_loaded_base, config.model, mesh, blank.param_dtype)
     policy = TurnPolicy(
@@ -232,12 +232,6 @@ def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
         return make_turn_ppo(ppo, *arguments)
     anchor_coef = 0.0 if config.algo == "grpo" else config.group.anchor_coef or 1.0
     return make_group_learner(replace(config.group, anchor_coef=anchor_coef), *arguments)
-
-
-def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
-    """Randomly initialised base parameters, placed on the mesh."""
-    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    return draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out)
 
 
 def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:
