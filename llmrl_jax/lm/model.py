@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from flax.core import unfreeze
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
