@@ -82,7 +82,7 @@ def main() -> None:
         state, update = learner.init(jax.random.key(x.seed)), jax.jit(learner.update, donate_argnums=0)
         for _ in range(updates):
             state, _ = update(state)
-        write_model(untrained, state.params, out / "model")
+        write_model(untrained, state, out)
     config = demo_config(algo="grpo")
     agent = build(replace(config.agent, model=str(out / "model")))
     group = GroupLearner(config.group, agent.policy, agent.env, agent.env_params, None)

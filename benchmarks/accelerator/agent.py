@@ -18,8 +18,9 @@ from benchmarks.accelerator.shapes import SHAPES, TINY, described, dtype
 from benchmarks.language_model import LORA
 from llmrl_jax import lm
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.multiturn.ppo import TurnPPO, TurnPPOConfig
-from llmrl_jax.systems.agent.build import build, make_world, random_base, words_of
+from llmrl_jax.systems.agent.build import build, make_world, words_of
 from llmrl_jax.systems.agent.config import AgentConfig
 
 
@@ -44,7 +45,7 @@ def program_of(sizes: lm.LlamaConfig, config: AgentConfig, ppo: TurnPPOConfig) -
         words_of(env, config).save(folder)
         write_whole(Path(folder) / "config.json", json.dumps(sizes.to_hf()))
         agent = build(replace(config, model=folder))
-    policy = replace(agent.policy, base=partial(random_base, agent.policy.model.clone(lora=None), None))
+    policy = replace(agent.policy, base=partial(random_params, agent.policy.model.clone(lora=None), None))
     learner = TurnPPO(ppo, policy, agent.env, agent.env_params, None)
     return learner, jax.jit(learner.init)(jax.random.key(0))
 

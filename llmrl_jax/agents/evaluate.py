@@ -34,7 +34,7 @@ class Episodes:
     """Outcomes of `N` episodes."""
 
     success: Any
-    """bool `[N]`, the environment's success flag."""
+    """bool `[N]`, the environment's success flag (`info["success"]`); None if it has none."""
     episode_return: Any
     """float32 `[N]`, unscaled and undiscounted."""
     episode_length: Any
@@ -61,7 +61,7 @@ class _Loop:
 def outcomes_of(step: Step) -> Episodes:
     """The outcomes of the episodes that a step ended; undefined in other rows."""
     return Episodes(
-        success=jnp.bool_(step.info.get("success", step.terminated)),
+        success=jnp.bool_(step.info["success"]) if "success" in step.info else None,
         episode_return=jnp.float32(step.info["episode_return"]),
         episode_length=jnp.int32(step.info["episode_length"]),
         task=jnp.int32(step.info.get("task", jnp.zeros_like(step.ended))),

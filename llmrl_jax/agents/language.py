@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax.actions import mask_of
 from llmrl_jax.core.draw import draw
 from llmrl_jax.lm import Candidates, Llama, Scores, ValueHead, score
-from llmrl_jax.parallel import Placement, shardings
+from llmrl_jax.lm.model import hidden_layers, random_params
+from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.policy import Policy, masked_categorical
 
@@ -106,11 +107,7 @@ class LanguagePolicy(Policy):
         heads = self.init_heads(head_key)
         if self.model.lora is None:
             return {"params": base, **heads}, {}
-        out_shardings = None
-        if self.mesh is not None:
-            out_shardings = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
-        token = jnp.zeros((1, 1), jnp.int32)
-        adapters = draw(self.model, lora_key, token, collection="lora", out_shardings=out_shardings)
+        adapters = random_params(self.model, self.mesh, lora_key, "lora")
         return {"lora": adapters, **heads}, {"params": base}
 
     def init_heads(self, key: jax.Array) -> dict[str, Any]:
@@ -256,10 +253,7 @@ class ActionHead(nn.Module):
     @nn.compact
     def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b A"]:
         """The logits of each state."""
-        x = hidden.astype(jnp.float32)
-        for name in ("hidden_1", "hidden_2"):
-            x = getattr(nn, self.activation)(nn.Dense(self.width, name=name)(x))
-        return nn.Dense(self.actions, name="logits")(x)
+        return nn.Dense(self.actions, name="logits")(hidden_layers(hidden, self.width, self.activation))
 
 
 @dataclass(frozen=True, kw_only=True)

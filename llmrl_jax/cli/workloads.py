@@ -252,7 +252,8 @@ AT_ONCE = 16
 def _agent(s: Setting) -> Parts:
     """`llmrl agent train`: play of `steps` tokens in every environment, episodes of up to `length` tokens and gradient
     steps, with a language model of the given shape and a token for each word."""
-    from llmrl_jax.systems.agent.build import build, make_learner, make_world, random_base, words_of
+    from llmrl_jax.lm.model import random_params
+    from llmrl_jax.systems.agent.build import build, make_learner, make_world, words_of
     from llmrl_jax.systems.agent.config import AgentConfig, Algorithm, TrainConfig
 
     c, defaults = s.config, TrainConfig()
@@ -290,7 +291,7 @@ def _agent(s: Setting) -> Parts:
 
         def learner(mesh: Mesh | None) -> Any:
             built = build(agent, mesh)
-            base = partial(random_base, built.policy.model.clone(lora=None), mesh)
+            base = partial(random_params, built.policy.model.clone(lora=None), mesh)
             return make_learner(config, replace(built, policy=replace(built.policy, base=base)))
 
         state = jax.eval_shape(learner(None).init, _key())

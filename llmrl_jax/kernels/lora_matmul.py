@@ -174,7 +174,7 @@ def mixed_precision_matmul(
     return _mixed_forward(dtype, scale, x, kernels, a, b)[0]
 
 
-def _stacked(dtype: Any, scale: float, kernels: Matrices, a: Matrices, b: Matrices) -> list[jax.Array]:
+def _stacked(dtype: Any, scale: float, kernels: Matrices, b: Matrices) -> list[jax.Array]:
     """Every kernel over `s B`, with rows of zeros for the adapters of the others: `[i + R, o]`."""
     rows: list[jax.Array] = []
     for i, w in enumerate(kernels):
@@ -188,7 +188,7 @@ def _mixed_forward(dtype: Any, scale: float, x: Any, kernels: Matrices, a: Matri
     low_rank = _dot(x, jnp.concatenate(a, 1), dtype) if a else None
     if low_rank is not None:
         inputs = jnp.concatenate([inputs, low_rank.astype(dtype)], -1)
-    outs = tuple(_dot(inputs, w, dtype).astype(x.dtype) for w in _stacked(dtype, scale, kernels, a, b))
+    outs = tuple(_dot(inputs, w, dtype).astype(x.dtype) for w in _stacked(dtype, scale, kernels, b))
     return outs, (x, kernels, a, b)
 
 
@@ -196,7 +196,7 @@ def _mixed_backward(dtype: Any, scale: float, saved: Any, dy: Sequence[jax.Array
     """Gradients. Those of `W` are not computed where nothing asks for them: XLA deletes them."""
     x, kernels, a, b = saved
     inputs = x.shape[-1]
-    stacked = _stacked(dtype, scale, kernels, a, b)
+    stacked = _stacked(dtype, scale, kernels, b)
     dx: Any = sum(_dot_transposed(d, w, dtype) for d, w in zip(dy, stacked, strict=True))
     d_a: Matrices = ()
     d_b: Matrices = ()

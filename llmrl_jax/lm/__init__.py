@@ -14,12 +14,10 @@ if TYPE_CHECKING:
         HashedEncoder,
         SentenceEncoder,
         TextEncoder,
-        look_up,
-        phrase_table,
     )
-    from llmrl_jax.lm.encoder_weights import any_encoder, load_encoder, load_minilm
+    from llmrl_jax.lm.encoder_weights import load_encoder
     from llmrl_jax.lm.generate import Finish, Generation, generate, stream
-    from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge, unmerge
+    from llmrl_jax.lm.lora import LoRAConfig, PatternedLoRA, merge
     from llmrl_jax.lm.model import Llama, LMOutput, ValueHead
     from llmrl_jax.lm.peft import load_adapter, save_adapter
     from llmrl_jax.lm.quantize import Quantized, dequantize, nbytes, quantize
@@ -56,7 +54,6 @@ __all__ = [
     "Tokenizer",
     "ValueHead",
     "WordTokenizer",
-    "any_encoder",
     "choose_form",
     "convert",
     "costs",
@@ -67,13 +64,10 @@ __all__ = [
     "load_adapter",
     "load_encoder",
     "load_hf",
-    "load_minilm",
     "load_tokenizer",
     "locate",
-    "look_up",
     "merge",
     "nbytes",
-    "phrase_table",
     "quantize",
     "read_config",
     "save_adapter",
@@ -81,7 +75,6 @@ __all__ = [
     "score",
     "score_naive",
     "stream",
-    "unmerge",
 ]
 
 __getattr__ = attach(
@@ -89,10 +82,10 @@ __getattr__ = attach(
     {
         "cache": ["Cache", "DecodeState"],
         "config": ["LlamaConfig", "RopeConfig"],
-        "encoder": ["Bert", "BertConfig", "HashedEncoder", "SentenceEncoder", "TextEncoder", "look_up", "phrase_table"],
-        "encoder_weights": ["any_encoder", "load_encoder", "load_minilm"],
+        "encoder": ["Bert", "BertConfig", "HashedEncoder", "SentenceEncoder", "TextEncoder"],
+        "encoder_weights": ["load_encoder"],
         "generate": ["Finish", "Generation", "generate", "stream"],
-        "lora": ["LoRAConfig", "PatternedLoRA", "merge", "unmerge"],
+        "lora": ["LoRAConfig", "PatternedLoRA", "merge"],
         "model": ["LMOutput", "Llama", "ValueHead"],
         "peft": ["load_adapter", "save_adapter"],
         "quantize": ["Quantized", "dequantize", "nbytes", "quantize"],

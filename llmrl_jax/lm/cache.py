@@ -89,9 +89,19 @@ class Cache:
         return self.positions.max(axis=1) + 1
 
     def append(self, positions: Int[Array | np.ndarray, "B S"]) -> Cache:
-        """Cache with `positions` in the next `S` slots; their keys and values are written by `write`."""
+        """Cache with `positions` in the next `S` slots; their keys and values are written by `write`.
+
+        Inside jit `index` is not known: who calls it there gives the cache as many slots as are ever written, since
+        tokens beyond them would replace the last ones.
+        **Raises:** `ValueError` if there are fewer slots left, as far as that is known."""
+        size, used = positions.shape[1], 0 if isinstance(self.index, jax.core.Tracer) else int(self.index)
+        if used + size > self.capacity:
+            raise ValueError(
+                f"{size} tokens do not fit into a cache of {self.capacity} slots, of which {used} are in use: make one "
+                f"of at least {used + size}"
+            )
         updated = jax.lax.dynamic_update_slice(self.positions, jnp.asarray(positions, jnp.int32), (0, self.index))
-        return dataclasses.replace(self, positions=updated, index=self.index + positions.shape[1])
+        return dataclasses.replace(self, positions=updated, index=self.index + size)
 
     def write(self, pair: Sequence[Array], key: Float[Array, "B S K h"], value: Float[Array, "B S K h"]) -> Any:
         """Keys and values of one layer, a pair `[B, T, K, h]`, with those of new tokens in the next slots."""

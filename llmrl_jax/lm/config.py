@@ -411,11 +411,6 @@ class LlamaConfig:
         """`head_dim`, never None."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def groups(self) -> int:
-        """Query heads that share one key and value head, `G`."""
-        return self.num_attention_heads // self.kv_heads
-
     @staticmethod
     def from_hf(config: Mapping[str, Any]) -> LlamaConfig:
         """Read a `config.json` of transformers 4 or 5.

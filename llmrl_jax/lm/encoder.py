@@ -1,6 +1,6 @@
 """Sentence encoders on the device: BERT models (MiniLM) in flax, pooled to one vector per text.
 
-`encoder_weights.load_encoder` loads them; `phrase_table` embeds an environment's phrases, for look-ups inside jit.
+`encoder_weights.load_encoder` loads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
-from envs_jax.text import Phrasebook
 from llmrl_jax.kernels.attention import KeyValues, attend
 from llmrl_jax.lm import declare
 from llmrl_jax.lm.layers import AnyArray, projections
@@ -264,7 +263,7 @@ class SentenceEncoder:
         lengths: Int[AnyArray, "B"],
         token_types: Int[AnyArray, "B S"] | None = None,
     ) -> Float[Array, "B D"]:
-        """Embeddings of token rows with their special tokens (`frame` adds them); pure, for jit and grad.
+        """Embeddings of token rows with their special tokens (`tokenize`); pure, for jit and grad.
 
         **Returns:** float32 `[B, D]`; a row of length 0 gives zeros.
         """
@@ -281,20 +280,6 @@ class SentenceEncoder:
             return vector
         # The bound is inside the square root, so that the gradient of a zero row is zero, not NaN.
         return vector * jax.lax.rsqrt(jnp.maximum(jnp.square(vector).sum(-1, keepdims=True), 1e-24))
-
-    @tracing.default_types
-    def frame(
-        self, tokens: Int[AnyArray, "B S"], lengths: Int[AnyArray, "B"]
-    ) -> tuple[Int[Array, "B T"], Int[Array, "B"]]:
-        """Token rows in the encoder's format: [CLS], at most `max_length - 2` tokens of the row, [SEP]; inside jit.
-
-        The rows are from `tokenizer.encode`, or from an `envs_jax.text.Prompt` built with it.
-        """
-        size = min(tokens.shape[1], self.max_length - 2)
-        count = jnp.minimum(lengths, size)
-        framed = jnp.pad(jnp.asarray(tokens)[:, :size], ((0, 0), (1, 1)), constant_values=self.cls_id)
-        last = jnp.arange(size + 2) == count[:, None] + 1
-        return jnp.where(last, self.sep_id, framed), count + 2
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, including special tokens, truncated to `max_length`."""
@@ -329,18 +314,6 @@ class SentenceEncoder:
         for i, row in enumerate(rows):
             tokens[i, : len(row)], lengths[i] = row, len(row)
         return tokens, lengths
-
-
-def phrase_table(encoder: TextEncoder, phrases: Phrasebook | Sequence[str]) -> Float[Array, "P D"]:
-    """Embeddings of all phrases of a book, in the order of their ids, for `look_up` inside jit."""
-    return jnp.asarray(encoder.encode_texts(phrases.phrases if isinstance(phrases, Phrasebook) else phrases))
-
-
-@tracing.default_types
-def look_up(table: Float[AnyArray, "P D"], caption: Int[AnyArray, "*B C"]) -> Float[Array, "*B C D"]:
-    """Embedding of each phrase of a caption, zeros for -1; inside jit."""
-    ids = jnp.asarray(caption)
-    return jnp.where(ids[..., None] >= 0, jnp.take(jnp.asarray(table), jnp.maximum(ids, 0), axis=0), 0.0)
 
 
 @tracing.default_types

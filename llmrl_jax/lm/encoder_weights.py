@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,11 @@ from llmrl_jax.lm.encoder import (
     declare_bert,
 )
 from llmrl_jax.lm.source import CONFIG, locate_folder
-from llmrl_jax.lm.tensors import DTYPES, TensorFile, empty, pickles, read_json
+from llmrl_jax.lm.tensors import TensorFile, empty, pickles, read_json
 from llmrl_jax.lm.tokens import TOKENIZER_FILE, FastTokenizer, load_tokenizer
 from llmrl_jax.lm.weights import SINGLE
 from llmrl_jax.parallel.partition import replicated
 
-
-PUBLISHED = {"That is a happy dog": 0.695, "That is a very happy person": 0.943, "Today is a sunny day": 0.257}
-"""Cosine similarities with `HAPPY` that are published on the model's page."""
-HAPPY = "That is a happy person"
-_CLOSE = 5e-3
-"""Tolerance: seven times the error of bfloat16 (the error of a GPU's fast float32 products is smaller), and far below
-the error of a wrong pooling or tokenizer."""
 
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -117,7 +109,7 @@ def _tokenizer(folder: Path) -> tuple[FastTokenizer, int, int]:
         if token_id is None:
             raise ValueError(f"the {name} {token!r} is not in the vocabulary of the tokenizer in {folder}")
         ids.append(token_id)
-    tokenizer.prefix_ids = ()  # the encoder puts [CLS] there itself, also before prompts compiled with this tokenizer
+    tokenizer.prefix_ids = ()  # the encoder puts [CLS] there itself
     return tokenizer, ids[0], ids[1]
 
 
@@ -142,13 +134,7 @@ def _names(file: TensorFile, leaves: list[declare.ParamSpec]) -> dict[str, str]:
         hint = "; choose pooling 'mean' or 'cls'" if missing[0].startswith("pooler.") else ""
         raise ValueError(f"{file.path} lacks the tensor {prefix}{missing[0]}{remaining}{hint}")
     for name, shape in shapes.items():
-        kind, actual = file.specs[file_names[name]]
-        if actual != shape:
-            raise ValueError(f"{file.path}: tensor {file_names[name]} has shape {actual}; {CONFIG} asks for {shape}")
-        if kind not in DTYPES:
-            raise ValueError(
-                f"{file.path}: tensor {file_names[name]} is stored as {kind}; supported: {', '.join(DTYPES)}"
-            )
+        file.check(file_names[name], shape, CONFIG)
     unread = [name for name in file_names if name not in shapes and name.startswith(("embeddings.", "encoder."))]
     unread = [name for name in unread if name != "embeddings.position_ids"]
     if unread:
@@ -239,47 +225,6 @@ def _limits(folder: Path) -> tuple[list[int], bool]:
     if length is None and theirs.is_file():
         length = read_json(theirs).get("model_max_length")
     return [] if length is None else [int(length)], bool(config.get("do_lower_case", False))
-
-
-def load_minilm(folder: str | Path | None = None, *, mesh: Mesh | None = None) -> SentenceEncoder:
-    """all-MiniLM-L6-v2 (22.7M parameters, width 384, mean pooling, normalised), from its package.
-
-    The files must have the pinned checksums, and the encoder must reproduce the similarities published on the model's
-    page.
-
-    **Arguments:** `folder`, a copy of the package's files; None: the installed package's; `mesh`, as in `load_encoder`.
-    **Raises:** `ModuleNotFoundError`, with the install command, if the package is missing; `ValueError` for other
-    files or other similarities.
-    """
-    if folder is not None:
-        MINILM.check(Path(folder))
-    encoder = load_encoder(MINILM.locate() if folder is None else folder, mesh=mesh)
-    encoder.name = "all-MiniLM-L6-v2"
-    check_similarities(encoder)
-    return encoder
-
-
-def check_similarities(encoder: SentenceEncoder) -> None:
-    """**Raises:** `ValueError` if cosine similarities differ from those published for all-MiniLM-L6-v2."""
-    vectors = encoder.encode_texts([HAPPY, *PUBLISHED])
-    for text, published, cosine in zip(PUBLISHED, PUBLISHED.values(), vectors[1:] @ vectors[0]):
-        if not abs(cosine - published) < _CLOSE:
-            raise ValueError(
-                f"{encoder.name}: the similarity of {HAPPY!r} and {text!r} is {cosine:.3f}; published: {published:.3f}"
-            )
-
-
-def any_encoder() -> TextEncoder:
-    """all-MiniLM-L6-v2 if its package is installed; else, with a warning, the substitute `HashedEncoder`."""
-    if MINILM.folder() is not None:
-        return load_minilm()
-    warnings.warn(
-        f"no sentence encoder is installed ({MINILM.install}): texts are hashed instead, by their words and not "
-        "their meaning",
-        UserWarning,
-        stacklevel=2,
-    )
-    return HashedEncoder()
 
 
 HASHED, AUTO = "hashed", "auto"

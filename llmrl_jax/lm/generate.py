@@ -136,7 +136,6 @@ def stream(
     config: SamplingConfig,
     *,
     stops: StopStrings | None = None,
-    rows: Int[AnyArray, "B"] | None = None,
     every: int = 8,
 ) -> Iterator[Generation]:
     """`generate`, a few tokens at a time: for servers, progress and callbacks.
@@ -144,13 +143,13 @@ def stream(
     The same loop, interrupted every few steps and re-entered with its state donated. It needs no host callback, which a
     compiler may drop or repeat, and the caller can stop early by dropping the iterator.
 
-    **Arguments:** those of `generate`; `every`, steps between two results.
+    **Arguments:** those of `generate` without `rows`; `every`, steps between two results.
     **Returns:** an iterator over the results so far, as NumPy arrays; the last one equals the result of `generate`.
     **Raises:** as `generate`, at the call.
     """
     if every < 1:
         raise ValueError(f"every is {every}; at least 1 step is needed between two results")
-    fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, rows)
+    fixed, traced, keys = _prepare(model, tokens, lengths, key, config, stops, None)
 
     def results() -> Iterator[Generation]:
         until = every

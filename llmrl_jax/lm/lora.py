@@ -142,8 +142,14 @@ def rescale(adapters: Any, config: LoRAConfig) -> Any:
     return {block: {name: fold(name, ab) for name, ab in matrices.items()} for block, matrices in adapters.items()}
 
 
-def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
-    """`W + sign s A B` for every matrix with an adapter, in float32 throughout, cast back to the dtype of `W`."""
+def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
+    """Fold adapters into the weights: `W + s A B`, summed in float32 and cast back to the dtype of `W`.
+
+    For a quantised base it gives float32 matrices: quantised again, changes smaller than a step would be lost.
+
+    **Arguments:** `params` and `lora`, the model's two collections.
+    **Returns:** a new `params`; the argument is unchanged.
+    """
 
     def fold(target: str, kernel: Any, ab: Mapping[str, jax.Array]) -> jax.Array:
         a, b = ab["a"].astype(jnp.float32), ab["b"].astype(jnp.float32)
@@ -151,7 +157,7 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
         a, b = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
         # Highest precision: accelerators would otherwise round the factors to 10 bits or fewer.
         delta = jnp.einsum("lir,lro->lio", a, b, precision=jax.lax.Precision.HIGHEST)
-        delta = delta * (sign * _scales(config, target, layers))[:, None, None]
+        delta = delta * _scales(config, target, layers)[:, None, None]
         return (kernel.astype(jnp.float32) + delta.reshape(kernel.shape)).astype(kernel.dtype)
 
     layers = dict(params["layers"])
@@ -161,25 +167,3 @@ def _shift(params: Any, lora: Any, config: LoRAConfig, sign: float) -> Any:
             matrix = layers[block][name]
             layers[block][name] = {**matrix, "kernel": fold(name, matrix["kernel"], ab)}
     return {**params, "layers": layers}
-
-
-def merge(params: Any, lora: Any, config: LoRAConfig) -> Any:
-    """Fold adapters into the weights: `W + s A B`, summed in float32 and cast back to the dtype of `W`.
-
-    For a quantised base it gives float32 matrices: quantised again, changes smaller than a step would be lost.
-
-    **Arguments:** `params` and `lora`, the model's two collections.
-    **Returns:** a new `params`; the argument is unchanged.
-    """
-    return _shift(params, lora, config, 1.0)
-
-
-def unmerge(params: Any, lora: Any, config: LoRAConfig) -> Any:
-    """Subtract merged adapters: `W - s A B`, in float32, cast back to the dtype of `W`.
-
-    It restores the weights before `merge` up to rounding in that dtype: with weights in bfloat16 keep the originals.
-
-    **Arguments:** `params`, merged; `lora`, the adapters that were merged.
-    **Returns:** a new `params`; the argument is unchanged.
-    """
-    return _shift(params, lora, config, -1.0)

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from flax.core import unfreeze
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
+from llmrl_jax.core.draw import draw
 from llmrl_jax.kernels.attention import SAVE_PRODUCTS, Attention, KeyValues, Mask, attend, check_attention, in_window
 from llmrl_jax.kernels.lora_matmul import rounded_matmul, rounded_matmul_transposed
 from llmrl_jax.lm import declare
@@ -26,7 +28,7 @@ from llmrl_jax.lm.layers import AnyArray, Block, Layer, join_layer, layer_slice,
 from llmrl_jax.lm.lora import LoRAConfig, rescale
 from llmrl_jax.lm.quantize import Quantized, any_quantized, check_shapes, logical_axes as quantized_axes, matmul
 from llmrl_jax.lm.rope import rotations
-from llmrl_jax.parallel.partition import constrain, gathered, mesh_of
+from llmrl_jax.parallel.partition import constrain, gathered, mesh_of, shardings
 
 
 @struct.dataclass
@@ -140,6 +142,7 @@ class Llama(nn.Module):
         `embeddings`, read by the first layer in place of `embed(tokens)`, so that a position can hold something else
         than a token.
         **Returns:** `LMOutput`. States of padded tokens are undefined.
+        **Raises:** `ValueError` for arguments that exclude each other, and what `Cache.append` raises.
         """
         if lengths is not None and positions is not None:
             raise ValueError("give lengths or positions, not both")
@@ -153,8 +156,6 @@ class Llama(nn.Module):
         if isinstance(cache, int):
             if positions is not None:
                 raise ValueError("rows of a new cache are padded on the right: give lengths, not positions")
-            if cache < tokens.shape[1]:
-                raise ValueError(f"a new cache of {cache} slots does not hold {tokens.shape[1]} tokens")
             real = steps < (tokens.shape[1] if lengths is None else jnp.asarray(lengths)[:, None])
             placed = jnp.broadcast_to(jnp.where(real, steps, -1), tokens.shape)
             extended = Cache.create(self.config, len(tokens), cache, self.dtype).append(placed)
@@ -529,6 +530,22 @@ def _take(x: jax.Array, indices: Int[AnyArray, "B N"]) -> jax.Array:
     return jnp.take_along_axis(x, indices.reshape(indices.shape + (1,) * (x.ndim - 2)), axis=1)
 
 
+def random_params(model: Llama, mesh: Mesh | None, key: jax.Array, collection: str = "params") -> Any:
+    """Randomly initialised parameters or adapters (`collection` lora) of a model, sharded over the mesh."""
+    out = None
+    if mesh is not None:
+        out = shardings(model.abstract()[collection], model.logical_axes()[collection], mesh)
+    return draw(model, key, jnp.zeros((1, 1), jnp.int32), collection=collection, out_shardings=out)
+
+
+def hidden_layers(x: jax.Array, width: int, activation: str, param_dtype: Any = jnp.float32) -> jax.Array:
+    """Two hidden layers in float32, `hidden_1` and `hidden_2` of the module that is called."""
+    x = x.astype(jnp.float32)
+    for name in ("hidden_1", "hidden_2"):
+        x = getattr(nn, activation)(nn.Dense(width, name=name, param_dtype=param_dtype)(x))
+    return x
+
+
 class ValueHead(nn.Module):
     """MLP of two hidden layers and a scalar output; with sigmoids, GLAM's critic (2302.02662).
 
@@ -559,9 +576,6 @@ class ValueHead(nn.Module):
     @nn.compact
     def __call__(self, hidden: Float[Array, "*b D"]) -> Float[Array, "*b"]:
         """The value of each state."""
-        activate = getattr(nn, self.activation)
-        x = hidden.astype(jnp.float32)
-        for name in ("hidden_1", "hidden_2"):
-            x = activate(nn.Dense(self.width, name=name, param_dtype=self.param_dtype)(x))
+        x = hidden_layers(hidden, self.width, self.activation, self.param_dtype)
         init = nn.initializers.zeros if self.starts_at_zero else nn.linear.default_kernel_init
         return nn.Dense(1, name="value", kernel_init=init, param_dtype=self.param_dtype)(x)[..., 0]

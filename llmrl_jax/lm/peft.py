@@ -26,7 +26,7 @@ from llmrl_jax.lm.lora import BLOCKS, TARGETS, LoRAConfig, PatternedLoRA, module
 from llmrl_jax.lm.model import Llama
 from llmrl_jax.lm.quantize import is_quantized
 from llmrl_jax.lm.source import locate_folder
-from llmrl_jax.lm.tensors import DTYPES, TensorFile, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tensors import TensorFile, pickles, read_json, spec, write_file
 from llmrl_jax.lm.weights import hf_tensor
 from llmrl_jax.parallel.partition import shardings
 
@@ -206,11 +206,7 @@ def _check_file(file: TensorFile, shapes: Mapping[str, tuple[int, ...]]) -> None
     for name, shape in shapes.items():
         if name not in file.specs:
             raise ValueError(f"{file.path} lacks the tensor {name}, which {CONFIG} asks for")
-        kind, actual = file.specs[name]
-        if actual != shape:
-            raise ValueError(f"{file.path}: tensor {name} has shape {actual}; {CONFIG} and the model ask for {shape}")
-        if kind not in DTYPES:
-            raise ValueError(f"{file.path}: tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)}")
+        file.check(name, shape, f"{CONFIG} with the model")
     if extra := [name for name in file.specs if name not in shapes]:
         suffix = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise ValueError(f"{file.path} holds the tensor {extra[0]}{suffix}, which {CONFIG} does not ask for")

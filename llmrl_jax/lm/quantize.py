@@ -27,7 +27,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.lm.lora import BLOCKS, TARGETS
-from llmrl_jax.parallel.partition import RULES, Rules, shardings
+from llmrl_jax.parallel.memory import nbytes as nbytes
+from llmrl_jax.parallel.partition import RULES, shardings
 
 
 KINDS = ("int8", "nf4")
@@ -257,11 +258,6 @@ def dequantize(params: Any, dtype: Any = jnp.float32) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if is_quantized(x) else x, params, is_leaf=is_quantized)
 
 
-def nbytes(tree: Any) -> int:
-    """Bytes of all arrays of a tree, which may be abstract: its memory without copies on several devices."""
-    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
-
-
 def _is_axes(x: Any) -> bool:
     return type(x) is tuple
 
@@ -297,22 +293,22 @@ def _check_blocks(name: str, q: Quantized, mesh: Mesh | AbstractMesh, split_axes
         )
 
 
-def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh, rules: Rules = RULES) -> Any:
+def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh) -> Any:
     """The sharding of every leaf of quantised parameters, by the same rules as floats; no block is ever split.
 
     **Arguments:** `quantized`, the parameters or their abstract values; `axes`, the logical axes of the float
-    parameters; `mesh`; `rules`.
+    parameters; `mesh`.
     **Raises:** `ValueError`, with the arithmetic, if the mesh does not divide an axis or would split a block.
     """
 
     def check(path: Any, names: Any, q: Any) -> None:
         if is_quantized(q):
             lead = len(names) - len(q.matrix)
-            split_axes = tuple(axis for axis in rules.get(names[lead], ()) if mesh.shape[axis] > 1)
+            split_axes = tuple(axis for axis in RULES.get(names[lead], ()) if mesh.shape[axis] > 1)
             _check_blocks(jax.tree_util.keystr(path, simple=True, separator="/"), q, mesh, split_axes)
 
     jax.tree_util.tree_map_with_path(check, axes, quantized, is_leaf=_is_axes)
-    return shardings(quantized, logical_axes(axes, quantized), mesh, rules)
+    return shardings(quantized, logical_axes(axes, quantized), mesh)
 
 
 def check_shapes(params: Any, declared: Any, name: str) -> None:

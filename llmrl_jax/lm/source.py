@@ -20,6 +20,7 @@ from llmrl_jax.lm.tokens import Tokenizer
 
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
+TEMPLATE = "chat_template.jinja"
 
 
 def locate(model: str | Path, *, revision: str | None = None) -> Path:
@@ -65,13 +66,15 @@ def locate_folder(
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
-    """A hub id's files, from the local cache or else downloaded."""
+    """A hub id's files, from the local cache or, if they are not all there, downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "chat_template.jinja"]
+    patterns = ["*.json", "*.safetensors", "tokenizer.model", "vocab.txt", TEMPLATE]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
+        cached = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
+        if _is_whole(cached):
+            return cached
     except LocalEntryNotFoundError:
         pass
     try:
@@ -82,6 +85,15 @@ def _snapshot(name: str, revision: str | None) -> Path:
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}); "
             f"download it where there is a network and give its folder"
         ) from None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a snapshot has weights, all files that they list, and a tokenizer or an adapter's settings: others
+    may have cached a part, as the tokenizer alone, or a download may have been interrupted."""
+    indices = folder.glob("*.safetensors.index.json")
+    listed = {name for index in indices for name in (read_json(index).get("weight_map") or {}).values()}
+    weights = all((folder / name).is_file() for name in listed) if listed else any(folder.rglob("*.safetensors"))
+    return weights and any((folder / name).is_file() for name in (tokens.CONFIG_FILE, "adapter_config.json"))
 
 
 def read_config(model: str | Path) -> LlamaConfig:
@@ -132,6 +144,34 @@ def tokenizer_config(model: str | Path) -> dict[str, Any]:
     file; empty if there is none."""
     path = Path(model)
     return gguf.tokenizer_config(path) if path.is_file() else tokens.tokenizer_config(path)
+
+
+def chat_template(model: str | Path) -> str:
+    """Source of the chat template of a folder, in `chat_template.jinja` or `tokenizer_config.json` (of several, the one
+    named default), or of a GGUF file; empty if there is none.
+
+    **Raises:** `ValueError`, naming the file, for one that cannot be read, or that is no text."""
+    path = Path(model)
+    if (path / TEMPLATE).is_file():
+        return read_template(path / TEMPLATE)
+    source: Any = tokenizer_config(path).get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = [x for x in source if isinstance(x, Mapping) and x.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if not isinstance(source, str | None):
+        file = path if path.is_file() else path / tokens.CONFIG_FILE
+        raise ValueError(f"the chat_template of {file} is {type(source).__name__}; a text is needed")
+    return source or ""
+
+
+def read_template(file: Path) -> str:
+    """Text of a file with a chat template. **Raises:** `ValueError`, naming the file, if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 (byte {error.start}): write it again in UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"the chat template {file} cannot be read: {error.strerror}") from error
 
 
 def end_tokens(model: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:

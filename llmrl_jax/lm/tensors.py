@@ -133,6 +133,19 @@ class TensorSource(ABC):
         """The file that holds a tensor."""
         return self.path
 
+    def check(self, name: str, shape: tuple[int, ...], origin: str) -> None:
+        """Check a tensor's entry in the header. **Arguments:** `shape`, the needed one; `origin`, what asks for it.
+
+        **Raises:** `ValueError`, naming file and tensor, for another shape or an unsupported dtype."""
+        kind, actual = self.specs[name]
+        if actual != shape:
+            raise ValueError(f"{self.file(name)}: tensor {name} has shape {actual}; {origin} asks for {shape}")
+        if kind not in DTYPES:
+            raise ValueError(
+                f"{self.file(name)}: tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (quantised "
+                "weights must be written again in one of these)"
+            )
+
     def not_finite(self, name: str) -> ValueError:
         """The error for a tensor with values that are NaN or infinite."""
         return ValueError(

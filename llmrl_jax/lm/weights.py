@@ -30,7 +30,15 @@ from llmrl_jax.lm.quantize import (
     quantize as quantize_params,
     quantized_shardings,
 )
-from llmrl_jax.lm.source import CONFIG, GENERATION, end_tokens as end_tokens_of, locate, read_config, tokenizer_config
+from llmrl_jax.lm.source import (
+    CONFIG,
+    GENERATION,
+    TEMPLATE,
+    chat_template,
+    end_tokens as end_tokens_of,
+    locate,
+    read_config,
+)
 from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, TensorSource, empty, pickles, read_json, spec, write_file
 from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.parallel.partition import shardings
@@ -95,14 +103,7 @@ class Files:
             hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{suffix}{hint}")
         for name, shape in shapes.items():
-            kind, actual = self.sources[name].specs[name]
-            if actual != shape:
-                raise ValueError(f"tensor {name} has shape {actual}; the configuration asks for {shape}")
-            if kind not in DTYPES:
-                raise ValueError(
-                    f"tensor {name} is stored as {kind}; supported: {', '.join(DTYPES)} (a quantised model must be "
-                    "written again in one of these)"
-                )
+            self.sources[name].check(name, shape, "the configuration")
         ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
         extra = [
             n for n in self.sources if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
@@ -300,7 +301,6 @@ def load(
 
 _SHARD = 5_000_000_000
 """Bytes above which weights are written in several files."""
-TEMPLATE = "chat_template.jinja"
 
 
 class _Tensor(NamedTuple):
@@ -406,7 +406,7 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     kind = {jnp.dtype(value).name: name for name, value in DTYPES.items()}[config.dtype]
     tokenizer = load_tokenizer(path)
-    template = path / TEMPLATE
+    template = chat_template(path)
     with ExitStack() as stack:
         files = Files(path, config, stack)
         leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
@@ -425,7 +425,6 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
         with new_folder(output) as draft, doing(f"writing {output}", len(tensors), "tensors") as activity:
             _write(draft, config, tensors, end_tokens_of(path, tokenizer), max_shard_bytes)
             tokenizer.save(draft)
-            source = template.read_text("utf-8") if template.is_file() else tokenizer_config(path).get("chat_template")
-            if isinstance(source, str):
-                (draft / TEMPLATE).write_text(source, encoding="utf-8")
+            if template:
+                (draft / TEMPLATE).write_text(template, encoding="utf-8")
     return output

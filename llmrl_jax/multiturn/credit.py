@@ -134,20 +134,6 @@ def episode_returns(record: Record, reward: Float[Array, "N L"], gamma: Any = 1.
     return _backward(step, jnp.zeros(len(reward)), xs)
 
 
-def group_advantages(returns: Float[Array, " N"], group: int, kind: str) -> Float[Array, " N"]:
-    """The advantage of each episode's return within its group of `group` rows in succession.
-
-    `centred`: minus the mean; `grpo`: and divided by the standard deviation (2402.03300); `leave_one_out`: minus the
-    mean of the others (2402.14740)."""
-    rewards = returns.reshape(-1, group)
-    centred = rewards - jnp.mean(rewards, axis=1, keepdims=True)
-    if kind == "leave_one_out":
-        centred = centred * group / (group - 1)
-    elif kind == "grpo":
-        centred = centred / (jnp.std(rewards, axis=1, keepdims=True) + 1e-4)
-    return centred.reshape(-1)
-
-
 def largest_groups(deviation: Float[Array, " G"], rule: str, share: Any) -> Bool[Array, " G"]:
     """The groups with the largest deviations of returns.
 
@@ -170,7 +156,7 @@ def anchored(
     same state, where it begins; 0 for a state that no other turn of the group was in.
 
     **Arguments:** `returns`, from each turn on; `decides`, where turns begin; `state`, a number of the environment's
-    state there, equal for equal states; `kind`, `centred` or `grpo`, see `group_advantages`.
+    state there, equal for equal states; `kind`, `centred` or `grpo`, see `llmrl_jax.rl.rollout.group_advantages`.
     """
     count = decides.shape[1]
     shape = (-1, group * count)

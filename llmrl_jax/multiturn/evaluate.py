@@ -25,8 +25,8 @@ class Played:
 
     returns: np.ndarray
     """float32 `[E]`, sums of the environment's rewards."""
-    success: np.ndarray
-    """bool `[E]`; whether the environment says so (`info["success"]`), else whether the return is positive."""
+    success: np.ndarray | None
+    """bool `[E]`, the environment's success flag (`info["success"]`); None if it has none."""
     turns: np.ndarray
     """int32 `[E]`."""
     valid: np.ndarray
@@ -110,7 +110,6 @@ class Evaluator:
         success, cut = np.zeros(count, bool), np.zeros(count, bool)
         tokens: list[list[np.ndarray]] = [[] for _ in range(count + 1)]
         roles: list[list[np.ndarray]] = [[] for _ in range(count)]
-        has_success = False
         for i in itertools.count():
             key = jax.random.fold_in(play_key, i)
             rows, slots, new, steps = self._play(params, frozen, rows, slots, key, jnp.bool_(greedy))
@@ -120,7 +119,7 @@ class Evaluator:
             sums["returns"][episode] += np.where(new.acts, new.reward, 0.0).sum(1)[playing]
             sums["turns"][episode] += new.acts.sum(1)[playing]
             sums["valid"][episode] += new.valid.sum(1)[playing]
-            if has_success := "success" in info:
+            if reports_success := "success" in info:
                 success[episode] |= (done & info["success"].astype(bool)).any(1)[playing]
             cut[episode] |= steps_cut.any(1)[playing]
             for row in np.flatnonzero(playing):
@@ -136,12 +135,10 @@ class Evaluator:
             if (renewed := ended & (number < count)).any():
                 fresh = self._begin(begin_key, self.env_params, np.minimum(number, count - 1))
                 rows = self._replace(renewed, fresh, rows)
-        if not has_success:
-            success = sums["returns"] > 0
         joined = [tuple(np.concatenate(x) for x in parts[:count]) for parts in (tokens, roles)]
         return Played(
             returns=sums["returns"].astype(np.float32),
-            success=success,
+            success=success if reports_success else None,
             turns=sums["turns"].astype(np.int32),
             valid=sums["valid"].astype(np.int32),
             cut=cut,

@@ -15,13 +15,13 @@ from envs_jax.env import Environment
 from envs_jax.resets import VectorState
 from llmrl_jax.core.checks import FractionBelowOne, In, Needs, NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl_jax.core.learner import Learner
-from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, group_advantages, largest_groups, of_turn
+from llmrl_jax.multiturn.credit import Credit, anchored, episode_returns, largest_groups, of_turn
 from llmrl_jax.multiturn.learner import TurnLearner, TurnLearnerConfig, TurnState
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, worlds_of
 from llmrl_jax.multiturn.starts import Draw, Starts, succeeded, weight
-from llmrl_jax.rl.rollout import check_divisible
+from llmrl_jax.rl.rollout import check_divisible, group_advantages
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class GroupConfig(TurnLearnerConfig):
     starts_decay: Annotated[FractionBelowOne, Needs("replay_groups")] = 0.5
     """Weight of a start's earlier estimate of success beside that of a group which begins there again."""
     anchor_coef: NonNegativeFloat = 0.0
-    """GiGPO's weight of the advantage of a turn among the group's turns with the same observation (2505.10978); 0 is
-    GRPO."""
+    """GiGPO's weight of the advantage of a turn among the group's turns with the same observation (2505.10978, with 1
+    and a gamma of 0.95); 0 is GRPO, and 1 with `algo` gigpo."""
 
     critic: ClassVar[bool] = False
 
@@ -79,10 +79,6 @@ class GroupConfig(TurnLearnerConfig):
             )
         if self.replay_groups and self.starts < groups:
             raise ValueError(f"group.starts is {self.starts}; at least {groups} are needed, the groups of an update")
-
-
-GIGPO = GroupConfig(anchor_coef=1.0, gamma=0.95)
-"""GiGPO's published discount and weight."""
 
 
 def make_group_learner(
@@ -162,8 +158,9 @@ class GroupLearner(TurnLearner):
     def credit(self, record: Record, steps: Steps, hparams: dict[str, Any]) -> tuple[Credit, dict[str, jax.Array]]:
         config = self.config
         returns = jnp.sum(jnp.where(record.acts, record.reward, 0.0), axis=1)
-        deviation = jnp.std(returns.reshape(-1, config.group), axis=1)
-        advantage = jnp.zeros_like(record.reward) + group_advantages(returns, config.group, config.advantage)[:, None]
+        groups = returns.reshape(-1, config.group)
+        deviation = jnp.std(groups, axis=1)
+        advantage = jnp.zeros_like(record.reward) + group_advantages(groups, config.advantage).reshape(-1, 1)
         if config.anchor_coef:
             later = episode_returns(record, record.reward, hparams["gamma"])
             kind = "grpo" if config.advantage == "grpo" else "centred"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -114,20 +113,6 @@ def prompt_information(
     return jnp.where(compared.any(), jnp.sum(gain, where=compared) / jnp.sum(length, where=compared), jnp.nan)
 
 
-def cross_information(
-    log_probs: Float[AnyArray, "N P"], prompt: Int[AnyArray, "N"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The mutual information of thought and prompt from the model's own scores, as in RAGEN-2 (arXiv:2604.06268).
-
-    **Arguments:** `log_probs` of each thought after each of P prompts, which count as equally likely; `prompt`, each
-    thought's own.
-    **Returns:** the information in nats, at most log P; the share of thoughts that their own prompt makes most likely.
-    """
-    chosen = jnp.take_along_axis(log_probs, prompt[:, None], axis=1)[:, 0]
-    mixture = jax.nn.logsumexp(log_probs, axis=1) - jnp.log(log_probs.shape[1])
-    return jnp.mean(chosen - mixture), jnp.mean((log_probs.argmax(1) == prompt).astype(jnp.float32))
-
-
 def correlation(a: Float[AnyArray, "*S"], b: Float[AnyArray, "*S"], where: Bool[AnyArray, "*S"]) -> Float[Array, ""]:
     """Pearson's correlation of the chosen values; nan if one is constant."""
     count = jnp.maximum(jnp.sum(where), 1)
@@ -208,8 +193,6 @@ class Watch:
     steady: float = 0.7
     """`template`: the factor of the entropy that remains, and of the thoughts' length."""
 
-    names: ClassVar[tuple[str, ...]] = tuple(ALARMS)
-
     def __post_init__(self) -> None:
         at_least("warmup", self.warmup, 1)
         at_least("patience", self.patience, 1)
@@ -286,10 +269,6 @@ class Watch:
     def alarms(self) -> dict[str, str]:
         """The names of `metrics` and what they mean, for `Learner.alarms`."""
         return {f"alarm/{name}": meaning for name, meaning in ALARMS.items()}
-
-    def reason(self, state: WatchState) -> str:
-        """The name of the collapse that was found, on the host; empty: none."""
-        return self.names[int(state.alarm)] if int(state.alarm) >= 0 else ""
 
 
 def _follow(mean: Float[Array, ""], value: Float[Array, ""], updates: Int[Array, ""], memory: float) -> Array:

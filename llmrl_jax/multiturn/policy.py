@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llmrl_jax.core.draw import draw
 from llmrl_jax.lm import Llama, ValueHead
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.multiturn.replies import ReplyAutomaton
 from llmrl_jax.multiturn.text import FreeText, TurnText
-from llmrl_jax.parallel import shardings
 
 
 Memory = Literal["append", "reprompt"]
@@ -123,11 +123,7 @@ class TurnPolicy:
         value, replies = self.init_heads(head_key)
         if self.model.lora is None:
             return {"params": base, "value": value}, {"replies": replies}
-        out_shardings = None
-        if self.mesh is not None:
-            out_shardings = shardings(self.model.abstract()["lora"], self.model.logical_axes()["lora"], self.mesh)
-        token = jnp.zeros((1, 1), jnp.int32)
-        adapters = draw(self.model, lora_key, token, collection="lora", out_shardings=out_shardings)
+        adapters = random_params(self.model, self.mesh, lora_key, "lora")
         return {"lora": adapters, "value": value}, {"params": base, "replies": replies}
 
     def init_heads(self, key: jax.Array) -> tuple[Any, ReplyAutomaton]:

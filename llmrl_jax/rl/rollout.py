@@ -345,3 +345,17 @@ def gae(
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     advantages = _accumulate(delta, gamma * gae_lambda * goes_on, jnp.zeros_like(delta[-1]))
     return advantages, advantages + value
+
+
+def group_advantages(returns: Float[Array, "G n"], kind: str) -> Float[Array, "G n"]:
+    """The advantage of each return within its group of `n`, without a critic.
+
+    `centred`: minus the mean (Dr. GRPO, 2503.20783); `grpo`: and divided by the standard deviation (2402.03300);
+    `leave_one_out`: minus the mean of the others (2402.14740).
+    """
+    centred = returns - jnp.mean(returns, axis=1, keepdims=True)
+    if kind == "leave_one_out":
+        return centred * returns.shape[1] / (returns.shape[1] - 1)
+    if kind == "grpo":
+        return centred / (jnp.std(returns, axis=1, keepdims=True) + 1e-4)
+    return centred

@@ -170,7 +170,7 @@ class Events:
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
                 try:
                     while not ended(self._outputs):
-                        index, self._outputs[index] = await self._next()
+                        index, self._outputs[index] = await self._inbox.next()
                         for chunk in self._answer.chunks(index, self._outputs[index]):
                             await event(chunk)
                     if self._usage:
@@ -186,9 +186,6 @@ class Events:
         finally:
             note_tokens(scope, self._answer.usage(self._outputs))
             self.release()
-
-    async def _next(self) -> tuple[int, list[Sample]]:
-        return await self._inbox.next()
 
 
 def failed(request_id: str) -> ApiError:

@@ -70,8 +70,7 @@ class Inbox:
         """While the client is connected: `next` raises `Disconnected` when it leaves, and the rest is cancelled."""
 
         async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await _until_disconnected(receive)
             self._queue.put_nowait(Disconnected())
 
         task = asyncio.create_task(watch())

@@ -49,9 +49,9 @@ class LocalLlama:
     device runs one batch at a time.
 
     `extra` may contain `top_k`, `min_p` and `repetition_penalty`, or `guided_choice`, a list of at least two texts: the
-    reply is the one with the highest log-probability as the whole reply, and `Choice.scores` has that of each; nothing
-    is sampled. (vLLM's field of that name gives a text of the list too, token by token, without scores.) Any other
-    field is refused by name.
+    reply is the one with the highest log-probability as the whole reply, with the token that ends it, and
+    `Choice.scores` has that of each; nothing is sampled, and `max_tokens` has no effect. (vLLM's field of that name
+    gives a text of the list too, token by token, without scores.) Any other field is refused by name.
 
     **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, concurrent continuations;
     `name`, by default the model's name with a fingerprint of its weights, so that a cache never confuses two
@@ -72,6 +72,7 @@ class LocalLlama:
         self._scorer = Scorer(served, max_batch, self._sampler.programs)
         self._lock = threading.Lock()
         self._opening = self._opened()
+        self._end = self._end_of_reply()
 
     @classmethod
     def load(cls, path_or_id: str | Path, *, max_batch: int = 16, name: str = "", **options: Any) -> LocalLlama:
@@ -97,6 +98,18 @@ class LocalLlama:
             return ""
         return opens_thinking(prompt)
 
+    def _end_of_reply(self) -> tuple[int, ...]:
+        """The token that ends a reply: the first stop token that the template writes after one, else the tokenizer's or
+        the first of the model; none without stop tokens."""
+        tokenizer, stop = self.served.tokenizer, self.served.stop_tokens or ()
+        messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": "Reply"}]
+        try:
+            text = self.served.template.render(messages)  # type: ignore[union-attr]
+        except ValueError:  # it asks for other messages
+            text = ""
+        written = tokenizer.encode(text.rpartition("Reply")[2])
+        return tuple([token for token in (*written, tokenizer.eos_id, *stop) if token in stop][:1])
+
     def _trimmed(self, outcome: ChatReply | ChatError, request: ChatRequest) -> ChatReply | ChatError:
         """A reply up to its stop strings, with the tag that its prompt ended with: parsers of replies look for it."""
         if isinstance(outcome, ChatError) or CHOICES in request.extra:
@@ -113,6 +126,8 @@ class LocalLlama:
         for i, request in enumerate(requests):
             body, extra = to_wire(self.served.name, request)
             texts = extra.pop(CHOICES, None)
+            if texts is not None:  # nothing is written; the scorer counts the tokens of the texts
+                body["max_tokens"] = 1
             try:
                 read = read_chat({**body, **extra}, self._sampler, request.max_tokens).asks
                 if texts is not None:
@@ -157,7 +172,9 @@ class LocalLlama:
         started, pairs, fits = time.monotonic(), [], []
         for i, ask, texts in chosen:
             try:
-                pairs += [self._scorer.encode(ask.tokens, text) for text in texts]
+                pairs += [
+                    self._scorer.pair(ask.tokens, [*self.served.tokenizer.encode(text), *self._end]) for text in texts
+                ]
             except ContextOverflow as error:
                 yield i, ContextExceeded(f"{self.name}: {error}", status=400)
             else:

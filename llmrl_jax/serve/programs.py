@@ -17,6 +17,7 @@ import numpy as np
 from llmrl_jax import lm
 from llmrl_jax.lm.cache import Prefix
 from llmrl_jax.lm.generate import State, advance, read_prefix, read_prompts, start
+from llmrl_jax.lm.sampling import NEUTRAL
 from llmrl_jax.serve.served import Served
 
 
@@ -24,8 +25,6 @@ log = logging.getLogger("llmrl_jax.serve")
 
 CHECK_INTERVAL = 8
 """Tokens between two checks on the host: the delay until a stop string or a disconnected client is noticed."""
-OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""The options of sampling, which are inputs of the programs, with their neutral values."""
 
 
 class Programs:
@@ -75,7 +74,7 @@ class Programs:
         prefix: Prefix | None = None,
     ) -> State:
         """Sample the first tokens. **Arguments:** `tokens`, int32 `[B, T]`, padded to the length of prompt and answer;
-        `keys`, one per row; `options`, one value per row for each of `OPTIONS`; `samples`; `room`, tokens of an answer;
+        `keys`, one per row; `options`, one value per row for each of `NEUTRAL`; `samples`; `room`, tokens of an answer;
         what `read` returned; `prefix`, which it was given."""
         self._note("answers", (len(tokens), samples, tokens.shape[1], room, *_size(prefix)))
         fixed, traced = self._config(room, samples, options).split()
@@ -141,7 +140,7 @@ class Programs:
             for length in ladder.lengths[ladder.lengths.index(prompt) + 1 :]:
                 yield _task(f"{rows} x prompts from {prompt} to {length} tokens", _widen, read[rows, prompt][1], length)
         for rows, samples, length, room in ladder.answers():
-            traced = {name: np.full(rows, value) for name, value in _typed(OPTIONS).items()}
+            traced = {name: np.full(rows, value) for name, value in _typed(NEUTRAL).items()}
             fixed, traced = self._config(room, samples, traced).split()
             logits, cache = read[rows, length]
             keys = jax.eval_shape(make_keys, *np.zeros((2, rows), np.uint32))
@@ -185,10 +184,10 @@ def _typed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def per_row(options: Sequence[dict[str, Any]], rows: int) -> dict[str, np.ndarray]:
-    """The options of each request as one array `[rows]` for each of `OPTIONS`; further rows are greedy, which is the
+    """The options of each request as one array `[rows]` for each of `NEUTRAL`; further rows are greedy, which is the
     cheapest."""
-    spare = [OPTIONS | {"temperature": 0.0}] * (rows - len(options))
-    return _typed({name: [row[name] for row in (*options, *spare)] for name in OPTIONS})
+    spare = [NEUTRAL | {"temperature": 0.0}] * (rows - len(options))
+    return _typed({name: [row[name] for row in (*options, *spare)] for name in NEUTRAL})
 
 
 def roomy(model: lm.Llama) -> lm.Llama:

@@ -10,7 +10,8 @@ import numpy as np
 
 from llmrl_jax import lm
 from llmrl_jax.lm.cache import Prefix
-from llmrl_jax.serve.programs import CHECK_INTERVAL, OPTIONS, Programs, make_keys, per_row
+from llmrl_jax.lm.sampling import NEUTRAL
+from llmrl_jax.serve.programs import CHECK_INTERVAL, Programs, make_keys, per_row
 from llmrl_jax.serve.request import Ask, Sample, Sampling
 from llmrl_jax.serve.served import ContextOverflow, Served
 
@@ -107,7 +108,7 @@ class Sampler:
         for i, ask in enumerate(asks):
             tokens[i, : len(ask.tokens)], lengths[i] = ask.tokens, len(ask.tokens)
             seeds[i], rows[i] = ask.sampling.seed % 2**32, ask.row
-        options = per_row([{name: getattr(ask.sampling, name) for name in OPTIONS} for ask in asks], batch)
+        options = per_row([{name: getattr(ask.sampling, name) for name in NEUTRAL} for ask in asks], batch)
         # OpenAI allows 0 (the most probable token); ours must be above 0
         options["top_p"] = np.maximum(options["top_p"], np.float32(1e-9))
         decode = self.served.tokenizer.decode

@@ -39,6 +39,7 @@ from llmrl_jax.rl.precision import (
     ratio_error,
     sampling_metrics,
 )
+from llmrl_jax.rl.rollout import group_advantages
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import first_params
@@ -197,16 +198,6 @@ class Keys(NamedTuple):
     """For the continuations of each prompt, `[P]`."""
     minibatches: jax.Array
     """For the order of the continuations in minibatches."""
-
-
-def advantages(rewards: Float[Array, "P n"], kind: str) -> Float[Array, "P n"]:
-    """Advantages of rewards within their groups, see `GRPOConfig.advantage`."""
-    centred = rewards - jnp.mean(rewards, axis=1, keepdims=True)
-    if kind == "leave_one_out":
-        return centred * rewards.shape[1] / (rewards.shape[1] - 1)
-    if kind == "grpo":
-        return centred / (jnp.std(rewards, axis=1, keepdims=True) + 1e-4)
-    return centred
 
 
 def policy_log_probs(
@@ -439,7 +430,7 @@ class GRPO:
             continuation=continuation,
             log_prob=flat(generation.sampled_log_probs),
             reference=jnp.zeros(continuation.shape, jnp.float32),
-            advantage=flat(advantages(rewards, config.advantage)),
+            advantage=flat(group_advantages(rewards, config.advantage)),
         )
 
     # --- learn --------------------------------------------------------------------------------------------------------

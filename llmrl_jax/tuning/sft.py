@@ -25,13 +25,13 @@ from llmrl_jax.core.checks import (
     PositiveOrInf,
     at_least,
 )
-from llmrl_jax.core.draw import draw
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Llama
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.tokens import check_tokens
-from llmrl_jax.parallel import RULES, Placement, shardings
+from llmrl_jax.parallel import RULES, Placement
 from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.packing import Packed
@@ -124,13 +124,7 @@ def first_params(model: Llama, variables: Any, key: jax.Array, mesh: Mesh | None
         return variables.pop("params")
     trained = "params" if model.lora is None else "lora"
     params = variables.get(trained)
-    if params is None:
-        out_shardings = (
-            None if mesh is None else shardings(model.abstract()["lora"], model.logical_axes()["lora"], mesh)
-        )
-        token = jnp.zeros((1, 1), jnp.int32)
-        return draw(model, key, token, collection="lora", out_shardings=out_shardings)
-    return jax.tree.map(jnp.copy, params)
+    return random_params(model, mesh, key, "lora") if params is None else jax.tree.map(jnp.copy, params)
 
 
 def _decayed(params: Any) -> Any:

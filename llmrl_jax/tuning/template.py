@@ -9,15 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.lm.source import tokenizer_config
-from llmrl_jax.lm.tokens import CONFIG_FILE, TEMPLATE_SPECIALS, FastTokenizer
+from llmrl_jax.lm.source import chat_template, read_template, tokenizer_config
+from llmrl_jax.lm.tokens import TEMPLATE_SPECIALS, FastTokenizer
 
 
 PLAIN = "{{ messages | map(attribute='content') | join('\n\n') }}"
 """The contents of the messages joined by blank lines, for models that were not trained on chat."""
 MERGE_WINDOW = 64
 """Characters within which a tokenizer's merges are looked for."""
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 class TemplateError(ValueError):
@@ -62,31 +61,19 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, choice: str = "", *, date: datetime | None = None) -> ChatTemplate | None:
-        """Template of a model, from `chat_template.jinja` or `tokenizer_config.json` of its folder, or from a GGUF
-        file; None without one.
+        """Template of a model (`llmrl_jax.lm.source.chat_template`); None without one.
 
         **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template; `date`,
         see the constructor.
         **Raises:** `TemplateError` if that file does not exist, or the template is not valid Jinja; `ValueError` for a
         `tokenizer_config.json` that is not JSON."""
-        folder = Path(folder)
-        file = folder if folder.is_file() else folder / CONFIG_FILE
+        if choice not in ("", "plain") and not _is_file(choice):
+            raise TemplateError(f"the chat template {choice[:80]!r} is neither plain nor a file")
         config = tokenizer_config(folder)
-        if choice == "plain":
-            source: Any = PLAIN
-        elif choice:
-            if not _is_file(choice):
-                raise TemplateError(f"the chat template {choice[:80]!r} is neither plain nor a file")
-            source = _read(Path(choice))
-        elif (folder / TEMPLATE_FILE).is_file():
-            source = _read(folder / TEMPLATE_FILE)
-        else:
-            source = config.get("chat_template")
-            if isinstance(source, list):  # several, by name
-                named = [x for x in source if isinstance(x, Mapping) and x.get("name") == "default"]
-                source = named[0].get("template") if named else None
-            if not isinstance(source, str | None):
-                raise TemplateError(f"the chat_template of {file} is {type(source).__name__}; a text is needed")
+        try:
+            source = PLAIN if choice == "plain" else read_template(Path(choice)) if choice else chat_template(folder)
+        except ValueError as error:
+            raise TemplateError(str(error)) from error
         if not source:
             return None
         return cls(source, {n: config.get(n) for n in TEMPLATE_SPECIALS}, writes_specials=choice != "plain", date=date)
@@ -198,12 +185,3 @@ def _is_file(path: str) -> bool:
         return Path(path).is_file()
     except OSError:  # as a whole template is too long for a path
         return False
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise TemplateError(f"{file} is not UTF-8 (byte {error.start}): write it again in UTF-8") from None
-    except OSError as error:
-        raise TemplateError(f"the chat template {file} cannot be read: {error.strerror}") from error

@@ -22,7 +22,6 @@ from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.policy import drawable
 from llmrl_jax.rl.registry import ALGORITHMS, OFFLINE, algorithm, spelled
-from llmrl_jax.rl.rollout import step_info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
@@ -166,12 +165,11 @@ def evaluation(x: Experiment, episodes: int) -> Callable[[Any, jax.Array], dict[
     """
     assert x.env is not None
     play = make_evaluator(x.env, x.env_params, x.policy, episodes=episodes)
-    succeeds = _succeeds(x)
 
     def evaluate(state: Any, key: jax.Array) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for name, greedy in (("sampled", False), ("greedy", True)):
-            metrics |= _summary(name, play(state.params, state.frozen, key, greedy=greedy), succeeds)
+            metrics |= _summary(name, play(state.params, state.frozen, key, greedy=greedy))
         return metrics
 
     return evaluate
@@ -183,19 +181,15 @@ def random_evaluation(x: Experiment, episodes: int, key: jax.Array) -> dict[str,
     assert x.env is not None
     if not drawable(x.env.action_space(x.env_params)):
         return {}
-    return _summary(RANDOM, play_random(x.env, x.env_params, key, episodes=episodes), _succeeds(x))
+    return _summary(RANDOM, play_random(x.env, x.env_params, key, episodes=episodes))
 
 
-def _succeeds(x: Experiment) -> bool:
-    return "success" in step_info(x.env, x.env_params)  # type: ignore[arg-type]
-
-
-def _summary(prefix: str, episodes: Episodes, succeeds: bool) -> dict[str, float]:
+def _summary(prefix: str, episodes: Episodes) -> dict[str, float]:
     intervals = {
         "episode_return": mean_interval(episodes.episode_return),
         "episode_length": mean_interval(episodes.episode_length),
     }
-    if succeeds:
+    if episodes.success is not None:
         intervals["success"] = wilson(int(np.sum(episodes.success)), int(np.size(episodes.success)))
     return {key: value for name, x in intervals.items() for key, value in x.results(f"{prefix}/{name}").items()}
 

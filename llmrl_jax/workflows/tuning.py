@@ -20,6 +20,7 @@ from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import replacing
 from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.lm.config import ComputeDtype, dtype_options
+from llmrl_jax.lm.source import TEMPLATE
 from llmrl_jax.lm.tokens import FastTokenizer, load_tokenizer
 from llmrl_jax.parallel import make_mesh
 from llmrl_jax.parallel.hosts import gather
@@ -257,7 +258,7 @@ def write_tuned(
             lm.save_hf(draft, model.config, trained, end_tokens=ends)
             tokenizer.save(draft)
             if template is not None:
-                (draft / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+                (draft / TEMPLATE).write_text(template.source, encoding="utf-8")
     return name
 
 

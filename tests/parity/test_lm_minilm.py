@@ -7,7 +7,7 @@ import pytest
 
 from llmrl_jax.core.packaged import MINILM
 from llmrl_jax.lm.encoder import SentenceEncoder
-from llmrl_jax.lm.encoder_weights import HAPPY, PUBLISHED, any_encoder, load_encoder, load_minilm
+from llmrl_jax.lm.encoder_weights import load_encoder
 
 
 if MINILM.folder() is None:
@@ -16,12 +16,13 @@ if MINILM.folder() is None:
 
 @pytest.fixture(scope="module")
 def encoder() -> SentenceEncoder:
-    return load_minilm()
+    return load_encoder(MINILM.name)
 
 
-def test_similarities_to_three_digits(encoder):
-    vectors = encoder.encode_texts([HAPPY, *PUBLISHED])
-    np.testing.assert_allclose(vectors[1:] @ vectors[0], list(PUBLISHED.values()), atol=6e-4)
+def test_similarities_that_the_page_of_the_model_has(encoder):
+    published = {"That is a happy dog": 0.695, "That is a very happy person": 0.943, "Today is a sunny day": 0.257}
+    vectors = encoder.encode_texts(["That is a happy person", *published])
+    np.testing.assert_allclose(vectors[1:] @ vectors[0], list(published.values()), atol=6e-4)
 
 
 def test_similarities_of_crafter_goals(encoder):
@@ -43,7 +44,6 @@ def test_what_the_folder_says(encoder):
     assert (encoder.pooling, encoder.normalize, encoder.max_length, encoder.dim) == ("mean", True, 256, 384)
     assert encoder.tokenize(["Hello,  WORLD!"]) == [[101, 7592, 1010, 2088, 999, 102]]
     assert len(encoder.tokenize(["word " * 400])[0]) == 256
-    assert any_encoder().name == "all-MiniLM-L6-v2"
 
 
 def test_its_pooler_is_there_when_asked_for():

@@ -18,10 +18,10 @@ from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
 from llmrl_jax.core.checks import nearest, refuse_unread
-from llmrl_jax.core.draw import draw
 from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.multiturn.group import make_group_learner
@@ -29,7 +29,7 @@ from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.ppo import make_turn_ppo
 from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
 from llmrl_jax.multiturn.text import WORDINGS, FreeText, TurnText, check_text
-from llmrl_jax.parallel import make_mesh, shardings
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig
 
 
@@ -187,7 +187,7 @@ def build(config: AgentConfig, mesh: jax.sharding.Mesh | None = None, world: Hos
         env_params = env.default_params
     replies = ReplyAutomaton.build(tokenizer, config.format, names, sizes.vocab_size, ends, config.think)
     blank = lm.Llama(sizes, remat=config.remat, attention=config.attention, **options)
-    base = partial(random_base, blank, mesh)
+    base = partial(random_params, blank, mesh)
     if config.model != EMBEDDED:
         base = partial(_loaded_base, config.model, mesh, blank.param_dtype)
     policy = TurnPolicy(
@@ -222,26 +222,16 @@ def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
 
 
 def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
-    """The learner of a run. **Raises** `ValueError` for sizes that do not divide, or episodes that do not fit."""
-    unread = "group" if config.algo in ("turn_ppo", "token_ppo") else "ppo"
-    refuse_unread(config, [unread], f"the learner {config.algo}", remedy="or take another --algo")
+    """The learner of a run. **Raises** `ValueError` for settings of other learners, sizes that do not divide, or
+    episodes that do not fit."""
+    unread = {"grpo": ["ppo", "group.anchor_coef"], "gigpo": ["ppo"]}.get(config.algo, ["group"])
+    refuse_unread(config, unread, f"the learner {config.algo}", remedy="or take another --algo")
     arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
     if config.algo in ("turn_ppo", "token_ppo"):
         ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")
         return make_turn_ppo(ppo, *arguments)
-    return make_group_learner(group_config(config), *arguments)
-
-
-def group_config(config: TrainConfig) -> Any:
-    """The settings of a group learner: those of GiGPO have a weight for anchors."""
-    gigpo = config.algo == "gigpo" and not config.group.anchor_coef
-    return replace(config.group, anchor_coef=1.0) if gigpo else config.group
-
-
-def random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, key: jax.Array) -> Any:
-    """Randomly initialised base parameters, placed on the mesh."""
-    out = None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    return draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out)
+    anchor_coef = 0.0 if config.algo == "grpo" else config.group.anchor_coef or 1.0
+    return make_group_learner(replace(config.group, anchor_coef=anchor_coef), *arguments)
 
 
 def _loaded_base(path: str, mesh: jax.sharding.Mesh | None, dtype: Any, key: jax.Array) -> Any:

@@ -16,17 +16,17 @@ from envs_jax.babyai.env import BabyAI
 from llmrl_jax import lm
 from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.files import replacing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
-from llmrl_jax.systems.agent.config import CloneConfig, CloneRun
+from llmrl_jax.systems.agent.config import EMBEDDED, CloneConfig, CloneRun
 from llmrl_jax.systems.agent.train import make_experiment
-from llmrl_jax.tuning import Example, make_sft, pack
+from llmrl_jax.tuning import ChatTemplate, Example, make_sft, pack
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment
+from llmrl_jax.workflows.tuning import write_tuned
 
 
 NOUN = re.compile(r"(?:a|the) (\w+ (?:ball|box|key|door))")
@@ -197,10 +197,16 @@ def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner
     return make_sft(config.sft, model, variables, data, updates, take=True, longest=longest), updates
 
 
-def write_model(agent: WritingAgent, params: Any, folder: Path) -> None:
-    """Write weights and tokenizer as a model folder, as a whole."""
-    with replacing(folder) as draft:
-        agent.tokenizer.save(lm.save_hf(draft, agent.policy.model.config, params))
+def write_model(agent: WritingAgent, state: Any, folder: Path) -> None:
+    """Write the weights of a learner's state to `model/` in a folder, with the tokenizer, the end tokens and the chat
+    template of the model from which it began."""
+    base = agent.config.model
+    ends: tuple[int, ...] = ()
+    template = None
+    if base != EMBEDDED:
+        path = lm.locate(base)
+        ends, template = lm.end_tokens(path, agent.tokenizer), ChatTemplate.load(path)
+    write_tuned(folder, base, agent.policy.model, state, agent.tokenizer, template, ends)
 
 
 def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
@@ -236,7 +242,7 @@ def clone(config: CloneRun) -> RunResult:
         def facts(result: RunResult) -> dict[str, Any]:
             if result.stopped:
                 return {}
-            write_model(agent, result.state.params, folder / "model")
+            write_model(agent, result.state, folder)
             return {"model": "model"}
 
         result = experiments.train(make(config, agent), folder, facts=facts)

@@ -22,9 +22,6 @@ from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.curriculum import continuation, train_lesson
 
 
-SHOWN = {"random": "random actions", "before": "before RL", "after": "after RL", "after_greedy": "after RL, greedy"}
-
-
 def demo(config: TrainConfig, clone: CloneConfig = DEMO_CLONE) -> dict[str, Any]:
     """Teach a small Llama to write a thought and an action, improve it by RL, and evaluate both on the same held-out
     episodes. With `run.resume` it continues where it stopped.
@@ -48,7 +45,7 @@ def demo(config: TrainConfig, clone: CloneConfig = DEMO_CLONE) -> dict[str, Any]
             if taught.stopped:
                 print(f"Stopped before RL; {continuation(folder)}.")
                 return {"stopped": taught.stopped}
-            write_model(untrained, taught.state.params, folder / "model")
+            write_model(untrained, taught.state, folder)
             seconds = round(taught.seconds, 1)
         return _improve(full, folder, seconds, started)
 

@@ -16,6 +16,7 @@ from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
 from llmrl_jax.multiturn.record import REPLY
+from llmrl_jax.report.figures import text_table
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner
@@ -24,18 +25,22 @@ from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment, Results
 
 
+def success_of(flags: np.ndarray | None) -> dict[str, float]:
+    """Success with its 95% Wilson interval; empty if the environment reports none."""
+    return {} if flags is None else stats.wilson(int(flags.sum()), len(flags)).results("success")
+
+
 def summarise(played: Played) -> dict[str, float]:
-    """Success with its 95% Wilson interval, and means over episodes and replies."""
-    count, turns = len(played.success), max(1, int(played.turns.sum()))
-    rate = stats.wilson(int(played.success.sum()), count)
+    """Success, if the environment reports it, and means over episodes and replies."""
+    turns = max(1, int(played.turns.sum()))
     return {
-        **rate.results("success"),
+        **success_of(played.success),
         "episode_return": float(np.mean(played.returns)),
         "turns": float(np.mean(played.turns)),
         "valid": float(played.valid.sum() / turns),
         "reply_length": played.reply_length,
         "cut": float(np.mean(played.cut)),
-        "episodes": float(count),
+        "episodes": float(len(played.returns)),
     }
 
 
@@ -43,9 +48,8 @@ def random_summary(agent: WritingAgent, key: jax.Array, episodes: int) -> dict[s
     """Success and return of random actions."""
     actions = len(agent.env.action_names)
     played = play_random(agent.env, agent.env_params, key, episodes=episodes, num_actions=actions)
-    rate = stats.wilson(int(played.success.sum()), episodes)
     return {
-        **rate.results("success"),
+        **success_of(played.success),
         "episode_return": float(played.episode_return.mean()),
         "turns": float(played.episode_length.mean()),
         "episodes": float(episodes),
@@ -53,13 +57,13 @@ def random_summary(agent: WritingAgent, key: jax.Array, episodes: int) -> dict[s
 
 
 def table(results: Mapping[str, Mapping[str, float]], episodes: int) -> str:
-    """Success, return, turns and valid replies by row of `results`, as text."""
-    rows = [["", "success", "return", "turns", "valid replies", "tokens a reply"]]
+    """Success (if the environment reports it), return, turns and valid replies by row of `results`, as text."""
+    rates = {name: [str(stats.estimate_of(x, "success"))] for name, x in results.items() if "success" in x}
+    rows = [["", *(["success"] if rates else []), "return", "turns", "valid replies", "tokens a reply"]]
     for name, x in results.items():
-        shown = [name, str(stats.estimate_of(x, "success")), f"{x['episode_return']:.3f}", f"{x['turns']:.1f}"]
+        shown = [name, *rates.get(name, []), f"{x['episode_return']:.3f}", f"{x['turns']:.1f}"]
         rows.append(shown + ([f"{x['valid']:.3f}", f"{x['reply_length']:.1f}"] if "valid" in x else ["", ""]))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+    return text_table(rows)
 
 
 def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
@@ -80,8 +84,8 @@ def conversation(agent: WritingAgent, played: Played) -> str:
     for begin, end in itertools.pairwise(starts):
         text = agent.tokenizer.decode(tokens[begin:end]).strip()
         parts.append(f"    {text}" if roles[begin] == REPLY else text)
-    outcome = "success" if played.success[0] else "no success"
-    return "\n".join([*parts, f"{played.turns[0]} turns, return {played.returns[0]:g}, {outcome}"])
+    outcome = "" if played.success is None else ", success" if played.success[0] else ", no success"
+    return "\n".join([*parts, f"{played.turns[0]} turns, return {played.returns[0]:g}{outcome}"])
 
 
 def make(config: TrainConfig, agent: WritingAgent | None = None) -> Experiment:

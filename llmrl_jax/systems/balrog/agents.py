@@ -6,13 +6,13 @@ the corrections, which are options.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llmrl_jax.chat import Message, strip_thinking
+from llmrl_jax.multiturn import replies
 from llmrl_jax.systems.balrog.prompts import FORMATS, VERSIONS, Observation, Version, Wording
 
 
@@ -27,11 +27,6 @@ FIXES: dict[str, str] = {
     "noop": "an episode of Crafter begins at its first state, instead of after a hidden Noop",
 }
 """Corrections of quirks of the reference."""
-
-FAILED = "Failed to obtain a valid action from the reasoning."
-"""The action of a reply to `robust_cot` without tags."""
-_TAGGED = re.compile(r"<\|ACTION\|>(.*?)<\|END\|>", re.DOTALL)
-_NO_LETTER = re.compile(r"[^a-zA-Z\s:]")
 
 
 @dataclass(frozen=True)
@@ -68,14 +63,7 @@ def read_reply(name: AgentName, reply: str) -> Answer:
     """The action of a reply: any text, which the environment compares with its actions.
 
     **Arguments:** `name`, of the agent; `reply`, without white space at its ends."""
-    if name == "naive":
-        return Answer(_NO_LETTER.sub("", reply), None)
-    if name == "cot":
-        return Answer(_NO_LETTER.sub("", reply).split("ACTION:")[-1].strip(), reply)
-    tagged = _TAGGED.search(reply)
-    if name == "robust_naive":
-        return Answer((tagged[1] if tagged else reply).strip(), None)
-    return Answer(tagged[1].strip() if tagged else FAILED, reply)
+    return Answer(replies.FORMATS[name].parse(reply), reply if name in ("cot", "robust_cot") else None)
 
 
 class _Event(NamedTuple):

@@ -27,13 +27,13 @@ from llmrl_jax.agents.drrn import DRRNPolicy
 from llmrl_jax.agents.language import ActionHead, HeadsPolicy, LanguagePolicy, ScoringPolicy
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import option, refuse_unread
-from llmrl_jax.core.draw import draw
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.score import costs
 from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
-from llmrl_jax.parallel import Placement, make_mesh, shardings
+from llmrl_jax.parallel import Placement, make_mesh
 from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.rl.ppo import PPOConfig, make_ppo
@@ -331,10 +331,7 @@ def grouping(
 
 def _random_base(model: lm.Llama, mesh: jax.sharding.Mesh | None, kind: str | None, key: jax.Array) -> Any:
     """Randomly initialised base parameters, placed on the mesh."""
-    out_shardings = (
-        None if mesh is None else shardings(model.abstract()["params"], model.logical_axes()["params"], mesh)
-    )
-    params = draw(model, key, jnp.zeros((1, 1), jnp.int32), out_shardings=out_shardings)
+    params = random_params(model, mesh, key)
     return params if kind is None else lm.quantize(params, kind)
 
 

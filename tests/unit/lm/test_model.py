@@ -85,8 +85,9 @@ def test_a_new_cache_is_that_of_an_empty_one(model, variables, prefix):
         np.testing.assert_allclose(new.logits[row, :n], old.logits[row, :n], atol=2e-6)
         for a, b in ((new.cache.keys, old.cache.keys), (new.cache.values, old.cache.values)):
             np.testing.assert_allclose(a[:, row, :n], b[:, row, :n], atol=2e-6)
-    with pytest.raises(ValueError, match="9 slots"):
-        model.apply(variables, TOKENS, cache=9)
+    for cache in (9, Cache.create(CONFIG, 3, 9), new.cache):
+        with pytest.raises(ValueError, match="10 tokens.*(9|12) slots.*(0|10) are"):
+            model.apply(variables, TOKENS, cache=cache)
     with pytest.raises(ValueError, match="lengths"):
         model.apply(variables, TOKENS, positions=np.tile(np.arange(10), (3, 1)), cache=12)
 

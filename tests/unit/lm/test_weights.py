@@ -187,6 +187,38 @@ def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch, tmp_path):
     assert lm.locate("someone/llama") == tmp_path
 
 
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("cached", "whole"),
+    [
+        (["tokenizer.json", "tokenizer_config.json"], False),
+        (["config.json", "model.safetensors"], False),
+        (["tokenizer_config.json", "config.json", "model-1.safetensors", INDEX], False),
+        (["tokenizer_config.json", "config.json", "model-1.safetensors", "model-2.safetensors", INDEX], True),
+        (["tokenizer_config.json", "config.json", "model.safetensors"], True),
+        (["tokenizer_config.json", "modules.json", "0/config.json", "0/model.safetensors"], True),
+        (["adapter_config.json", "adapter_model.safetensors"], True),
+    ],
+)
+def test_a_snapshot_that_is_not_whole_is_downloaded(monkeypatch, tmp_path, cached, whole):
+    import huggingface_hub
+
+    for name in cached:
+        (tmp_path / "cached" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cached" / name).write_text("{}")
+    if INDEX in cached:
+        names = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+        (tmp_path / "cached" / INDEX).write_text(json.dumps({"weight_map": names}))
+
+    def download(*args, local_files_only=False, **kwargs):
+        return str(tmp_path / ("cached" if local_files_only else "downloaded"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert lm.locate("someone/llama").name == ("cached" if whole else "downloaded")
+
+
 def test_saving_is_whole_or_not_at_all(params, tmp_path):
     wrong = {**params, "norm": {"scale": jnp.ones(3)}}
     with pytest.raises(ValueError, match=r"model\.norm\.weight.*\(3,\)"):

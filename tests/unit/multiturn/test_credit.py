@@ -10,7 +10,6 @@ import pytest
 from llmrl_jax.multiturn.credit import (
     anchored,
     episode_returns,
-    group_advantages,
     token_advantages,
     turn_advantages,
 )
@@ -117,13 +116,6 @@ def test_forced_tokens_are_not_learned_from():
     forced = record.replace(free=record.free & (jnp.arange(record.token.shape[1]) % 2 == 0))
     credit = turn_advantages(forced, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
     assert credit.learn.any() and not np.asarray(credit.learn)[:, 1::2].any()
-
-
-def test_group_advantages_by_hand():
-    returns = jnp.array([1.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0, 2.0])
-    np.testing.assert_allclose(group_advantages(returns, 4, "centred"), [0.5, -0.5, -0.5, 0.5, 0, 0, 0, 0])
-    np.testing.assert_allclose(group_advantages(returns, 4, "grpo")[:2], [0.5 / 0.5001, -0.5 / 0.5001], rtol=1e-6)
-    np.testing.assert_allclose(group_advantages(returns, 4, "leave_one_out")[:2], [2 / 3, -2 / 3], rtol=1e-6)
 
 
 def test_turns_in_equal_states_are_compared_within_their_group():

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from envs_jax.env import Wrapper
+from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.multiturn import learner as learners, rollout, words
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
@@ -21,6 +23,7 @@ from llmrl_jax.multiturn.record import REPLY, WORLD
 from llmrl_jax.systems.agent.build import make_learner
 from llmrl_jax.systems.agent.clone import clone
 from llmrl_jax.systems.agent.config import AgentConfig, CloneRun, TrainConfig
+from llmrl_jax.systems.agent.train import conversation, evaluators, random_summary, summarise, table
 from tests.unit.multiturn.conversations import GROUP, PPO, agent
 
 
@@ -133,7 +136,7 @@ def test_a_collapse_is_reported_and_remembered():
         found.append(float(values["alarm/length_jump"]))
         if i == 2:
             middle = state
-    assert found == [0, 0, 0, 0, 1] and Watch().reason(state.watch) == "length_jump"
+    assert found == [0, 0, 0, 0, 1]
     again = _read(middle)
     for expected in found[3:]:
         again, values = update(again)
@@ -394,6 +397,9 @@ def test_bad_input_is_refused():
         make_turn_ppo(replace(PPO, kl_coef=0.1), program.policy, program.env, program.env_params)
     with pytest.raises(ValueError, match=r"group.*4.*turn_ppo"):
         make_learner(TrainConfig(agent=program.config, group=GROUP), program)
+    anchored = replace(GROUP, anchor_coef=1.0)
+    with pytest.raises(ValueError, match="group.anchor-coef is 1.0.*grpo"):
+        make_learner(TrainConfig(agent=program.config, algo="grpo", group=anchored), program)
     with pytest.raises(TypeError, match="Notes-Recall-v0"):
         clone(CloneRun(agent=replace(program.config, tune="full")))
     with pytest.raises(ValueError, match="tune.*lora"):
@@ -432,6 +438,23 @@ def test_what_a_row_writes_does_not_depend_on_when_it_reads(memory, monkeypatch)
     for parts in zip(*(played.tokens for played in records), strict=True):
         np.testing.assert_array_equal(*parts)
     assert sum(len(x) for x in records[0].tokens) > 8 * 20  # episodes are longer than a call
+
+
+def test_success_is_that_of_an_environment_that_reports_it():
+    class Unreported(Wrapper):
+        def step(self, key, state, action, params):
+            *step, info = super().step(key, state, action, params)
+            return *step, {name: x for name, x in info.items() if name != "success"}
+
+    program = agent()
+    params, frozen = program.policy.init(jax.random.key(0))
+    for env, reports in ((program.env, True), (EpisodeStatistics(Unreported(program.env.env)), False)):
+        program = replace(program, env=env)
+        key = jax.random.key(1)
+        played = evaluators(program, 96)(2)(params, frozen, key)
+        rows = {"sampled": summarise(played), "random": random_summary(program, key, 2)}
+        assert [{"success", "success_low", "success_high"} <= set(row) for row in rows.values()] == [reports] * 2
+        assert ("success" in table(rows, 2), "success" in conversation(program, played)) == (reports, reports)
 
 
 def test_greedy_is_the_likeliest_token_that_is_offered():

@@ -10,7 +10,7 @@ import pytest
 import envs_jax
 from envs_jax.resets import VectorEnv
 from llmrl_jax.rl.networks import NetworkConfig, network_policy
-from llmrl_jax.rl.rollout import gae, start
+from llmrl_jax.rl.rollout import gae, group_advantages, start
 
 
 def test_a_runner_has_parameters_of_its_own():
@@ -58,3 +58,12 @@ def test_gae(terminated, truncated, next_value, expected):
     advantages, returns = gae(REWARD, VALUE, next_value, terminated, truncated, GAMMA, LAMBDA)
     np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-6)
     np.testing.assert_allclose(returns[:, 0], np.asarray(expected) + [10, 20, 30], rtol=1e-6)
+
+
+def test_advantages_in_groups_by_hand():
+    returns = jnp.array([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    advantages, zero = group_advantages, np.zeros(4)
+    np.testing.assert_allclose(advantages(returns, "centred"), [[0.75, -0.25, -0.25, -0.25], zero])
+    np.testing.assert_allclose(advantages(returns, "leave_one_out"), [[1, -1 / 3, -1 / 3, -1 / 3], zero], rtol=1e-6)
+    deviation = np.sqrt(3) / 4 + 1e-4
+    np.testing.assert_allclose(advantages(returns, "grpo")[0], np.array([0.75, *[-0.25] * 3]) / deviation, rtol=1e-6)

@@ -10,8 +10,9 @@ import random
 import numpy as np
 import pytest
 
+from llmrl_jax.lm.sampling import NEUTRAL
 from llmrl_jax.serve import Ask, Sampler, Sampling, Scorer
-from llmrl_jax.serve.programs import OPTIONS, PIECE, Ladder, Programs, per_row
+from llmrl_jax.serve.programs import PIECE, Ladder, Programs, per_row
 
 
 pytest_plugins = ("tests.serving",)
@@ -142,8 +143,8 @@ def test_a_warm_server_compiles_nothing(served, caplog):
 
 
 def test_options_of_rows_that_are_not_asked_for_are_greedy():
-    options = per_row([OPTIONS | {"top_k": 7, "temperature": 0.5}], 4)
+    options = per_row([NEUTRAL | {"top_k": 7, "temperature": 0.5}], 4)
     assert options["top_k"].tolist() == [7, 0, 0, 0] and options["top_k"].dtype == np.int32
     assert options["temperature"].tolist() == [0.5, 0, 0, 0]
     kinds = {name: value.dtype for name, value in options.items() if name != "top_k"}
-    assert set(itertools.chain(kinds, ["top_k"])) == set(OPTIONS) and set(kinds.values()) == {np.dtype(np.float32)}
+    assert set(itertools.chain(kinds, ["top_k"])) == set(NEUTRAL) and set(kinds.values()) == {np.dtype(np.float32)}

@@ -162,8 +162,8 @@ def test_few_programs_serve_many_prompts(served, llama):
 
 
 def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
-    """Hand-computed: the log-probability of the whole text after the prompt, from one pass over both."""
-    texts = ["go forward", "drop", "turn left"]
+    """Hand-computed: the log-probability of the whole text and its end after the prompt, from one pass over both."""
+    texts = ["go forward", "drop", "go"]
     requests = [ask(text, extra={"guided_choice": texts}) for text in ("Colors: red", "pick up")]
     found = llama.complete([requests[0], ask("drop", max_tokens=9), requests[1]])
     log_probs = jax.jit(lambda v, tokens: jax.nn.log_softmax(served.model.apply(v, tokens).logits[0]))
@@ -171,7 +171,7 @@ def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
         prompt = served.encode_chat([{"role": m.role, "content": m.content} for m in request.messages])
         expected = []
         for text in texts:
-            tokens = served.tokenizer.encode(text)
+            tokens = [*served.tokenizer.encode(text), served.tokenizer.eos_id]
             row = np.zeros((1, len(prompt) + 16), np.int32)  # one program: nothing after a token changes its logits
             row[0, : len(prompt) + len(tokens)] = prompt + tokens
             chances = np.asarray(log_probs(served.variables, row))[len(prompt) - 1 :]
@@ -188,6 +188,24 @@ def test_a_reply_is_chosen_by_its_probability(served, llama, tmp_path):
             llama.complete([ask(extra={"guided_choice": wrong})])
     with pytest.raises(ServerError, match="n.*2.*guided_choice"):
         llama.complete([ask(n=2, extra={"guided_choice": texts})])
+
+
+@pytest.mark.parametrize(
+    ("after", "stop", "end"),
+    [("<|begin_of_text|>", (1, 0), (0,)), ("\n", (0, 1), (1,)), ("\n", (9, 0), (9,)), ("<|end_of_text|>", (), ())],
+    ids=["template", "tokenizer", "model", "none"],
+)
+def test_the_end_of_a_reply_that_is_chosen(served, after, stop, end):
+    template = ChatTemplate(TEMPLATE.replace("\n{%", f"{after}{{%"), {})
+    assert LocalLlama(dataclasses.replace(served, template=template, stop_tokens=stop))._end == end
+
+
+def test_texts_to_choose_from_need_no_room_for_a_reply(served, llama):
+    texts = ["go", "drop"]
+    roomy, long = (ask(max_tokens=tokens, extra={"guided_choice": texts}) for tokens in (1, served.context))
+    assert llama.complete([roomy])[0].choices == llama.complete([long])[0].choices
+    with pytest.raises(ContextExceeded):
+        llama.complete([ask(extra={"guided_choice": ["go", "drop " * served.context]})])
 
 
 def test_stop_strings_end_a_text_where_the_device_would(served, llama):

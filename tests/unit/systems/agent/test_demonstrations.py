@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
 import pytest
 
-from llmrl_jax.systems.agent.clone import Demonstration, thought_of
+from llmrl_jax import lm
+from llmrl_jax.systems.agent.build import build
+from llmrl_jax.systems.agent.clone import Demonstration, thought_of, write_model
+from llmrl_jax.systems.agent.config import DEMO
+from llmrl_jax.tuning import ChatTemplate
 
 
 HEAD, OPENING, LATER = [1], [2, 3], [4, 5, 6]
@@ -86,3 +95,17 @@ def test_a_thought_says_whether_something_stands_in_the_way(text, thought):
 def test_a_thought_ends_with_a_plan():
     text = {"mission": "go to the red ball", "text": "You see a blue ball 1 step left, You see a red ball 2 steps left"}
     assert thought_of(text, "go forward") == "red ball left blocked so go forward"
+
+
+def test_a_clone_ends_as_its_base_and_has_its_template(tmp_path):
+    drawn = build(replace(DEMO, tune="full"))
+    state = SimpleNamespace(params=drawn.policy.base(jax.random.key(0)))
+    base, clone = tmp_path / "base" / "model", tmp_path / "clone" / "model"
+    write_model(drawn, state, base.parent)
+    ends = sorted({drawn.tokenizer.eos_id, 4})
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    taught = build(replace(DEMO, tune="full", model=str(base)))
+    write_model(taught, state, clone.parent)
+    assert lm.end_tokens(clone, taught.tokenizer) == lm.end_tokens(base, taught.tokenizer) == tuple(ends)
+    assert ChatTemplate.load(clone).source == ChatTemplate.load(base).source

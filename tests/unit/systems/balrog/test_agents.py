@@ -10,7 +10,7 @@ import pytest
 
 from envs_jax.crafter import constants as c
 from llmrl_jax.chat import Message
-from llmrl_jax.systems.balrog.agents import FAILED, FIXES, Agent, AgentSettings, read_reply
+from llmrl_jax.systems.balrog.agents import FIXES, Agent, AgentSettings, read_reply
 from llmrl_jax.systems.balrog.config import EvalRun, published_name
 from llmrl_jax.systems.balrog.prompts import (
     CRAFTER_ACTIONS,
@@ -38,7 +38,7 @@ from llmrl_jax.systems.balrog.scripted import ScriptedPlayer
         ("robust_naive", "x <|ACTION|> drop\n<|END|> <|ACTION|>toggle<|END|>", "drop"),
         ("robust_naive", " <|ACTION|>drop ", "<|ACTION|>drop"),
         ("robust_cot", "so <|ACTION|>drop<|END|>", "drop"),
-        ("robust_cot", "drop", FAILED),
+        ("robust_cot", "drop", "Failed to obtain a valid action from the reasoning."),
     ],
 )
 def test_replies_are_read(agent, reply, action):

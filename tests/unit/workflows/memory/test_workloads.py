@@ -11,12 +11,13 @@ import pytest
 from llmrl_jax.cli.workload_config import WorkloadConfig
 from llmrl_jax.cli.workloads import WORKLOADS, fit
 from llmrl_jax.lm import LlamaConfig, LoRAConfig
+from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.small import SmallConfig
 from llmrl_jax.multiturn.group import GroupConfig
 from llmrl_jax.multiturn.ppo import TurnPPOConfig
 from llmrl_jax.multiturn.replies import ReplyAutomaton
 from llmrl_jax.run.chunk import compile_chunk
-from llmrl_jax.systems.agent.build import build, make_learner, random_base
+from llmrl_jax.systems.agent.build import build, make_learner
 from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig
 from llmrl_jax.workflows.memory.config import LANGUAGE
 from tests.absent_reports import SHAPE
@@ -75,7 +76,7 @@ def test_an_agent_that_writes_needs_what_its_run_needs(algo, tmp_path):
         agent.tokenizer, "plain", agent.env.action_names, shape.vocab_size, [agent.tokenizer.eos_id]
     )
     policy = replace(
-        agent.policy, model=blank.clone(lora=LoRAConfig()), base=partial(random_base, blank, None), replies=replies
+        agent.policy, model=blank.clone(lora=LoRAConfig()), base=partial(random_params, blank, None), replies=replies
     )
     shared = {"num_envs": 8, "minibatches": 1, "episode_tokens": 96}
     kind = {"ppo": TurnPPOConfig(**shared, num_steps=24)} if algo == "turn_ppo" else {"group": GroupConfig(**shared)}
