@@ -355,7 +355,7 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
         means = [np.interp(steps, xs, [estimate.mean for estimate in estimates]) for xs, estimates in smooth]
-        estimates = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
+        estimates = curves.over_seeds(metric, means)
     bottom = min(curves.floor(metric, run.curve()[1]) for run in group)
     return steps, [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
 
