@@ -9,10 +9,41 @@ from typing import Any
 import numpy as np
 
 from llmrl_jax.core import statistics as stats
+from llmrl_jax.core.files import new_draft
 from llmrl_jax.run import metrics as sinks
 
 
 INK, TRAIN, EVAL = "#333333", "#4477aa", "#cc6677"
+
+
+def new_axes(width: float, height: float, count: int = 1) -> tuple[Any, list[Any]]:
+    """A figure of `width` x `height` inches with `count` axes in a row, drawn without a window.
+
+    **Returns:** `(figure, axes)`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(1, count, squeeze=False)[0])
+    for axis in axes:
+        axis.grid(axis="y", color="#dddddd", lw=0.7)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color("#999999")
+        axis.tick_params(colors=INK, labelsize=9)
+    return figure, axes
+
+
+def save(figure: Any, path: str | Path) -> Path:
+    """Write a figure atomically, as PNG if the path has no suffix; its folder is created if it is new.
+
+    **Returns:** the file."""
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".png")
+    with new_draft(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:].lower())
+    return path
 
 
 FEWEST = 20
@@ -92,10 +123,6 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
     axis.set_ylabel(name.replace("_", " "), color=INK)
     if success:
         axis.set_ylim(-0.02, 1.02)
-    axis.grid(axis="y", color="#dddddd", lw=0.7)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#999999")
-    axis.tick_params(colors=INK, labelsize=9)
     axis.legend(frameon=False, fontsize=8.5, loc="best")
 
 
@@ -107,8 +134,9 @@ def learning_curve(
 ) -> Path | None:
     """Draw `learning_curve.png` from `metrics.jsonl`: metrics over the steps of a run, with 95% intervals.
 
-    Training lines are averaged with their neighbours if there are at least `FEWEST` (Student's interval over seeds if
-    there are several; else Wilson's for success if episodes are counted, Student's over lines otherwise); evaluations have their interval in `<name>_low` and `<name>_high`.
+    Training lines are averaged with their neighbours if there are at least `FEWEST`. Their interval is Student's over
+    seeds if there are several, else Wilson's for success if episodes are counted, and Student's over lines otherwise;
+    evaluations have theirs in `<name>_low` and `<name>_high`.
 
     **Arguments:** `folder`, the run's; `names`, the metrics to draw; those the run lacks are omitted, and if it lacks
     all, its losses are drawn; `title`, empty: the folder's name; `unit`, the unit of the run's steps.
@@ -123,17 +151,12 @@ def learning_curve(
     drawn = [name for name in names if name in metric_names] or losses[:3]
     if not drawn:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(5.2 * len(drawn), 3.6), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, name in zip(np.atleast_1d(figure.subplots(1, len(drawn))), drawn):
+    figure, axes = new_axes(5.2 * len(drawn), 3.6, len(drawn))
+    for axis, name in zip(axes, drawn):
         _panel(axis, name, train, evals)
         axis.set_xlabel(unit, color=INK)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.suptitle(title or folder.name, fontsize=11, color=INK)
-    path = folder / "learning_curve.png"
-    figure.savefig(path)
-    return path
+    return save(figure, folder / "learning_curve.png")

@@ -151,6 +151,20 @@ def test_learning_curve(tmp_path):
     assert plots.learning_curve(tmp_path) is None
 
 
+def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path):
+    class Broken:
+        def savefig(self, path, **options):
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    figure, _ = plots.new_axes(1.0, 1.0)
+    path = plots.save(figure, tmp_path / "new" / "picture")
+    before = path.read_bytes()
+    with pytest.raises(OSError, match=r"picture\.png"):
+        plots.save(Broken(), path)
+    assert path.read_bytes() == before and os.listdir(path.parent) == ["picture.png"]
+
+
 def test_band_is_wilsons_over_the_pooled_neighbours():
     from llmrl_jax.core import statistics as stats
 
