@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import new_draft
@@ -71,8 +72,9 @@ def line_intervals(values: np.ndarray, counts: np.ndarray, success: bool, half: 
     return [line_interval(values[part], counts[part], success) for part in parts]
 
 
-def over_seeds(name: str, means: Sequence[Sequence[float]]) -> list[stats.Estimate]:
-    """The mean of a metric at each point, with Student's interval over seeds. **Arguments:** `means`, of each seed."""
+def over_seeds(name: str, means: Sequence[ArrayLike]) -> list[stats.Estimate]:
+    """The mean of a metric at each point, with Student's interval over seeds. **Arguments:** `means`, `[n]` of each
+    seed."""
     return [stats.run_interval(name, column) for column in np.transpose(means)]
 
 
@@ -94,7 +96,7 @@ def _column(lines: Sequence[Mapping[str, Any]], name: str, default: float = np.n
 
 
 def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
-    points = [line for line in train if np.isfinite(line.get(name, np.nan))]
+    points = [line for line in train if stats.is_number(line.get(name))]
     success = name == "success"
     if points:
         steps, values = np.array([line["steps"] for line in points]), _column(points, name)
@@ -114,7 +116,7 @@ def _panel(axis: Any, name: str, train: list[dict], evals: list[dict]) -> None:
         estimates = [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
         axis.plot(steps, values, ".", ms=3 if half else 7, color=TRAIN, alpha=0.5 if half else 1.0, mew=0)
         draw_band(axis, steps, estimates, TRAIN, label=caption)
-    with_value = [line for line in evals if np.isfinite(line.get(name, np.nan))]
+    with_value = [line for line in evals if stats.is_number(line.get(name))]
     if with_value:
         steps = np.array([line["steps"] for line in with_value])
         values, low, high = (_column(with_value, column) for column in (name, f"{name}_low", f"{name}_high"))
