@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from envs_jax.env import Stack
+from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl.frames import Frames
 
 
@@ -101,6 +102,17 @@ class Replay:
         frames = self._frames.init(item.obs) if self.stacked else ()
         items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), self._unstacked(item))
         return BufferState(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else (), frames)
+
+    def check_room(self, item: Any, option: str, devices: int = 1) -> None:
+        """**Raises** `ValueError` for a buffer of such items that is larger than the memory: a CPU would notice when it
+        is used, not when it is allocated. **Arguments:** `option`, which sets the capacity, for the message; `devices`,
+        which hold equal parts."""
+        needed, free = nbytes(jax.eval_shape(self.init, item)), available(devices)
+        if free is not None and needed > free:
+            raise ValueError(
+                f"a replay buffer of {self.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
+                f"{free / 1e9:.1f} GB: lower {option}"
+            )
 
     def _unstacked(self, items: Any) -> Any:
         """Items without the stacks of their observations."""
@@ -316,8 +328,8 @@ class Replay:
         left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
-        available = jnp.arange(times.shape[1]) < left[:, None]
-        return ((before == 0) & available).at[:, 0].set(True)
+        stored_yet = jnp.arange(times.shape[1]) < left[:, None]
+        return ((before == 0) & stored_yet).at[:, 0].set(True)
 
 
 def importance_weights(

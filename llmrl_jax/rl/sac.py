@@ -273,8 +273,11 @@ class SAC:
         create = jax.jit(lambda key, h: TrainState.create(self.nets.networks(key, inputs, h), ["critic"]))
         nets = create(policy_key, hparams)
         obs = jax.tree.map(lambda x: x[0], runner.obs)
-        step = Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
-        replay = self.memory.init(jax.eval_shape(lambda: step))
+        step = jax.eval_shape(
+            lambda: Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
+        )
+        self.memory.check_room(step, f"sac.replay_size, which is {self.config.replay_size}")
+        replay = self.memory.init(step)
         return SACState(nets.params, (), nets.target, nets.opt_state, replay, runner, hparams, run_key, jnp.int32(0))
 
     def update(self, state: SACState) -> tuple[SACState, dict[str, jax.Array]]:
@@ -291,7 +294,7 @@ class SAC:
     def _play(self, state: SACState, key: jax.Array) -> tuple[Runner, Any]:
         """`num_steps` steps in every environment: the steps to store, which end an episode, and its records."""
         config, actor = self.config, self.nets.actor
-        random = state.update * (config.num_envs * config.num_steps) < config.learning_starts
+        random = state.update < -(-config.learning_starts // (config.num_envs * config.num_steps))
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))

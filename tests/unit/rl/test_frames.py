@@ -157,7 +157,7 @@ def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
     needed = nbytes(state.replay)
     env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
     learner = make_dqn(CONFIG, env, (), policy)
-    monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
+    monkeypatch.setattr("llmrl_jax.rl.replay.available", lambda copies: needed - 1)
     message = "192.*0.0 GB.*0.0 GB.*dqn.replay_size.*192"
     with pytest.raises(ValueError, match=message):
         learner.init(jax.random.key(0))
