@@ -122,6 +122,8 @@ def _from_masked(arrays: Mapping[str, np.ndarray], source: str) -> Trajectories:
         action = action[..., 0] if action.ndim == 3 and action.shape[2] == 1 else action
         if action.ndim == 3:
             raise DataError(f"{source}: actions are whole numbers {list(action.shape)}; one for each step is needed")
+    elif action.ndim == 2:
+        action = action[..., None]
     parts = {
         "obs": obs.astype(np.float32),
         "action": action.astype(np.int32 if action.dtype.kind in "iub" else np.float32),
