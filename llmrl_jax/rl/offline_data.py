@@ -57,9 +57,12 @@ class ActionKind:
         return self.count or len(self.low)
 
     def inward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        """Continuous actions scaled from their bounds to [-1, 1]."""
+        """Continuous actions scaled from their bounds to [-1, 1]; 0 where the bounds are equal: `outward` maps every
+        number to such a bound, and at the middle a squashed Gaussian has a finite density."""
         low, high = self.bounds
-        return jnp.clip(2 * (action.astype(jnp.float32) - low) / (high - low) - 1, -1, 1)
+        varies = high > low
+        scaled = 2 * (action.astype(jnp.float32) - low) / np.where(varies, high - low, 1) - 1
+        return jnp.where(varies, jnp.clip(scaled, -1, 1), 0)
 
     def outward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         """Inverse of `inward`, for actions that may lie beyond [-1, 1]."""
