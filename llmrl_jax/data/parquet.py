@@ -77,7 +77,8 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
         table = parquet.read_table(path)
     except Exception as error:
         raise DataError(f"{path} is not parquet: {error}") from error
-    meta = json.loads((table.schema.metadata or {}).get(METADATA, "{}"))
+    is_ours = METADATA in (table.schema.metadata or {})  # else `step` may be a counter of all steps
+    meta = json.loads(table.schema.metadata[METADATA]) if is_ours else {}
     if meta.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path} has the format {meta['format']}; this version reads {FORMAT}")
     columns, strings = {}, {}
@@ -93,7 +94,7 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     if names is not None:
         columns = completed(columns, str(path))
     loaded = from_columns(columns, str(path), strings, table.column_names)
-    if "episode" in columns and "step" in columns:
+    if is_ours and "episode" in columns and "step" in columns:
         _check_episodes(columns, str(path))
     return loaded
 

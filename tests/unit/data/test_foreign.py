@@ -109,6 +109,11 @@ def test_the_last_step_counts_if_it_is_terminal(tmp_path):
     assert len(data) == N and flags(data) == [[N - 1], []] and data.next_obs[-1, 0] == N - 1
 
 
+def test_a_counter_of_another_library_does_not_number_the_steps_of_episodes(tmp_path):
+    columns = flat(next_observations=AFTER, step=np.arange(N), episode=np.zeros(N))
+    assert len(read_data(write(tmp_path / "a.parquet", columns)).data) == N
+
+
 def test_what_cannot_be_derived_is_refused(tmp_path):
     with pytest.raises(DataError, match="truncated.*next_obs.*--data-names"):
         read_data(write(tmp_path / "data.npz", flat(timeouts=None)))
