@@ -103,7 +103,6 @@ def test_what_is_read_is_what_whole_storage_returns(rate):
         same(program(ONCE, "get")(once, index), program(WHOLE, "get")(whole, index))
         for n in (1, 3):
             same(program(ONCE, "n_step", 2)(once, index, n, 0.5), program(WHOLE, "n_step", 2)(whole, index, n, 0.5))
-    same(program(ONCE, "windows", 2)(once, index, 5), program(WHOLE, "windows", 2)(whole, index, 5))
     assert (least < LENGTH) == (rate > 0.1)
     key = jax.random.key(1)
     drawn = program(ONCE, "draw", 2)(once, key, 4096)
