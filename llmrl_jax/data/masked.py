@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.extras import require
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data.npy import numbers_of, read_objects, texts_of
 from llmrl_jax.data.parquet import arrow
-from llmrl_jax.data.transitions import DataError, Trajectories
+from llmrl_jax.data.transitions import DataError, Trajectories, missing_data
 
 
 REQUIRED = ("observations", "actions", "rewards", "masks")
@@ -199,8 +198,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
     **Raises:** `FileNotFoundError`, naming the nearest; `DataError` for a file of another form."""
     if not path.is_file():
-        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
+        raise missing_data(path)
     read = _hdf5 if path.suffix in HDF5 else read_rows if path.suffix == PARQUET else _npy
     return read(path, names)
 

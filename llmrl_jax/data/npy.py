@@ -167,48 +167,32 @@ def items_of(value: Any) -> list[Any] | None:
 
 
 def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A float32 array of the shape, from an array, or a list of arrays or numbers; None for anything else."""
-    if isinstance(value, _Array):
-        value = value.build()
-    if isinstance(value, list):
-        if not shape or len(value) != shape[0]:
-            return None
-        if len(shape) == 1:
-            fine = all(isinstance(x, bool | int | float) for x in value)
-            return np.array(value, np.float32) if fine else None
-        parts = [array_of(x, shape[1:]) for x in value]
-        return None if any(x is None for x in parts) else np.stack(parts)  # type: ignore[arg-type]
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or value.shape != shape:
-        return None
-    return value.astype(np.float32)
+    """`numbers_of` as a float32 array of the shape; None for anything else."""
+    array = numbers_of(value)
+    return None if array is None or array.shape != shape else array.astype(np.float32)
 
 
 def numbers_of(value: Any) -> np.ndarray | None:
-    """An array of numbers or truth values, from an array, or a list of arrays of one shape or of numbers; None for
+    """An array of numbers or truth values, from an array, or nested lists of numbers or arrays of one shape; None for
     anything else."""
-    if isinstance(value, _Array):
-        value = value.build()
-    if isinstance(value, list):
-        if value and all(isinstance(x, bool | int | float) for x in value):
-            return np.array(value)
-        parts = [numbers_of(x) for x in value]
-        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
-            return None
-        return np.stack(parts)  # type: ignore[arg-type]
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        return None
-    return value
+    return _array_of(value, (bool, int, float), "biuf")
 
 
 def texts_of(value: Any) -> np.ndarray | None:
     """An array of texts, from an array, or nested lists of texts of one shape; None for anything else."""
+    return _array_of(value, (str,), "U")
+
+
+def _array_of(value: Any, types: tuple[type, ...], kinds: str) -> np.ndarray | None:
+    """An array of elements of these Python types and NumPy kinds."""
     if isinstance(value, _Array):
         value = value.build()
     if isinstance(value, list):
-        if value and all(isinstance(x, str) for x in value):
-            return np.array(value)
-        parts = [texts_of(x) for x in value]
-        if not parts or any(x is None or x.shape != parts[0].shape for x in parts):  # type: ignore[union-attr]
-            return None
-        return np.stack(parts)  # type: ignore[arg-type]
-    return value if isinstance(value, np.ndarray) and value.dtype.kind == "U" else None
+        if value and all(isinstance(x, types) for x in value):
+            value = np.array(value)
+        else:
+            parts = [_array_of(x, types, kinds) for x in value]
+            if len({None if x is None else x.shape for x in parts}) != 1 or parts[0] is None:
+                return None
+            return np.stack(parts)  # type: ignore[arg-type]
+    return value if isinstance(value, np.ndarray) and value.dtype.kind in kinds else None
