@@ -27,7 +27,7 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import Checked, PositiveInt, Width
+from llmrl_jax.core.checks import Checked, Fraction, NonNegativeFloat, PositiveInt, Width
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
@@ -78,6 +78,20 @@ class OfflineConfig(Checked):
         cls.PREFIX = f"{cls.NAME}."
 
 
+@dataclass(frozen=True)
+class ActorCriticConfig(OfflineConfig):
+    """Options shared by algorithms with an actor and target critics."""
+
+    actor_learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of the actor."""
+    critic_learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of the critics."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Polyak averaging rate of the target networks."""
+
+
 def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
     """**Raises** `ValueError` for discrete actions, naming the algorithms that have them."""
     if actions.discrete:
@@ -120,7 +134,6 @@ class OfflineMethod(Protocol):
         of the configuration."""
         ...
 
-    @tracing.default_types
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """Gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
