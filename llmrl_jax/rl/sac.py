@@ -30,7 +30,7 @@ from llmrl_jax.core.checks import (
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.actors import Critics, Scaled, SquashedActor
-from llmrl_jax.rl.distributions import Distribution
+from llmrl_jax.rl.distributions import TanhNormal
 from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
@@ -98,7 +98,7 @@ class SoftActorCritic:
         state = state.apply_gradients("actor", grads, h["actor_learning_rate"])
         return state, {"actor_loss": pi_loss, "temperature": temperature, "entropy": -jnp.mean(log_prob)}
 
-    def act(self, params: dict[str, Any], x: Float[Array, "B n"]) -> Distribution:
+    def act(self, params: dict[str, Any], x: Float[Array, "B n"]) -> TanhNormal:
         """Distribution of the policy over actions in [-1, 1]."""
         return self.actor.distribution(params["actor"], x)
 

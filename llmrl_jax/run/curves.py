@@ -75,7 +75,8 @@ def line_intervals(values: np.ndarray, counts: np.ndarray, success: bool, half: 
 def over_seeds(name: str, means: Sequence[ArrayLike]) -> list[stats.Estimate]:
     """The mean of a metric at each point, with Student's interval over seeds. **Arguments:** `means`, `[n]` of each
     seed."""
-    return [stats.run_interval(name, column) for column in np.transpose(means)]
+    columns = np.stack([np.asarray(x, float) for x in means], axis=1)
+    return [stats.run_interval(name, column) for column in columns]
 
 
 def floor(metric: str, values: np.ndarray) -> float:
