@@ -171,24 +171,13 @@ def items_of(value: Any) -> list[Any] | None:
 
 
 def array_of(value: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A float32 array of the shape, from an array, or a list of arrays or numbers; None for anything else."""
-    if isinstance(value, _Array):
-        value = value.build()
-    if isinstance(value, list):
-        if not shape or len(value) != shape[0]:
-            return None
-        if len(shape) == 1:
-            fine = all(isinstance(x, bool | int | float) for x in value)
-            return np.array(value, np.float32) if fine else None
-        parts = [array_of(x, shape[1:]) for x in value]
-        return None if any(x is None for x in parts) else np.stack(parts)  # type: ignore[arg-type]
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or value.shape != shape:
-        return None
-    return value.astype(np.float32)
+    """`numbers_of` as a float32 array of the shape; None for anything else."""
+    array = numbers_of(value)
+    return None if array is None or array.shape != shape else array.astype(np.float32)
 
 
 def numbers_of(value: Any) -> np.ndarray | None:
-    """An array of numbers or truth values, from an array, or a list of arrays of one shape or of numbers; None for
+    """An array of numbers or truth values, from an array, or nested lists of numbers or arrays of one shape; None for
     anything else."""
     return _array_of_kind(value, "biuf", bool | int | float, _MAX_NDIM)
 

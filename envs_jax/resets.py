@@ -18,6 +18,7 @@ from flax import struct
 from envs_jax import spaces, tracing
 from envs_jax.checks import at_least
 from envs_jax.env import Environment, Wrapper, check_numbers, traced
+from envs_jax.hashing import mixed_bits
 
 
 ResetPolicy = Literal["always", "pool", "optimistic", "next_step", "none"]
@@ -57,10 +58,7 @@ def hashed(key: jax.Array, n: int) -> jax.Array:
     """
     x = jnp.arange(n, dtype=jnp.uint32)
     for word in jax.random.key_data(key):
-        x = x ^ word
-        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-        x = x ^ (x >> 16)
+        x = mixed_bits(x ^ word)
     return x
 
 

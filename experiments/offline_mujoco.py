@@ -192,7 +192,7 @@ def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[str, Any]:
     """All of our seeds in one program: the return of each."""
     config, actions, seeds = config_of(x, name), world_of(world_id).policy.actions, seeds_of(x, name)[0]
-    learner = make_offline(algorithm(name).make(config, actions), config, read_data(data).data, actions)
+    learner = make_offline(algorithm(name).make(config, actions), config, read_data(data), actions)
     folder = Path(x.out) / run
     options = RunConfig(
         name=run, out=x.out, log_every=10, checkpoint_every=50, keep=1, resume=(folder / "config.json").exists()

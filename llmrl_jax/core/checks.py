@@ -146,16 +146,17 @@ def in_interval(name: str, value: Any, interval: str, *, remedy: str = "") -> No
 
 
 @lru_cache
-def _rules(kind: Any) -> tuple[tuple[str, In | None, tuple[Any, ...], bool], ...]:
-    """The fields of a dataclass: name, bound, values of a `Literal` (empty: any), and whether strings are allowed where
-    there is a bound."""
+def _rules(kind: Any) -> tuple[tuple[str, In | None, tuple[Any, ...], bool, bool], ...]:
+    """The fields of a dataclass: name, bound, values of a `Literal` and None where there is one (empty: any), whether
+    all strings are allowed, and whether values of another type are."""
     hints = get_type_hints(kind, include_extras=True)
     rules = []
     for f in dataclasses.fields(kind):
         parts = list(_parts(hints[f.name]))
         choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
         optional = (None,) if choices and type(None) in parts else ()
-        rules.append((f.name, bound(hints[f.name]), (*choices, *optional), str in parts))
+        others = any(get_origin(part) is not Literal and part not in (str, type(None)) for part in parts)
+        rules.append((f.name, bound(hints[f.name]), (*choices, *optional), str in parts, others))
     return tuple(rules)
 
 
@@ -193,15 +194,16 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
     **Arguments:** `spell`, from a field to its name in the message: `ppo.gamma`, or `--ppo.gamma`.
     **Raises:** `ValueError`."""
     kind: Any = type(config)
-    for name, limits, choices, strings in _rules(kind):
+    for name, limits, choices, strings, others in _rules(kind):
         value = getattr(config, name)
-        if choices and value not in choices:
+        is_allowed = value in choices or (strings if isinstance(value, str) else others)
+        if choices and not is_allowed:
             listed = ", ".join(str(choice) if choice != "" else "''" for choice in choices)
             raise ValueError(f"{spell(name)} is {value!r}; one of {listed} is needed")
         for element in _leaves(value):
             if isinstance(element, float) and math.isnan(element):
                 raise ValueError(f"{spell(name)} is {value}; a number is needed")
-            if limits and element is not None and not (strings and isinstance(element, str)):
+            if limits and element is not None and not (strings and isinstance(element, str)) and value not in choices:
                 in_interval(spell(name), element, limits.interval, remedy=limits.remedy)
     for need, names in _needs(kind).items():
         value = getattr(config, need.field)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
+from envs_jax.hashing import mixed_bits
+
 
 def words(x: jax.Array) -> UInt32[Array, "*S"]:
     """The bits of an array as uint32, one or two words for each element."""
@@ -16,13 +18,6 @@ def words(x: jax.Array) -> UInt32[Array, "*S"]:
         return x.astype(jnp.uint32)
     width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     return jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
-
-
-def hashed(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
-    """A mixture of the bits of each word, a bijection: the finaliser of MurmurHash3 (Appleby, public domain)."""
-    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
 
 
 def checksum(x: jax.Array) -> UInt32[Array, ""]:
@@ -37,4 +32,4 @@ def checksum(x: jax.Array) -> UInt32[Array, ""]:
     for axis in reversed(range(bits.ndim)):
         iota = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
         position, stride = position + np.uint32(stride % 2**32) * iota, stride * bits.shape[axis]
-    return jnp.sum(bits * (hashed(position) | np.uint32(1)), dtype=jnp.uint32)
+    return jnp.sum(bits * (mixed_bits(position) | np.uint32(1)), dtype=jnp.uint32)

@@ -92,6 +92,14 @@ def run_interval(name: str, values: ArrayLike) -> Estimate:
     return (mean_interval if set(RATES).isdisjoint(name.split("/")) else mean_rate)(values)
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value of a file is a finite number that a float can hold; a truth value is none."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
+
+
 def over_runs(results: Sequence[Mapping[str, Any]], *, values: bool = True) -> dict[str, Any]:
     """The results of runs that differ in their seed as one: means over the runs, with Student's intervals over them in
     place of the runs' own.
@@ -134,18 +142,3 @@ def is_bound(name: str, names: Container[str]) -> bool:
         for end in ("low", "high")
         for part, suffix in ((name, ""), (head, slash + tail))
     )
-
-
-def bootstrap(values, statistic=np.mean, *, resamples: int = 2000, seed: int = 0, level: float = 0.95) -> Estimate:
-    """A statistic with its percentile bootstrap interval (Efron 1979), for values far from a normal distribution.
-
-    **Arguments:** `values`, shape `[n]`; `statistic`, a function of `(array, axis=...)`; `resamples`; `seed`; `level`.
-    """
-    x = np.asarray(values, np.float64).ravel()
-    x = x[np.isfinite(x)]
-    if not x.size:
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    rng = np.random.default_rng(seed)
-    draws = statistic(x[rng.integers(0, x.size, (resamples, x.size))], axis=1)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Estimate(float(statistic(x, axis=0)), float(low), float(high), int(x.size))

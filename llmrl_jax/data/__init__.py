@@ -6,7 +6,7 @@ from envs_jax.lazy import attach
 
 
 if TYPE_CHECKING:
-    from llmrl_jax.data.columns import D4RL_NAMES, Loaded, from_columns, to_columns
+    from llmrl_jax.data.columns import D4RL_NAMES, from_columns, to_columns
     from llmrl_jax.data.masked import read_masked, write_masked
     from llmrl_jax.data.parquet import read_parquet, write_parquet
     from llmrl_jax.data.reading import read_arrays, read_data, read_hdf5, write_arrays
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
         Transitions,
         check_episodes,
         episode_lengths,
-        episode_returns,
-        reward_scale,
         to_trajectories,
         to_transitions,
     )
@@ -26,19 +24,16 @@ if TYPE_CHECKING:
 __all__ = [
     "D4RL_NAMES",
     "DataError",
-    "Loaded",
     "Trajectories",
     "Transitions",
     "check_episodes",
     "episode_lengths",
-    "episode_returns",
     "from_columns",
     "read_arrays",
     "read_data",
     "read_hdf5",
     "read_masked",
     "read_parquet",
-    "reward_scale",
     "to_columns",
     "to_trajectories",
     "to_transitions",
@@ -50,7 +45,7 @@ __all__ = [
 __getattr__ = attach(
     __name__,
     {
-        "columns": ["D4RL_NAMES", "Loaded", "from_columns", "to_columns"],
+        "columns": ["D4RL_NAMES", "from_columns", "to_columns"],
         "masked": ["read_masked", "write_masked"],
         "parquet": ["read_parquet", "write_parquet"],
         "reading": ["read_arrays", "read_data", "read_hdf5", "write_arrays"],
@@ -60,8 +55,6 @@ __getattr__ = attach(
             "Transitions",
             "check_episodes",
             "episode_lengths",
-            "episode_returns",
-            "reward_scale",
             "to_trajectories",
             "to_transitions",
         ],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ D4RL_NAMES: Mapping[str, str] = {
 
 REQUIRED = ("obs", "action", "reward", "next_obs", "terminated", "truncated")
 SPOKEN = ("text", "goal")
-"""The columns that may be indices of strings."""
+"""The columns that may hold strings in files of other libraries, which are then left out."""
 
 _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 """Types that devices lack -> the types they are converted to, if every number fits."""
@@ -36,20 +35,10 @@ _NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """Contents of a file."""
-
-    data: Any
-    """`Transitions` or `Trajectories`."""
-    strings: Mapping[str, tuple[str, ...]]
-    """Column (`text`, `goal`) -> the strings that its numbers index; only columns of strings."""
-
-
-def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None) -> Columns:
+def to_columns(data: Transitions | Trajectories) -> Columns:
     """Columns of data, checked; nested observations have dotted names, such as `obs.image`.
 
-    **Raises:** `DataError`, see `from_columns`; also for a number without a string.
+    **Raises:** `DataError`, see `from_columns`.
     """
     columns: Columns = {}
     for name in FIELDS:
@@ -57,51 +46,38 @@ def to_columns(data: Transitions | Trajectories, strings: Mapping[str, Sequence[
     if isinstance(data, Trajectories):
         columns["length"] = np.asarray(data.length)
     _check(columns, "these data")
-    for name, categories in (strings or {}).items():
-        if name not in SPOKEN or name not in columns or columns[name].dtype != np.int32:
-            raise DataError(f"strings are given for {name!r}; they go with an int32 column named text or goal")
-        low, high = int(columns[name].min()), int(columns[name].max())
-        if low < 0 or high >= len(categories):
-            raise DataError(f"{name} has numbers from {low} to {high}, but {len(categories)} strings are given for it")
     if isinstance(data, Trajectories):
         check_episodes(data)
     return columns
 
 
 def from_columns(
-    columns: Mapping[str, np.ndarray],
-    source: str,
-    strings: Mapping[str, Sequence[str]] | None = None,
-    present: Iterable[str] = (),
-) -> Loaded:
+    columns: Mapping[str, np.ndarray], source: str, present: Iterable[str] = ()
+) -> Transitions | Trajectories:
     """Columns as arrays on the device: `Trajectories` if there is a column `length`, else `Transitions`.
 
-    Columns with other names are ignored. `float64`, `int64` and `uint64` become types of the device, of 32 bits.
+    Columns with other names are ignored, and so are a `text` and a `goal` of strings, which devices do not hold.
+    `float64`, `int64` and `uint64` become types of the device, of 32 bits.
 
-    **Arguments:** `columns`; `source`, their name in messages; `strings`, the strings of columns that hold indices of
-    strings, a column of strings (`text`, `goal`) becomes indices of its sorted strings; `present`, the names of all
-    columns of the file, for messages (default: those of `columns`).
+    **Arguments:** `columns`; `source`, their name in messages; `present`, the names of all columns of the file, for
+    messages (default: those of `columns`).
     **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, a `next_obs`
     that differs in form from `obs`, and episodes without an end.
     """
-    categories = {name: tuple(x) for name, x in (strings or {}).items()}
     used: Columns = {}
     for name, column in columns.items():
         if name.partition(".")[0] not in FIELDS and name != "length":
             continue
         column = np.asarray(column)
-        if column.dtype.kind in "UT" and name in SPOKEN:
-            values, index = np.unique(column, return_inverse=True)
-            categories[name] = tuple(map(str, values))
-            column = index.reshape(column.shape).astype(np.int32)
-        used[name] = _narrow(column, name, source)
+        if column.dtype.kind not in "UT" or name not in SPOKEN:
+            used[name] = _narrow(column, name, source)
     _check(used, source, present or columns)
     parts = {name: _nested(used, name) for name in FIELDS}
     if "length" not in used:
-        return Loaded(Transitions(**parts), categories)
+        return Transitions(**parts)
     data = Trajectories(**parts, length=jnp.asarray(used["length"]))
     check_episodes(data)
-    return Loaded(data, categories)
+    return data
 
 
 def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:

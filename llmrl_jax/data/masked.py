@@ -20,10 +20,9 @@ import numpy as np
 
 from envs_jax.extras import require
 from envs_jax.npy import numbers_of, read_objects, texts_of
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
 from llmrl_jax.data.parquet import arrow
-from llmrl_jax.data.transitions import DataError, Trajectories
+from llmrl_jax.data.transitions import DataError, Trajectories, missing_data
 
 
 REQUIRED = ("observations", "actions", "rewards", "masks")
@@ -122,6 +121,8 @@ def _from_masked(arrays: Mapping[str, np.ndarray], source: str) -> Trajectories:
         action = action[..., 0] if action.ndim == 3 and action.shape[2] == 1 else action
         if action.ndim == 3:
             raise DataError(f"{source}: actions are whole numbers {list(action.shape)}; one for each step is needed")
+    elif action.ndim == 2:
+        action = action[..., None]
     parts = {
         "obs": obs.astype(np.float32),
         "action": action.astype(np.int32 if action.dtype.kind in "iub" else np.float32),
@@ -197,8 +198,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
     **Raises:** `FileNotFoundError`, naming the nearest; `DataError` for a file of another form."""
     if not path.is_file():
-        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
+        raise missing_data(path)
     read = _hdf5 if path.suffix in HDF5 else read_rows if path.suffix == PARQUET else _npy
     return read(path, names)
 

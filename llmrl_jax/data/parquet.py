@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs_jax.extras import require
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft
-from llmrl_jax.data.columns import SPOKEN, Columns, Loaded, completed, from_columns, renamed, to_columns
-from llmrl_jax.data.transitions import FIELDS, DataError, Trajectories, Transitions, episode_lengths, to_transitions
+from llmrl_jax.data.columns import SPOKEN, Columns, completed, from_columns, renamed, to_columns
+from llmrl_jax.data.transitions import (
+    FIELDS,
+    DataError,
+    Trajectories,
+    Transitions,
+    episode_lengths,
+    missing_data,
+    to_transitions,
+)
 
 
 METADATA = b"llmrl_jax.data"
@@ -27,16 +34,13 @@ def arrow() -> tuple[Any, Any]:
     return require("a parquet file", "data", "pyarrow"), require("a parquet file", "data", "pyarrow.parquet")
 
 
-def write_parquet(
-    path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
-) -> None:
+def write_parquet(path: str | Path, data: Transitions | Trajectories) -> None:
     """Write data atomically, replacing an existing file.
 
     The columns are `episode` and `step` (int32, both from 0), then those of the data; an array per step is a list of
     fixed size, with its shape in the file's metadata.
 
-    **Arguments:** `path`, which ends in `.parquet`; `data`, with complete episodes; `strings`, column (`text`, `goal`)
-    -> the strings that its numbers index: the file then holds the strings.
+    **Arguments:** `path`, which ends in `.parquet`; `data`, with complete episodes.
     **Raises:** `ModuleNotFoundError` without pyarrow; `DataError` for data that a reader would refuse.
     """
     pa, parquet = arrow()
@@ -44,23 +48,20 @@ def write_parquet(
     if path.suffix != ".parquet":
         raise DataError(f"{path} does not end in .parquet, which is what is written")
     transitions = to_transitions(data) if isinstance(data, Trajectories) else data
-    columns = to_columns(transitions, strings)
+    columns = to_columns(transitions)
     lengths = episode_lengths(columns["terminated"], columns["truncated"])
     arrays = {
         "episode": pa.array(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)),
         "step": pa.array(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])),
     }
-    spoken = dict(strings or {})
-    for name, column in columns.items():
-        arrays[name] = _strings(pa, column, spoken[name]) if name in spoken else _lists(pa, column)
-    shapes = {name: list(x.shape[1:]) for name, x in columns.items() if name not in spoken}
-    meta = {"format": FORMAT, "shapes": shapes, "strings": {name: list(x) for name, x in spoken.items()}}
+    arrays |= {name: _lists(pa, column) for name, column in columns.items()}
+    meta = {"format": FORMAT, "shapes": {name: list(x.shape[1:]) for name, x in columns.items()}}
     table = pa.table(arrays).replace_schema_metadata({METADATA: json.dumps(meta)})
     with new_draft(path) as draft:
-        parquet.write_table(table, draft, compression="zstd", row_group_size=_ROW_GROUP, use_dictionary=list(spoken))
+        parquet.write_table(table, draft, compression="zstd", row_group_size=_ROW_GROUP, use_dictionary=False)
 
 
-def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
+def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Transitions:
     """Read a file written by `write_parquet`, or another file with these columns, as `Transitions`.
 
     **Arguments:** `path`; `names`, our column -> its name in the file of another library, whose columns are completed
@@ -71,31 +72,29 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Lo
     pa, parquet = arrow()
     path = Path(path)
     if not path.is_file():
-        neighbours = sorted(p.name for p in path.parent.glob("*.parquet")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
+        raise missing_data(path)
     try:
         table = parquet.read_table(path)
     except Exception as error:
         raise DataError(f"{path} is not parquet: {error}") from error
-    meta = json.loads((table.schema.metadata or {}).get(METADATA, "{}"))
+    is_ours = METADATA in (table.schema.metadata or {})  # else `step` may be a counter of all steps
+    meta = json.loads(table.schema.metadata[METADATA]) if is_ours else {}
     if meta.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path} has the format {meta['format']}; this version reads {FORMAT}")
-    columns, strings = {}, {}
+    columns = {}
     for name, theirs in renamed({x: x for x in table.column_names}, names).items():
         if name.partition(".")[0] not in (*FIELDS, "episode", "step"):
             continue
         source = f"{path}: {theirs}"
         array = _combined(pa, table.column(theirs), source)
-        if name in SPOKEN and pa.types.is_string(array.type):
-            columns[name], strings[name] = _numbers(array, meta.get("strings", {}).get(name))
-        else:
+        if name not in SPOKEN or not pa.types.is_string(array.type):
             columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), source)
     if names is not None:
         columns = completed(columns, str(path))
-    loaded = from_columns(columns, str(path), strings, table.column_names)
-    if "episode" in columns and "step" in columns:
+    data = from_columns(columns, str(path), table.column_names)
+    if is_ours and "episode" in columns and "step" in columns:
         _check_episodes(columns, str(path))
-    return loaded
+    return data  # type: ignore[return-value]  # no column is named length
 
 
 def column_names(path: Path) -> list[str]:
@@ -110,30 +109,12 @@ def column_names(path: Path) -> list[str]:
         return []
 
 
-def _strings(pa: Any, column: np.ndarray, categories: Sequence[str]) -> Any:
-    """Indices of strings as an Arrow array of strings."""
-    if column.ndim != 1:
-        raise DataError(f"a column of strings has the shape {list(column.shape)}; one string a step is needed")
-    return pa.DictionaryArray.from_arrays(pa.array(column), pa.array(list(categories), pa.string())).cast(pa.string())
-
-
 def _lists(pa: Any, column: np.ndarray) -> Any:
     width = int(np.prod(column.shape[1:]))
     if not width:
         raise DataError(f"a column has the shape {list(column.shape)}, without a number in a row; leave it out")
     flat = pa.array(np.ascontiguousarray(column).reshape(-1))
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
-
-
-def _numbers(array: Any, categories: Sequence[str] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Strings as int32 indices, and the indexed strings: `categories`, or the strings in sorted order."""
-    encoded = array.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    all_values = tuple(sorted(values) if categories is None else categories)
-    index_of = {text: i for i, text in enumerate(all_values)}
-    if unknown := sorted(set(values) - index_of.keys()):
-        raise DataError(f"a column of strings holds {unknown[0]!r}, which the file's own list of strings lacks")
-    return np.array([index_of[text] for text in values], np.int32)[encoded.indices.to_numpy()], all_values
 
 
 def _combined(pa: Any, chunked: Any, source: str) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from envs_jax.extras import require
 from envs_jax.npy import is_object
-from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import new_draft, replacing
 from llmrl_jax.data.columns import (
     D4RL_NAMES,
@@ -22,7 +21,6 @@ from llmrl_jax.data.columns import (
     FIELDS,
     SPOKEN,
     Columns,
-    Loaded,
     completed,
     from_columns,
     renamed,
@@ -30,7 +28,7 @@ from llmrl_jax.data.columns import (
 )
 from llmrl_jax.data.masked import HDF5, PARQUET, is_rows, read_masked
 from llmrl_jax.data.parquet import column_names, read_parquet
-from llmrl_jax.data.transitions import DataError, Trajectories, Transitions
+from llmrl_jax.data.transitions import DataError, Trajectories, Transitions, missing_data
 
 
 _SAVE = (
@@ -42,7 +40,7 @@ _MINARI = ("data/main_data.hdf5", "main_data.hdf5")
 """The file of a Minari data set, in its folder."""
 
 
-def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
+def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Transitions | Trajectories:
     """Read recorded steps: a `.parquet` or `.npz` file, a folder of `.npy` files, or an `.h5` or `.hdf5` file, with our
     columns or D4RL's (`D4RL_NAMES`); Minari's, robomimic's and d3rlpy's hdf5 (`read_hdf5`); padded episodes with masks,
     `.h5`, `.hdf5`, ImagineBench's `.parquet`, or an `.npy` file with a dict (`llmrl_jax.data.masked`).
@@ -62,7 +60,7 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
     >>> ends = np.arange(8) % 4 == 3
     >>> flags = {"terminals": ends, "timeouts": np.zeros(8, bool)}
     >>> np.savez("steps.npz", observations=obs, actions=np.arange(8) % 2, rewards=np.ones(8), **flags)
-    >>> data = lr.read_data("steps.npz").data
+    >>> data = lr.read_data("steps.npz")
     >>> len(data), data.next_obs.shape
     (8, (8, 4))
     ```
@@ -77,7 +75,7 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Loade
     if path.suffix in HDF5:
         return read_hdf5(path, theirs)
     if path.suffix == PARQUET or is_object(path):
-        return Loaded(read_masked(path), {})
+        return read_masked(path)
     if path.suffix in (".npz", ".npy") or path.is_dir() or not path.exists():
         return read_arrays(path, theirs)
     if path.suffix in _PICKLES:
@@ -117,22 +115,14 @@ def _refuse_folder(path: Path) -> None:
 # --- NumPy files ------------------------------------------------------------------------------------------------------
 
 
-STRINGS = "strings."
-"""Prefix of the name of a table of strings."""
-
-
-def write_arrays(
-    path: str | Path, data: Transitions | Trajectories, strings: Mapping[str, Sequence[str]] | None = None
-) -> None:
+def write_arrays(path: str | Path, data: Transitions | Trajectories) -> None:
     """Write data atomically, replacing existing files.
 
-    **Arguments:** `path`, one file if it ends in `.npz`, else a folder of `.npy` files; `data`; `strings`, column
-    (`text`, `goal`) -> the strings that its numbers index.
+    **Arguments:** `path`, one file if it ends in `.npz`, else a folder of `.npy` files; `data`.
     **Raises:** `DataError` for data that a reader would refuse.
     """
     path = Path(path)
-    columns = to_columns(data, strings)
-    columns |= {STRINGS + name: np.array(list(x), np.str_) for name, x in (strings or {}).items()}
+    columns = to_columns(data)
     if path.suffix == ".npz":
         with new_draft(path) as draft, draft.open("wb") as file:
             np.savez(file, **columns)  # type: ignore[arg-type]
@@ -145,7 +135,7 @@ def write_arrays(
             np.save(folder / f"{name}.npy", column, allow_pickle=False)
 
 
-def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loaded:
+def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Transitions | Trajectories:
     """Read files written by `write_arrays`, or other files of arrays with these columns.
 
     **Arguments:** `path`, an `.npz` file, or a folder of `.npy` files; `names`, our column -> its name in the file of
@@ -157,15 +147,12 @@ def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Loa
     if path.is_dir():
         columns = {file.stem: _single(file) for file in sorted(path.glob("*.npy"))}
     elif not path.exists():
-        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
+        raise missing_data(path)
     else:
         columns = _archive(path)
-    strings = {name: columns.pop(STRINGS + name) for name in SPOKEN if STRINGS + name in columns}
-    texts = {name: tuple(map(str, x)) for name, x in strings.items()}
     if names is not None:
         columns = completed(renamed(columns, names), str(path))
-    return from_columns(columns, str(path), texts)
+    return from_columns(columns, str(path))
 
 
 def _archive(path: Path) -> Columns:
@@ -217,7 +204,7 @@ _CONVERT = "read it with its own library and save observations, actions, rewards
 """The remedy for a layout that is not read."""
 
 
-def read_hdf5(path: Path, names: Mapping[str, str]) -> Loaded:
+def read_hdf5(path: Path, names: Mapping[str, str]) -> Transitions | Trajectories:
     """Read an `.h5` or `.hdf5` file.
 
     * Flat columns `[N, ...]`, of which groups are nested parts of observations; groups such as `infos` and `metadata`
@@ -234,16 +221,15 @@ def read_hdf5(path: Path, names: Mapping[str, str]) -> Loaded:
     """
     h5py = require("an hdf5 file", "data", "h5py")
     if not path.is_file():
-        neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
+        raise missing_data(path)
     try:
         with h5py.File(path, "r") as file:
             if _is_masked(h5py, file):
-                return Loaded(read_masked(path), {})
+                return read_masked(path)
             columns, present = _layout(h5py, file)(h5py, file, names, str(path)), list(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as hdf5: {error}") from error
-    return from_columns(completed(columns, str(path)), str(path), present=present)
+    return from_columns(completed(columns, str(path)), str(path), present)
 
 
 def _is_masked(h5py: Any, file: Any) -> bool:
@@ -378,8 +364,8 @@ def _parts(h5py: Any, node: Any, name: str, source: str) -> Columns:
     if isinstance(node, h5py.Group):
         return {key: x for part in node for key, x in _parts(h5py, node[part], f"{name}.{part}", source).items()}
     if h5py.check_string_dtype(node.dtype) is not None:
-        if name.partition(".")[0] in ("text", "goal"):
-            return {name: np.asarray(node.asstr()[...], str)}
+        if name in SPOKEN:
+            return {}
         raise DataError(f"{source}: {name} holds texts; numbers are needed: leave it out, or number the texts")
     if node.dtype.kind not in "biuf":
         raise DataError(f"{source}: {name} is {node.dtype}; numbers are needed")

@@ -1,7 +1,8 @@
-"""Recorded steps as arrays on the device: flat, or as episodes padded to one length; their returns."""
+"""Recorded steps as arrays on the device: flat, or as episodes padded to one length."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +11,17 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from llmrl_jax.core.checks import nearest
+
 
 class DataError(ValueError):
     """Data that cannot be used; the message names the column and row, the fault and the remedy."""
+
+
+def missing_data(path: Path) -> FileNotFoundError:
+    """The error of a file or folder of data that is not there, naming the nearest."""
+    neighbours = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+    return FileNotFoundError(f"there are no data at {path}{nearest(path.name, neighbours)}")
 
 
 @struct.dataclass
@@ -156,22 +165,3 @@ def check_episodes(trajectories: Trajectories) -> None:
     for i in np.flatnonzero(first != length - 1):
         ending = f"ends at step {first[i]}" if first[i] >= 0 else "has no step that terminates or truncates it"
         raise DataError(f"episode {i} of {length[i]} steps {ending}; its last step, {length[i] - 1}, must be its end")
-
-
-def episode_returns(trajectories: Trajectories) -> Float[Array, " E"]:
-    """Undiscounted return of every episode."""
-    return jnp.sum(jnp.where(trajectories.mask, trajectories.reward, 0.0), axis=1)
-
-
-def reward_scale(trajectories: Trajectories, span: float = 1000.0) -> float:
-    """Factor of rewards with which the range of episode returns is `span`, as in IQL (2110.06169).
-
-    **Raises:** `DataError` if all returns are equal.
-    """
-    returns = episode_returns(trajectories)
-    low, high = float(jnp.min(returns)), float(jnp.max(returns))
-    if low == high:
-        raise DataError(
-            f"all {len(trajectories)} episodes have the return {low:g}: rewards cannot be scaled by returns"
-        )
-    return span / (high - low)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from envs_jax.hashing import mixed_bits
 from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.lm.layers import AnyArray
 from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.replies import ReplyAutomaton
-from llmrl_jax.multiturn.words import mixed
 
 
 BUCKETS = 4096
@@ -64,7 +64,7 @@ def _said(record: Record) -> Int[Array, "N L"]:
     first = record.begins | jnp.pad(record.acts[:, :-1], ((0, 0), (1, 0)))
     start = jax.lax.cummax(jnp.where(first, places, 0), axis=1)
     offset = (places - start + 1).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
-    total = jnp.cumsum(mixed(record.token.astype(jnp.uint32) ^ mixed(offset)), axis=1, dtype=jnp.uint32)
+    total = jnp.cumsum(mixed_bits(record.token.astype(jnp.uint32) ^ mixed_bits(offset)), axis=1, dtype=jnp.uint32)
     before = jnp.pad(total, ((0, 0), (1, 0)))
     return jax.lax.bitcast_convert_type(total - jnp.take_along_axis(before, start, axis=1), jnp.int32)
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from envs_jax.hashing import mixed_bits
+
 
 def pack(tree: Any) -> Int[Array, "N F"]:
     """Leaves `[N, ...]` of up to 32 bits as words, so that one write keeps them all."""
@@ -47,12 +49,5 @@ def number_of(obs: Any) -> Int[Array, " N"]:
             flat = jax.lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.int32)
         flat = flat.astype(jnp.uint32)
         places = np.arange(flat.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(0x7F4A7C15)
-        value = mixed(value ^ jnp.sum(mixed(flat ^ places), axis=1, dtype=jnp.uint32))
+        value = mixed_bits(value ^ jnp.sum(mixed_bits(flat ^ places), axis=1, dtype=jnp.uint32))
     return jax.lax.bitcast_convert_type(value, jnp.int32)
-
-
-def mixed(x: jax.Array) -> jax.Array:
-    """uint32 numbers, each as another one (the end of MurmurHash3)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)

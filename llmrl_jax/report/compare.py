@@ -14,12 +14,10 @@ import numpy as np
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.files import json_text
 from llmrl_jax.report import figures
+from llmrl_jax.report.runs import METRICS, flat
 from llmrl_jax.run import curves, metrics as sinks
 from llmrl_jax.run.curves import INK
 
-
-METRICS = ("success", "episode_return", "reward")
-"""The default metrics of a comparison: the first that all runs have."""
 
 SEED = "run.seed"
 """The setting that may differ between the runs of one line."""
@@ -43,7 +41,8 @@ class Run:
 
     def select(self, metric: str) -> Run:
         """The run with the lines of a metric only. **Raises:** `ValueError` for a damaged line of training."""
-        train, evals = ([line for line in lines if has_metric(line, metric)] for lines in (self.train, self.evals))
+        both = (self.train, self.evals)
+        train, evals = ([line for line in lines if stats.is_number(line.get(metric))] for lines in both)
         for line in train:
             _check_line(line, metric, self.folder / "metrics.jsonl")
         return replace(self, train=train, evals=evals, metric=metric)
@@ -62,10 +61,9 @@ class Run:
         seconds = self.train[-1]["seconds"]
         return self.steps / seconds if seconds else math.nan
 
-    def curve(self, horizon: float = math.inf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, the metric, and the number of episodes it averages, per line up to `horizon` steps."""
-        lines = [line for line in self.train if line["steps"] <= horizon]
-        columns = ([line.get(name, 1.0) for line in lines] for name in ("steps", self.metric, sinks.COUNT))
+    def curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Steps, the metric, and the number of episodes it averages, per line."""
+        columns = ([line.get(name, 1.0) for line in self.train] for name in ("steps", self.metric, sinks.COUNT))
         steps, success, count = (np.asarray(column, np.float64) for column in columns)
         return steps, success, count
 
@@ -95,10 +93,6 @@ class Run:
         return curves.line_interval(values[tenth], count[tenth], self.metric == "success")
 
 
-def _over_seeds(metric: str, values: Any) -> stats.Estimate:
-    return stats.mean_rate(values) if metric == "success" else stats.mean_interval(values)
-
-
 OF_A_RUN = "<run>/"
 """Prefix of a path inside the run's own folder."""
 
@@ -113,20 +107,16 @@ def settings_of(config: Any, folder: Path) -> dict[str, Any]:
             return OF_A_RUN + f"/{value}".rpartition(f"/{folder.name}/")[2]
         return value
 
-    settings = raw_settings(config) if isinstance(config, Mapping) else configs.identity(config)
+    if isinstance(config, Mapping):
+        settings = {name: value for name, value in flat(config).items() if name == SEED or not _is_of_run(name)}
+    else:
+        settings = configs.identity(config)
     return {name: shortened(value) for name, value in settings.items()}
 
 
-def raw_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a configuration file by their dotted names, without those of `run` except its seed."""
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            settings |= raw_settings(value, f"{path}.")
-        elif path not in ("kind", "version", "preset") and (not path.startswith("run.") or path == SEED):
-            settings[path] = value
-    return settings
+def _is_of_run(name: str) -> bool:
+    """Return whether an option is one of the run, not of what it computes."""
+    return name in ("kind", "version", "preset") or name.startswith("run.")
 
 
 def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
@@ -174,7 +164,7 @@ def by_seed(run: Run) -> list[Run]:
 
     def lines_of(lines: list[dict[str, Any]], i: int) -> list[dict[str, Any]]:
         of_run = [line_of(line, i) for line in lines]
-        return [line for line in of_run if has_metric(line, run.metric)] if run.metric else of_run
+        return [line for line in of_run if stats.is_number(line.get(run.metric))] if run.metric else of_run
 
     if seeds == 1:
         return [replace(run, settings=settings)]
@@ -186,19 +176,13 @@ def by_seed(run: Run) -> list[Run]:
     ]
 
 
-def has_metric(line: Mapping[str, Any], name: str) -> bool:
-    """Return whether a line has a finite number of this name."""
-    value = line.get(name, math.nan)
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 def _check_line(line: Mapping[str, Any], metric: str, path: Path) -> None:
     """Check what a comparison reads in a line of training. **Raises:** `ValueError`, naming it."""
     limits = {"steps": math.inf, "updates": math.inf, "seconds": math.inf}
     limits |= {sinks.COUNT: math.inf} if sinks.COUNT in line else {}
     limits |= {metric: 1.0} if metric == "success" else {}
     for name, high in limits.items():
-        if not has_metric(line, name) or not 0 <= line[name] <= high:
+        if not stats.is_number(line.get(name)) or not 0 <= line[name] <= high:
             actual = f"{name} is {line[name]!r}" if name in line else f"there is no {name}"
             needed = "a number from 0 to 1" if high == 1 else "a number, at least 0,"
             raise ValueError(f"{path}, the line of update {line.get('update')}: {actual}; {needed} is needed")
@@ -212,7 +196,7 @@ def shared_metric(folders: Sequence[Path]) -> str:
     for folder in folders:
         path = folder / "metrics.jsonl"
         lines = [line for line in sinks.read(path) if line["kind"] == "train"] if path.exists() else []
-        metrics.append({name for line in lines for name in line if has_metric(line, name)})
+        metrics.append({name for line in lines for name, value in line.items() if stats.is_number(value)})
     shared = set.intersection(*metrics)
     losses = sinks.sorted_names(name for name in shared if name.endswith("loss"))
     candidates = [name for name in (*METRICS, *losses) if name in shared]
@@ -299,15 +283,16 @@ def lines(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> list[Line
     results = []
     for group in groups:
         finals = [run.final() for run in group]
+        final = finals[0] if len(finals) == 1 else stats.run_interval(metric, [estimate.mean for estimate in finals])
         to_bar = [] if bar is None else [run.steps_to(bar) for run in group]
         results.append(
             Line(
                 label=label(group),
                 runs=tuple(run.folder for run in group),
                 steps=min(run.steps for run in group),
-                final=finals[0] if len(group) == 1 else _over_seeds(metric, [estimate.mean for estimate in finals]),
+                final=final,
                 steps_to_bar=tuple(steps for steps in to_bar if math.isfinite(steps)),
-                efficiency=_over_seeds(metric, [run.efficiency(horizon) for run in group]),
+                efficiency=stats.run_interval(metric, [run.efficiency(horizon) for run in group]),
                 steps_per_second=float(np.mean([run.steps_per_second for run in group])),
             )
         )
@@ -355,7 +340,7 @@ def _mean_curve(group: Sequence[Run]) -> tuple[np.ndarray, list[stats.Estimate]]
         last = min(steps[-1] for steps, _ in smooth)
         steps = np.unique(np.concatenate([steps[steps <= last] for steps, _ in smooth]))
         means = [np.interp(steps, xs, [estimate.mean for estimate in estimates]) for xs, estimates in smooth]
-        estimates = [_over_seeds(metric, column) for column in np.stack(means, axis=1)]
+        estimates = curves.over_seeds(metric, means)
     bottom = min(curves.floor(metric, run.curve()[1]) for run in group)
     return steps, [estimate._replace(low=max(estimate.low, bottom)) for estimate in estimates]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl_jax.core.files import check_writable, expanded
-from llmrl_jax.run.curves import EVAL, INK, TRAIN
+from llmrl_jax.run.curves import EVAL, TRAIN, new_axes, save as save
 
 
 COLORS = (TRAIN, EVAL, "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
@@ -21,27 +21,8 @@ def color(i: int) -> str:
 
 def new_axis(width: float, height: float) -> tuple[Any, Any]:
     """A figure of `width` x `height` inches with one axis, drawn without a window. **Returns:** `(figure, axis)`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    axis.grid(axis="y", color="#dddddd", lw=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#999999")
-    axis.tick_params(colors=INK, labelsize=9)
+    figure, (axis,) = new_axes(width, height)
     return figure, axis
-
-
-def save(figure: Any, path: str | Path) -> Path:
-    """Write a figure, as PNG if the path has no suffix; its folder is created if it is new. **Returns:** the file."""
-    path = Path(path)
-    path = path if path.suffix else path.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
 
 
 def text_table(rows: list[list[str]]) -> str:

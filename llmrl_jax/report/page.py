@@ -118,12 +118,7 @@ def metric_names(groups: Sequence[Sequence[Run]], kind: str) -> list[str]:
         for line in run.train if kind == "train" else run.evals:
             for name, value in line.items():
                 of_seed = name.partition("/")[0].isdecimal()
-                if (
-                    name not in sinks.OF_LINES
-                    and not of_seed
-                    and isinstance(value, float | int)
-                    and math.isfinite(value)
-                ):
+                if name not in sinks.OF_LINES and not of_seed and stats.is_number(value):
                     counts[name] = counts.get(name, 0) + 1
         fitting = {name for name, count in counts.items() if count > 1 or kind == "train"}
         names |= {name: None for name in sinks.sorted_names(fitting) if not stats.is_bound(name, fitting)}
@@ -132,7 +127,7 @@ def metric_names(groups: Sequence[Sequence[Run]], kind: str) -> list[str]:
 
 def main_metrics(names: Sequence[str]) -> list[str]:
     """Success, returns and rewards among metrics, in all tasks together, and the first losses."""
-    main = [n for last in compare.METRICS for n in names if n.split("/")[-1] == last and not _is_of_task(n, names)]
+    main = [n for last in run_facts.METRICS for n in names if n.split("/")[-1] == last and not _is_of_task(n, names)]
     losses = [name for name in names if name.endswith("loss")]
     return main + losses[:MOST_LOSSES]
 
@@ -212,12 +207,11 @@ def _evaluation_table(groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
 
 
 def _summary_table(groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    def left(folder: Path) -> dict[str, results.Result]:
+    def of_run(folder: Path) -> dict[str, results.Result]:
         evaluation = results.read_evaluation(folder)
-        evaluated = evaluation.results if evaluation else {}
-        return {name: result for name, result in results.summary_of(folder).items() if name not in evaluated}
+        return results.summary_of(folder, evaluation.results if evaluation else ())
 
-    return _table(groups, [[left(folder) for folder in _folders(group)] for group in groups])
+    return _table(groups, [[of_run(folder) for folder in _folders(group)] for group in groups])
 
 
 def _table(
@@ -304,11 +298,8 @@ def evaluation_points(group: Sequence[Run], metric: str) -> dict[int, stats.Esti
     lines_of = {steps: lines for steps, lines in sorted(by_steps.items()) if len(lines) == len(group)}
     points = {}
     for steps, lines in lines_of.items():
-        estimate = stats.run_interval(metric, [line[metric] for line in lines])
-        if len(lines) == 1:
-            low, high = (lines[0].get(stats.bound_name(metric, end, lines[0]), math.nan) for end in ("low", "high"))
-            estimate = estimate._replace(low=low, high=high)
-        points[steps] = estimate
+        values = [line[metric] for line in lines]
+        points[steps] = stats.run_interval(metric, values) if len(lines) > 1 else stats.estimate_of(lines[0], metric, 1)
     return points
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.core.statistics import Estimate, bound_name, is_bound, run_interval
+from llmrl_jax.core.statistics import Estimate, bound_name, is_bound, is_number, run_interval
 from llmrl_jax.report.runs import read_summary
 
 
@@ -74,12 +74,13 @@ def results_of(folder: Path) -> dict[str, Result]:
     """The results of a run: those of its newest evaluation, then those of its summary that the evaluation lacks."""
     evaluation = read_evaluation(folder)
     evaluated = dict(evaluation.results) if evaluation else {}
-    return evaluated | {name: result for name, result in summary_of(folder).items() if name not in evaluated}
+    return evaluated | summary_of(folder, evaluated)
 
 
-def summary_of(folder: Path) -> dict[str, Result]:
-    """The numbers of a run's summary; empty if it has none."""
-    return read_results({name: value for name, value in read_summary(folder).items() if name not in CONDITIONS})
+def summary_of(folder: Path, evaluated: Container[str] = ()) -> dict[str, Result]:
+    """The numbers of a run's summary that are not among the results of its evaluation; empty if it has none."""
+    numbers = read_results({name: value for name, value in read_summary(folder).items() if name not in CONDITIONS})
+    return {name: result for name, result in numbers.items() if name not in evaluated}
 
 
 def over_seeds(runs: Sequence[Mapping[str, Result]]) -> dict[str, Estimate]:
@@ -127,14 +128,6 @@ def estimate_text(estimate: Estimate) -> str:
     return number_text(estimate.mean) + ("" if math.isnan(estimate.low) else f" [{low}, {high}]")
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that a float can hold."""
-    try:
-        return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 def _results(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Result]]:
     for name, value in values.items():
         path = f"{prefix}{name}"
@@ -142,13 +135,13 @@ def _results(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Resu
             yield from _results(value, f"{path}/")
         elif isinstance(value, list) and value and all(isinstance(x, dict) and "seed" in x for x in value):
             yield from _of_tasks(value, path)
-        elif _is_number(value) and not is_bound(name, values):
+        elif is_number(value) and not is_bound(name, values):
             by_seed = values.get(f"{name}_runs")
-            if isinstance(by_seed, list) and by_seed and all(map(_is_number, by_seed)):
+            if isinstance(by_seed, list) and by_seed and all(map(is_number, by_seed)):
                 yield path, Result(tuple(map(float, by_seed)))
             else:
                 bounds: list[Any] = [values.get(bound_name(name, end, values)) for end in ("low", "high")]
-                yield path, Result((float(value),), *(map(float, bounds) if all(map(_is_number, bounds)) else ()))
+                yield path, Result((float(value),), *(map(float, bounds) if all(map(is_number, bounds)) else ()))
 
 
 def _of_tasks(items: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[str, Result]]:
@@ -157,7 +150,7 @@ def _of_tasks(items: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[s
     for item in items:
         task = item["task"] if isinstance(item.get("task"), str) else name
         for key, value in item.items():
-            if key != "seed" and _is_number(value):
+            if key != "seed" and is_number(value):
                 values.setdefault(f"{task}/{key}", []).append(float(value))
     for path, numbers in values.items():
         yield path, Result(tuple(numbers))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.files import expanded
+from llmrl_jax.core.statistics import is_number
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.run import metrics as sinks
-from llmrl_jax.run.folder import FINISHED, STOPPED, held, holder, read_status
+from llmrl_jax.run.folder import FINISHED, STOPPED, held, holder, read_status, saved_updates
 
 
 RUNNING = "running"
@@ -24,8 +24,9 @@ PRUNED = ("checkpoints", "frozen", "model", "adapter", "prior", "tensorboard", "
 """Folders inside a run that hold no further runs."""
 WORLDS, LEARNERS, MODELS = ("env", "tasks", "task", "data"), ("algo", "agent", "method"), ("model",)
 """Options with a run's environment, learner and model; the first that a configuration has is used."""
-HEADLINE = ("success", "episode_return", "reward")
-"""The metrics that a list shows: the first in the last evaluation, else in the last line of training."""
+METRICS = ("success", "episode_return", "reward")
+"""The main metrics. A list shows the first in the last evaluation, else in the last line of training; runs are
+compared by the first that all have."""
 
 ABSENT = object()
 """Stands for a missing value."""
@@ -66,9 +67,9 @@ class RunFacts:
         """The main metric, of the last evaluation if it has one."""
         for line, prefix in ((self.eval, "eval "), (self.train, "")):
             losses = [name for name in line if name.endswith("loss")]
-            for name in (*HEADLINE, *losses):
+            for name in (*METRICS, *losses):
                 value = line.get(name)
-                if _is_finite(value):
+                if is_number(value):
                     return f"{prefix}{name} {value:.4g}"
         return ""
 
@@ -151,15 +152,7 @@ def read_facts(folder: Path, root: Path, kind_of: KindOf = lambda values: "") ->
 
 def _count(value: Any) -> int:
     """A number of a line as an integer; 0 if the line has none."""
-    return int(value) if _is_finite(value) else 0
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether a value of a log is a number that a float can hold."""
-    try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # an integer of more than 308 digits
-        return False
+    return int(value) if is_number(value) else 0
 
 
 def _lines(folder: Path) -> dict[str, dict[str, Any]]:
@@ -234,17 +227,6 @@ def _short(text: str, width: int = 32) -> str:
     return text if len(text) <= width else "..." + text[3 - width :]
 
 
-def to_json(run: RunFacts) -> dict[str, Any]:
-    """A run's facts as JSON values; non-finite numbers are null."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: clean(inner) for name, inner in value.items()}
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return clean(asdict(run))
-
-
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,9 +237,7 @@ def size_of(folder: Path) -> int:
 
 def checkpoints_of(folder: Path) -> dict[str, int]:
     """The update of each checkpoint, and `frozen` -> bytes."""
-    root = folder / "checkpoints"
-    updates = sorted(int(p.name) for p in root.iterdir() if p.name.isdigit()) if root.is_dir() else []
-    sizes = {str(update): size_of(root / str(update)) for update in updates}
+    sizes = {str(update): size_of(folder / "checkpoints" / str(update)) for update in saved_updates(folder)}
     if (folder / "frozen").is_dir():
         sizes["frozen"] = size_of(folder / "frozen")
     return sizes

@@ -155,7 +155,7 @@ def draw_panel(
 # --- an episode -----------------------------------------------------------------------------------------------------
 
 
-INK, FAINT, CHOSEN, REST_COLOR = "#222222", "#777777", "#cc6677", "#4477aa"
+CHOSEN, REST_COLOR = "#cc6677", "#4477aa"
 
 
 def text_lines(env: Environment, text: Mapping[str, str], width: int = 46, height: int = 13) -> list[str]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from llmrl_jax.kernels.products import thin_matmul
 from llmrl_jax.rl.distributions import Categorical, Distribution, Normal, TanhNormal
 from llmrl_jax.rl.networks import uniform
-from llmrl_jax.rl.offline_data import ActionKind
+from llmrl_jax.rl.offline_data import ActionKind, Batch
 
 
 @struct.dataclass
@@ -185,6 +185,10 @@ class Critics:
             chosen = action[..., None] == jnp.arange(self.actions.count)
             return jnp.sum(jnp.where(chosen, self.all_values(params, x), 0.0), axis=-1)
         return jax.vmap(lambda layers: mlp_on_concat(layers, x, action, self.activation)[..., 0])(params)
+
+    def loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> Float[Array, ""]:
+        """Mean squared error of the values of the recorded actions, summed over members."""
+        return jnp.sum(jnp.mean((self(params, batch.obs, batch.action) - target) ** 2, axis=1))
 
 
 # --- multilayer perceptrons -------------------------------------------------------------------------------------------

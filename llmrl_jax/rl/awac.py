@@ -15,28 +15,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, refuse_unread
+from llmrl_jax.core.checks import PositiveFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig
+from llmrl_jax.rl.offline import ActorCriticConfig, Context
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 @dataclass(frozen=True)
-class AWACConfig(OfflineConfig):
+class AWACConfig(ActorCriticConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "awac"
     batch_size: PositiveInt = 1024
-    actor_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the actor."""
-    critic_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the critics."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    tau: Fraction = 0.005
-    """Polyak averaging rate of the target critics."""
     temperature: PositiveFloat = 1.0
     """Advantages are divided by it (lambda)."""
     action_samples: PositiveInt = 1
@@ -69,10 +61,6 @@ class AWAC:
         sampled = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
         return jnp.mean(jnp.min(self.critics(critic, x, jnp.clip(sampled, -1, 1)), axis=0), axis=1)
 
-    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """Mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
-
     def weights(self, state: TrainState, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
         """Weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
         q = jnp.min(self.critics(state.params["critic"], batch.obs, batch.action), axis=0)
@@ -88,7 +76,7 @@ class AWAC:
         target_key, weight_key = jax.random.split(context.key)
         next_value = self.value(state.params["actor"], state.target["critic"], batch.next_obs, target_key, 1)
         target = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        q_loss, grads = jax.value_and_grad(self.critics.loss)(state.params["critic"], target, batch)
         state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
         weight = self.weights(state, batch, weight_key, h["temperature"])
         pi_loss, grads = jax.value_and_grad(self.actor_loss)(state.params["actor"], weight, batch)

@@ -18,7 +18,7 @@ from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.kernels.chunked import chunked_map, num_chunks
 from llmrl_jax.rl.actors import Critics, Fixed, init_mlp, mlp_on_concat
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import ActorCriticConfig, Context, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
@@ -28,7 +28,7 @@ _LOG_DEVIATION = (-4.0, 15.0)
 
 
 @dataclass(frozen=True)
-class BCQConfig(OfflineConfig):
+class BCQConfig(ActorCriticConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "bcq"
@@ -36,13 +36,8 @@ class BCQConfig(OfflineConfig):
     actor_learning_rate: NonNegativeFloat = 1e-3
     """Learning rate of the network that moves actions."""
     critic_learning_rate: NonNegativeFloat = 1e-3
-    """Learning rate of the critics."""
     imitator_learning_rate: NonNegativeFloat = 1e-3
     """Learning rate of the autoencoder."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    tau: Fraction = 0.005
-    """Polyak averaging rate of the target networks."""
     lam: Fraction = 0.75
     """Weight of the smallest critic in a value; the largest has the rest."""
     action_samples: PositiveInt = 100
@@ -121,10 +116,6 @@ class BCQ:
         value = chunked_map(best, (batch.next_obs, latent), num_chunks(*latent.shape[:2]))
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
-    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """Mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
-
     def actor_loss(
         self, actor: Any, params: dict[str, Any], batch: Batch, key: jax.Array, flexibility: Any
     ) -> jax.Array:
@@ -141,7 +132,7 @@ class BCQ:
         vae_loss, grads = jax.value_and_grad(self.imitator_loss)(state.params["imitator"], batch, keys[0], h["beta"])
         state = state.apply_gradients("imitator", grads, h["imitator_learning_rate"])
         target = self.targets(state, batch, keys[1], h)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        q_loss, grads = jax.value_and_grad(self.critics.loss)(state.params["critic"], target, batch)
         state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
         pi_loss, grads = jax.value_and_grad(self.actor_loss)(
             state.params["actor"], state.params, batch, keys[2], h["flexibility"]

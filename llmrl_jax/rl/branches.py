@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -200,6 +200,11 @@ class _Branched(Policy):
         return self.network.apply({"params": params}, inputs, frozen["goals"])
 
 
+def _with_goals(config: BranchConfig, table: Any) -> BranchConfig:
+    """The configuration without `pointing` where there are no goals to point at."""
+    return replace(config, pointing=config.pointing and not isinstance(table, tuple))
+
+
 class BranchQPolicy(_Branched):
     """`llmrl_jax.rl.policy.Policy` with branches."""
 
@@ -208,6 +213,7 @@ class BranchQPolicy(_Branched):
         random action after training (`step`)."""
         super().__init__(inputs, table)
         self.epsilon = epsilon
+        config = _with_goals(config, table)
         self.network = BranchQNetwork(num_actions, config)
         self.heads = ("advantage", "value", *(("pointing",) if config.pointing else ()))
         """The parts of its parameters that are not its encoder."""
@@ -228,7 +234,7 @@ class BranchPolicy(_Branched):
     def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = ()):
         """**Arguments:** as for `BranchQPolicy`."""
         super().__init__(inputs, table)
-        self.network = BranchActorCritic(num_actions, config)
+        self.network = BranchActorCritic(num_actions, _with_goals(config, table))
 
     def step(self, params, frozen, obs, carry, first):
         logits, value = self._apply(params, frozen, obs)

@@ -20,11 +20,11 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Width, between
+from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, Width, between
 from llmrl_jax.rl.actors import init_ensemble, mlp
-from llmrl_jax.rl.cql import proposed, soft_gap
+from llmrl_jax.rl.cql import ConservativeConfig, proposed, soft_gap
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import Context, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
 from llmrl_jax.rl.registry import OfflineAlgorithm
 from llmrl_jax.rl.replay import BufferState, Replay
@@ -121,7 +121,7 @@ which may be ordered by policy."""
 
 
 @dataclass(frozen=True)
-class COMBOConfig(OfflineConfig):
+class COMBOConfig(ConservativeConfig):
     """Hyper-parameters, with OfflineRL-Kit's defaults for MuJoCo's environments."""
 
     NAME: ClassVar[str] = "combo"
@@ -130,22 +130,6 @@ class COMBOConfig(OfflineConfig):
     hidden: tuple[Width, ...] = (256, 256, 256)
     """Widths of the dense layers of actor and critics."""
     normalize: bool = True
-    actor_learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate of the actor."""
-    critic_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the critics."""
-    temperature_learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate of the entropy coefficient."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    tau: Fraction = 0.005
-    """Polyak averaging rate of the target critics."""
-    initial_temperature: PositiveFloat = 1.0
-    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
-    conservative_weight: NonNegativeFloat = 5.0
-    """Weight of the conservative term; OfflineRL-Kit has 0.5 for some data."""
-    action_samples: PositiveInt = 10
-    """Actions of each of the three kinds in the soft maximum."""
     members: PositiveInt = 7
     """Members of the model."""
     elites: PositiveInt = 5
@@ -288,9 +272,6 @@ class COMBO(SoftActorCritic):
         half = data.shape[1] // 2
         gap = soft_gap(self.critics, params, rows.obs, proposals, data[:, :half])
         return jnp.sum(jnp.mean((data - target) ** 2, axis=1)) + weight * jnp.sum(gap), jnp.mean(gap)
-
-    def act(self, params, x):
-        return self.actor.distribution(params["actor"], x)
 
 
 def held_out(count: Any) -> tuple[jax.Array, jax.Array]:

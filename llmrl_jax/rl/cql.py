@@ -16,43 +16,42 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from llmrl_jax.core.checks import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl_jax.kernels.chunked import chunked_ensemble_mean, num_chunks
 from llmrl_jax.rl.actors import Critics, SquashedActor
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import ActorCriticConfig, Context, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 from llmrl_jax.rl.sac import SoftActorCritic
 
 
 @dataclass(frozen=True)
-class CQLConfig(OfflineConfig):
+class ConservativeConfig(ActorCriticConfig):
+    """Options shared by `cql` and `combo`."""
+
+    actor_learning_rate: NonNegativeFloat = 1e-4
+    temperature_learning_rate: NonNegativeFloat = 1e-4
+    """Learning rate of the entropy coefficient."""
+    initial_temperature: PositiveFloat = 1.0
+    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
+    conservative_weight: NonNegativeFloat = 5.0
+    """Factor of the conservative term; KALM has 10 with cql, OfflineRL-Kit 0.5 with combo for some data."""
+    action_samples: PositiveInt = 10
+    """Actions of each of the three kinds in the soft maximum."""
+
+
+@dataclass(frozen=True)
+class CQLConfig(ConservativeConfig):
     """Hyper-parameters, with d3rlpy's defaults."""
 
     NAME: ClassVar[str] = "cql"
-    actor_learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate of the actor."""
-    critic_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the critics."""
-    temperature_learning_rate: NonNegativeFloat = 1e-4
-    """Learning rate of the entropy coefficient."""
     alpha_learning_rate: NonNegativeFloat = 1e-4
     """Learning rate of the conservative term's weight; 0: it stays at initial_alpha."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    tau: Fraction = 0.005
-    """Polyak averaging rate of the target critics."""
-    initial_temperature: PositiveFloat = 1.0
-    """First weight of the entropy; it is adapted so that the entropy is minus the number of action values."""
     initial_alpha: PositiveFloat = 1.0
     """First weight of the conservative term."""
     threshold: NonNegativeFloat = 10.0
     """The size at which the conservative term is kept by its weight."""
-    conservative_weight: NonNegativeFloat = 5.0
-    """Factor of the conservative term; KALM has 10."""
-    action_samples: PositiveInt = 10
-    """Actions of each of the three kinds in the soft maximum."""
 
 
 def proposed(
@@ -142,9 +141,6 @@ class CQL(SoftActorCritic):
         state, pi_metrics = self.actor_step(state, batch, actor_key, h)
         metrics |= {"critic_loss": q_loss, "target_mean": jnp.mean(target), **pi_metrics}
         return state.polyak_update(h["tau"], "critic"), metrics
-
-    def act(self, params, x):
-        return self.actor.distribution(params["actor"], x)
 
 
 def limited(log_alpha: jax.Array) -> jax.Array:

@@ -14,37 +14,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from llmrl_jax.core.checks import Fraction, FractionBelowOne, NonNegativeFloat, PositiveInt
+from llmrl_jax.core.checks import FractionBelowOne, NonNegativeFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics
 from llmrl_jax.rl.bc import BetaOn, cloning_loss
-from llmrl_jax.rl.discrete_cql import double_targets, huber
+from llmrl_jax.rl.discrete_cql import DiscreteConfig, double_targets, huber
 from llmrl_jax.rl.distributions import Categorical
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig, needs_discrete
+from llmrl_jax.rl.offline import Context, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 @dataclass(frozen=True)
-class DiscreteBCQConfig(OfflineConfig):
+class DiscreteBCQConfig(DiscreteConfig):
     """Hyper-parameters, with the defaults of d3rlpy 2.0.2."""
 
     NAME: ClassVar[str] = "discrete_bcq"
-    batch_size: PositiveInt = 32
-    learning_rate: NonNegativeFloat = 6.25e-5
-    """Learning rate."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
     flexibility: FractionBelowOne = 0.3
     """Probability, relative to the likeliest action's, above which an action may be chosen."""
     beta: NonNegativeFloat = 0.5
     """Weight of the mean square of the numbers of the cloned policy that `beta_on` names."""
     beta_on: BetaOn = "logits"
     """The numbers that `beta` penalises: `logits` as the authors; `log_probs` as d3rlpy from version 2.1 on."""
-    critics: PositiveInt = 1
-    """Critics; the target is that of the smallest value."""
-    target_every: PositiveInt = 8_000
-    """Gradient steps between copies of the critics to the target critics."""
 
 
 class DiscreteBCQ:

@@ -23,21 +23,27 @@ from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 @dataclass(frozen=True)
-class DiscreteCQLConfig(OfflineConfig):
-    """Hyper-parameters, with d3rlpy's defaults."""
+class DiscreteConfig(OfflineConfig):
+    """Options shared by `discrete_cql` and `discrete_bcq`, with d3rlpy's defaults."""
 
-    NAME: ClassVar[str] = "discrete_cql"
     batch_size: PositiveInt = 32
     learning_rate: NonNegativeFloat = 6.25e-5
     """Learning rate."""
     gamma: Fraction = 0.99
     """Discount per step."""
-    alpha: NonNegativeFloat = 1.0
-    """Weight of the conservative term; KALM has 10."""
     critics: PositiveInt = 1
     """Critics; the target is that of the smallest value."""
     target_every: PositiveInt = 8_000
     """Gradient steps between copies of the critics to the target critics."""
+
+
+@dataclass(frozen=True)
+class DiscreteCQLConfig(DiscreteConfig):
+    """Hyper-parameters, with d3rlpy's defaults."""
+
+    NAME: ClassVar[str] = "discrete_cql"
+    alpha: NonNegativeFloat = 1.0
+    """Weight of the conservative term; KALM has 10."""
 
 
 def double_targets(

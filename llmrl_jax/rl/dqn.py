@@ -37,7 +37,6 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.kernels.flat_tree import FlatTree
 from llmrl_jax.parallel import Placement
-from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl import bonus as bonuses
 from llmrl_jax.rl.bonus import Bonus
 from llmrl_jax.rl.distributions import Categorical
@@ -317,7 +316,8 @@ class DQN:
         action, reward, flag = jnp.int32(0), jnp.float32(0), jnp.bool(False)
         truncated = flag if self.config.n_step > 1 else ()
         step = jax.eval_shape(lambda: Transitions(obs, action, reward, obs, flag, truncated))
-        self._check_room(step)
+        option = f"dqn.replay_size, which is {self.config.replay_size}"
+        self.memory.check_room(step, option, self.placement.row_devices)
         # Inside jit, so that no device ever holds the whole buffer
         replay = jax.jit(lambda: self._placed(self.memory.init(step)))()
         hparams, run_key, update = self.placement.replicate((hparams, run_key, jnp.int32(0)))
@@ -325,16 +325,6 @@ class DQN:
         bonus = bonuses.start(self.bonus, key, runner.obs, self.placement)
         runner = shard_runner(runner, self.placement)
         return DQNState(params, frozen, target, opt_state, replay, runner, hparams, run_key, update, bonus, first)
-
-    def _check_room(self, step: Any) -> None:
-        """**Raises** `ValueError` for a replay buffer of such steps that is larger than the machine's memory: a CPU
-        would notice when it is used, not when it is allocated."""
-        needed, free = nbytes(jax.eval_shape(self.memory.init, step)), available(self.placement.row_devices)
-        if free is not None and needed > free:
-            raise ValueError(
-                f"a replay buffer of {self.config.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
-                f"{free / 1e9:.1f} GB: lower dqn.replay_size, which is {self.config.replay_size}"
-            )
 
     def _hparams(self) -> dict[str, jax.Array]:
         """The config's floats, without those that nothing reads: checkpoints of earlier versions lack them."""

@@ -35,7 +35,7 @@ from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl import bonus
 from llmrl_jax.rl.bonus import BonusState, Moments, Stream
 from llmrl_jax.rl.gradient import AdamConfig, clipped_adam, traced_floats
-from llmrl_jax.rl.networks import Convolutions, flatten, image
+from llmrl_jax.rl.networks import Convolutions, dense, flatten, image
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,6 @@ class RNDConfig(AdamConfig):
             raise ValueError(f"{self.PREFIX}critic_hidden is empty; the width of at least one layer is needed")
 
 
-def _dense(features: int, gain: float = math.sqrt(2)) -> nn.Dense:
-    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
-
-
 class Embedding(nn.Module):
     """Convolutions if any, dense layers with ReLU, and a linear output layer."""
 
@@ -93,8 +89,8 @@ class Embedding(nn.Module):
         if self.channels:
             x, hidden = Convolutions(self.channels, hidden[0])(x), hidden[1:]
         for features in hidden:
-            x = nn.relu(_dense(features)(x))
-        return _dense(self.outputs)(x)
+            x = nn.relu(dense(features, math.sqrt(2))(x))
+        return dense(self.outputs, math.sqrt(2))(x)
 
 
 class RND:
@@ -157,17 +153,23 @@ class RND:
         predicted: Any = self.predictor.apply({"params": params["predictor"]}, x)
         return jnp.mean((predicted - jax.lax.stop_gradient(target)) ** 2, axis=-1)
 
+    def novelty(self, state: BonusState, steps: Transitions) -> tuple[Float[Array, "T N"], Float[Array, "T N"]]:
+        """Novelty of steps before it is scaled, and the predictor's error at the observations that they reached."""
+        error = self.errors(state, state.whole["params"], steps.next_obs, 2)
+        return error, error
+
     def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
         """Novelty of steps. Both running statistics are updated with the steps before they are used, so the first
         steps are normalised too; the paper initialises them by random play."""
         replicated = state.whole
         replicated = replicated | {"obs": replicated["obs"].update(self.features(steps.next_obs, 2))}
         state = BonusState(replicated, state.rows)
-        error = self.errors(state, replicated["params"], steps.next_obs, 2)
-        rows, novelty = self.scaled(state, error)
-        reward = error / jnp.sqrt(novelty.var + 1e-8)
-        metrics = {"rnd_error": jnp.mean(error), "rnd_reward": jnp.mean(reward), "rnd_reward_max": jnp.max(reward)}
-        return BonusState(replicated | {"novelty": novelty}, rows), reward, metrics
+        novelty, error = self.novelty(state, steps)
+        rows, moments = self.scaled(state, novelty)
+        reward = novelty / jnp.sqrt(moments.var + 1e-8)
+        metrics = {"error": jnp.mean(error), "reward": jnp.mean(reward), "reward_max": jnp.max(reward)}
+        named = {f"{self.name}_{name}": x for name, x in metrics.items()}
+        return BonusState(replicated | {"novelty": moments}, rows), reward, named
 
     def scaled(self, state: BonusState, novelty: Float[Array, "T N"]) -> tuple[Float[Array, " N"], Moments]:
         """Discounted sums of novelty after some steps, and the moments of all such sums, by whose standard
@@ -236,17 +238,10 @@ class NovelD(RND):
         """**Arguments:** as for `RND`."""
         super().__init__(config or NovelDConfig(), features)
 
-    def reward(self, state: BonusState, steps: Transitions, gamma: float | jax.Array):
-        replicated = state.whole
-        replicated = replicated | {"obs": replicated["obs"].update(self.features(steps.next_obs, 2))}
-        state = BonusState(replicated, state.rows)
-        before = self.errors(state, replicated["params"], steps.obs, 2)
-        after = self.errors(state, replicated["params"], steps.next_obs, 2)
-        gained = jnp.maximum(after - replicated["hparams"]["alpha"] * before, 0.0)
-        rows, novelty = self.scaled(state, gained)
-        reward = gained / jnp.sqrt(novelty.var + 1e-8)
-        metrics = {"noveld_error": jnp.mean(after), "noveld_reward": jnp.mean(reward)}
-        return BonusState(replicated | {"novelty": novelty}, rows), reward, metrics
+    def novelty(self, state, steps):
+        before = self.errors(state, state.whole["params"], steps.obs, 2)
+        after = self.errors(state, state.whole["params"], steps.next_obs, 2)
+        return jnp.maximum(after - state.whole["hparams"]["alpha"] * before, 0.0), after
 
 
 # --- APT --------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
@@ -27,7 +27,7 @@ from flax import struct
 from jaxtyping import Array, Int
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import Checked, PositiveInt, Width
+from llmrl_jax.core.checks import Checked, Fraction, NonNegativeFloat, PositiveInt, Width
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.actors import Scaled
@@ -78,6 +78,20 @@ class OfflineConfig(Checked):
         cls.PREFIX = f"{cls.NAME}."
 
 
+@dataclass(frozen=True)
+class ActorCriticConfig(OfflineConfig):
+    """Options shared by algorithms with an actor and target critics."""
+
+    actor_learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of the actor."""
+    critic_learning_rate: NonNegativeFloat = 3e-4
+    """Learning rate of the critics."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    tau: Fraction = 0.005
+    """Polyak averaging rate of the target networks."""
+
+
 def needs_continuous(config: OfflineConfig, actions: ActionKind) -> None:
     """**Raises** `ValueError` for discrete actions, naming the algorithms that have them."""
     if actions.discrete:
@@ -120,7 +134,6 @@ class OfflineMethod(Protocol):
         of the configuration."""
         ...
 
-    @tracing.default_types
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         """Gradient step of every network. **Returns:** also metrics, float32 scalars; losses end in `loss`."""
         ...
@@ -248,7 +261,7 @@ def make_offline(
     for steps in imagined_sets:
         check_same_form(data, steps, "the imagined data")
         check_data(steps, actions, table, "the imagined data")
-    counts(config.batch_size, _shares_of(1 + len(imagined_sets)))
+    counts(config.batch_size, 1 + len(imagined_sets))
     shape = vectors(jax.tree.map(lambda x: x[:1], data.obs), features).shape
     if len(shape) != 2:
         raise DataError(f"features have the shape {list(shape[1:])}; one axis is needed")
@@ -266,14 +279,20 @@ def make_offline(
     )
 
 
-def _shares_of(sets: int) -> tuple[int, ...]:
-    """The shares of a batch of a number of sets: real steps have half of it if there are imagined ones."""
-    return (max(1, sets - 1), *(1,) * (sets - 1))
+def counts(batch_size: int, sets: int) -> tuple[int, ...]:
+    """The number of steps of a batch from each set: half of them real if there are imagined ones, which have equal
+    parts of the other half.
 
-
-def _drawn_from(size: jax.Array) -> Source:
-    """Indices of the first `size` steps of a set as a source of batches: sampled uniformly and independently."""
-    return lambda key, rows: jax.random.randint(key, (rows,), 0, size)
+    **Raises:** `ValueError` if the batch cannot be divided so.
+    """
+    if sets == 1:
+        return (batch_size,)
+    shares = (sets - 1, *(1,) * (sets - 1))
+    part, left = divmod(batch_size, sum(shares))
+    if left:
+        ratio = ":".join(map(str, shares))
+        raise ValueError(f"a batch of {batch_size} cannot be mixed {ratio}; choose a multiple of {sum(shares)}")
+    return tuple(part * share for share in shares)
 
 
 class Offline:
@@ -292,14 +311,15 @@ class Offline:
     def draw(self, frozen: Frozen, key: jax.Array) -> Int[Array, " B"]:
         """The indices of a batch; with imagined data its first half are of real steps, its second of imagined ones, set
         after set."""
-        sources, rows = [_drawn_from(size) for size in frozen.sizes], self.config.batch_size
-        return sources[0](key, rows) if len(sources) == 1 else mixed(key, rows, sources, _shares_of(len(sources)))
+        rows = counts(self.config.batch_size, len(frozen.sizes))
+        keys = [key] if len(rows) == 1 else [jax.random.fold_in(key, i) for i in range(len(rows))]
+        return jnp.concatenate([jax.random.randint(k, (n,), 0, size) for k, n, size in zip(keys, rows, frozen.sizes)])
 
     def read(self, frozen: Frozen, index: Int[Array, " B"]) -> Batch:
         """The batch of sampled indices."""
         if len(frozen.given) == 1:
             return batch_of(frozen.given[0].take(index), frozen.table)
-        ends = itertools.accumulate(counts(self.config.batch_size, _shares_of(len(frozen.given))))
+        ends = itertools.accumulate(counts(self.config.batch_size, len(frozen.given)))
         parts = [steps.take(rows) for steps, rows in zip(frozen.given, jnp.split(index, list(ends)[:-1]))]
         return batch_of(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), frozen.table)
 
@@ -327,52 +347,3 @@ class Offline:
         networks, metrics = tracing.scan(gradient_step, networks, (count, keys[:, 1], indices))
         state = state.replace(update=state.update + 1, **vars(networks))
         return state, {name: jnp.mean(x.astype(jnp.float32)) for name, x in metrics.items()}
-
-
-# --- mixed batches ----------------------------------------------------------------------------------------------------
-
-
-Source = Callable[[jax.Array, int], Any]
-"""`(key, rows) -> rows`, leaves `[rows, ...]`: a replay buffer, data, a model."""
-
-
-def counts(batch_size: int, shares: Sequence[int]) -> tuple[int, ...]:
-    """The number of rows of a batch from each source.
-
-    **Arguments:** `batch_size`; `shares`, positive integers: `(1, 1)` for halves, `(3, 1)` for three quarters.
-    **Raises:** `ValueError` if the batch cannot be divided by these shares.
-    """
-    total = sum(shares)
-    if not shares or min(shares) < 1:
-        raise ValueError(f"the shares of a mixed batch are {tuple(shares)}; positive integers are needed, as in (1, 1)")
-    if batch_size < total or batch_size % total:
-        ratio = ":".join(map(str, shares))
-        raise ValueError(f"a batch of {batch_size} cannot be mixed {ratio}; choose a multiple of {total}")
-    return tuple(batch_size // total * share for share in shares)
-
-
-def mixed(key: jax.Array, batch_size: int, sources: Sequence[Source], shares: Sequence[int]) -> Any:
-    """A batch with rows of several sources, in the order of the sources.
-
-    **Arguments:** `key`; source `i` gets `fold_in(key, i)`; `batch_size`; `sources`; `shares`, one for each, see
-    `counts`.
-    **Returns:** leaves `[batch_size, ...]`.
-    **Raises:** `ValueError` if the batch cannot be divided by these shares, or sources differ in structure, shapes or
-    dtypes.
-    """
-    if len(sources) != len(shares):
-        raise ValueError(f"{len(sources)} sources were given with {len(shares)} shares; one share for each is needed")
-    rows = counts(batch_size, shares)
-    parts = [source(jax.random.fold_in(key, i), n) for i, (source, n) in enumerate(zip(sources, rows))]
-    named, structure = jax.tree_util.tree_flatten_with_path(parts[0])
-    for i, part in enumerate(parts[1:], 1):
-        part_structure: Any = jax.tree.structure(part)
-        if part_structure != structure:
-            raise ValueError(f"source {i} of a mixed batch gives {part_structure}; source 0 gives {structure}")
-        for (path, a), b in zip(named, jax.tree.leaves(part)):
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise ValueError(
-                    f"source {i} of a mixed batch gives {b.dtype}{list(b.shape[1:])} as {jax.tree_util.keystr(path)}; "
-                    f"source 0 gives {a.dtype}{list(a.shape[1:])}"
-                )
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

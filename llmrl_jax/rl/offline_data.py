@@ -57,9 +57,12 @@ class ActionKind:
         return self.count or len(self.low)
 
     def inward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        """Continuous actions scaled from their bounds to [-1, 1]."""
+        """Continuous actions scaled from their bounds to [-1, 1]; 0 where the bounds are equal: `outward` maps every
+        number to such a bound, and at the middle a squashed Gaussian has a finite density."""
         low, high = self.bounds
-        return jnp.clip(2 * (action.astype(jnp.float32) - low) / (high - low) - 1, -1, 1)
+        varies = high > low
+        scaled = 2 * (action.astype(jnp.float32) - low) / np.where(varies, high - low, 1) - 1
+        return jnp.where(varies, jnp.clip(scaled, -1, 1), 0)
 
     def outward(self, action: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         """Inverse of `inward`, for actions that may lie beyond [-1, 1]."""
@@ -156,22 +159,22 @@ def actions_of(data: Transitions, space: spaces.Space | None, env: str = "", lab
 # --- preparation ------------------------------------------------------------------------------------------------------
 
 
-def vectors(obs: Any, features: Features | None, batch_dims: int = 1) -> Float[Array, "*B n"]:
-    """The features of observations without their instruction, float32; by default all parts, flattened."""
+def vectors(obs: Any, features: Features | None) -> Float[Array, "B n"]:
+    """The features of observations `[B, ...]` without their instruction, float32; by default all parts, flattened."""
     if isinstance(obs, dict):
         obs = {name: x for name, x in obs.items() if name != INSTRUCTION}
-    return (features or flatten)(obs, batch_dims).astype(jnp.float32)
+    return (features or flatten)(obs, 1).astype(jnp.float32)
 
 
-def moments(data: Transitions, features: Features | None, eps: float = 1e-3) -> tuple[jax.Array, jax.Array]:
-    """The mean and the standard deviation plus `eps` of every feature over the data, as CORL computes them.
+def moments(data: Transitions, features: Features | None) -> tuple[jax.Array, jax.Array]:
+    """The mean and the standard deviation plus 0.001 of every feature over the data, as CORL computes them.
 
-    A feature that is the same everywhere in the data has the standard deviation 1, not `eps`: learning sees no
+    A feature that is the same everywhere in the data has the standard deviation 1, not 0.001: learning sees no
     difference, and a value that differs at test time is not a thousand standard deviations away.
     """
     x = vectors(data.obs, features)
     varies = jnp.max(x, axis=0) > jnp.min(x, axis=0)
-    return jnp.mean(x, axis=0), jnp.where(varies, jnp.std(x, axis=0) + eps, 1.0)
+    return jnp.mean(x, axis=0), jnp.where(varies, jnp.std(x, axis=0) + 1e-3, 1.0)
 
 
 def prepared(

@@ -1,7 +1,7 @@
 """A replay buffer on the device: a ring buffer of items, written in order, and sampled in several ways.
 
 A draw (uniform, or in proportion to priorities) gives indices into the memory; a view reads at these indices: single
-items, n-step transitions, or windows of an episode. Draws and views combine freely. Everything is a pure function of a
+items, or n-step transitions. Draws and views combine freely. Everything is a pure function of a
 `BufferState`, which is part of a learner's state: it is saved with the state, and split over the devices of a mesh as
 environments are. Of observations that are stacks of frames, each frame is held once (`llmrl_jax.rl.frames`).
 """
@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from envs_jax.env import Stack
+from llmrl_jax.parallel.memory import available, nbytes
 from llmrl_jax.rl.frames import Frames
 
 
@@ -101,6 +102,17 @@ class Replay:
         frames = self._frames.init(item.obs) if self.stacked else ()
         items = jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), self._unstacked(item))
         return BufferState(items, jnp.int32(0), jnp.int32(0), self._tree.init() if self.prioritized else (), frames)
+
+    def check_room(self, item: Any, option: str, devices: int = 1) -> None:
+        """**Raises** `ValueError` for a buffer of such items that is larger than the memory: a CPU would notice when it
+        is used, not when it is allocated. **Arguments:** `option`, which sets the capacity, for the message; `devices`,
+        which hold equal parts."""
+        needed, free = nbytes(jax.eval_shape(self.init, item)), available(devices)
+        if free is not None and needed > free:
+            raise ValueError(
+                f"a replay buffer of {self.capacity} steps takes {needed / 1e9:.1f} GB, but there are "
+                f"{free / 1e9:.1f} GB: lower {option}"
+            )
 
     def _unstacked(self, items: Any) -> Any:
         """Items without the stacks of their observations."""
@@ -217,13 +229,6 @@ class Replay:
         """Items at given indices: leaves `[*B, ...]`."""
         return self._steps(buffer, *self._split(index))
 
-    def sample(self, buffer: BufferState, key: jax.Array, batch_size: int) -> Any:
-        """Items sampled uniformly with replacement: leaves `[batch_size, ...]`.
-
-        An empty buffer gives zeros: add items first.
-        """
-        return self.get(buffer, self.draw(buffer, key, batch_size).index)
-
     def n_step(
         self, buffer: BufferState, index: Int[Array, " B"], n: int, gamma: float | jax.Array
     ) -> tuple[Any, Float[Array, " B"]]:
@@ -242,7 +247,7 @@ class Replay:
         if n < 1:
             raise ValueError(f"n-step transitions of n = {n} steps; at least 1 is needed")
         items = buffer.items
-        times, row = self._following(index, n, f"{n}-step transitions")
+        times, row = self._following(index, n)
         reward = self._read(items.reward, times, row)
         mask = self._mask(buffer, times, row)
         powers = jnp.cumprod(jnp.concatenate([jnp.ones(1), jnp.full(n, gamma, jnp.float32)]))
@@ -255,24 +260,6 @@ class Replay:
             terminated=self._read(items.terminated, *last),
             truncated=self._read(items.truncated, *last),
         ), powers[steps]
-
-    def windows(
-        self, buffer: BufferState, index: Int[Array, " B"], length: int
-    ) -> tuple[Any, Bool[Array, "B {length}"]]:
-        """Consecutive steps of one episode, starting at given indices.
-
-        **Arguments:** `index`, of a draw; `length`, steps of a window.
-        **Returns:** items, leaves `[B, length, ...]`, and the mask of those in the window: up to the end of the episode
-        and to the newest step of the row. The first is always in it; masked items are zeros.
-        **Raises:** `ValueError` without rows.
-        """
-        times, row = self._following(index, length, f"windows of {length} steps")
-        mask = self._mask(buffer, times, row)
-
-        def blank(x):
-            return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
-
-        return jax.tree.map(blank, self._steps(buffer, times, row)), mask
 
     # --- indices ------------------------------------------------------------------------------------------------------
 
@@ -300,14 +287,15 @@ class Replay:
         back = (buffer.next - 1 - time) % self.length
         return self._frames.read(buffer.frames, back, jnp.broadcast_to(row, back.shape))
 
-    def _following(self, index: Array, count: int, label: str) -> tuple[Array, Array]:
-        """The time `[B, count]` and row `[B, 1]` of the `count` steps starting at each index."""
+    def _following(self, index: Array, n: int) -> tuple[Array, Array]:
+        """The time `[B, n]` and row `[B, 1]` of the `n` steps starting at each index."""
+        label = f"{n}-step transitions"
         if self.rows is None:
             raise ValueError(f"{label} need steps in their order: give the replay buffer its `rows`, the environments")
-        if not 1 <= count <= self.length:
+        if not 1 <= n <= self.length:
             raise ValueError(f"{label} do not fit a replay buffer of {self.length} steps per environment")
         time, row = self._split(index)
-        return (time[:, None] + jnp.arange(count)) % self.length, row[:, None]
+        return (time[:, None] + jnp.arange(n)) % self.length, row[:, None]
 
     def _mask(self, buffer: BufferState, times: Array, row: Array) -> Array:
         """Return whether steps continue the episode of the first one, bool `[B, count]`."""
@@ -316,8 +304,8 @@ class Replay:
         left = stored - (times[:, 0] - oldest) % self.length  # steps from the first to the newest, both included
         ends = self._read(items.terminated, times, row) | self._read(items.truncated, times, row)
         before = jnp.cumsum(ends, axis=1) - ends
-        available = jnp.arange(times.shape[1]) < left[:, None]
-        return ((before == 0) & available).at[:, 0].set(True)
+        stored_yet = jnp.arange(times.shape[1]) < left[:, None]
+        return ((before == 0) & stored_yet).at[:, 0].set(True)
 
 
 def importance_weights(

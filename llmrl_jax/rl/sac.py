@@ -30,6 +30,7 @@ from llmrl_jax.core.checks import (
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.actors import Critics, Scaled, SquashedActor
+from llmrl_jax.rl.distributions import TanhNormal
 from llmrl_jax.rl.gradient import TrainState, traced_floats
 from llmrl_jax.rl.networks import NetworkConfig, with_one_hots
 from llmrl_jax.rl.offline_data import ActionKind, Batch, Features
@@ -68,10 +69,6 @@ class SoftActorCritic:
             "log_temperature": jnp.log(hparams["initial_temperature"]),
         }
 
-    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """The mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
-
     def soft_targets(
         self, state: TrainState, batch: Batch, key: jax.Array, h: dict[str, jax.Array]
     ) -> Float[Array, " B"]:
@@ -100,6 +97,10 @@ class SoftActorCritic:
         )
         state = state.apply_gradients("actor", grads, h["actor_learning_rate"])
         return state, {"actor_loss": pi_loss, "temperature": temperature, "entropy": -jnp.mean(log_prob)}
+
+    def act(self, params: dict[str, Any], x: Float[Array, "B n"]) -> TanhNormal:
+        """Distribution of the policy over actions in [-1, 1]."""
+        return self.actor.distribution(params["actor"], x)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class SACPolicy(Policy):
         self.nets = SoftActorCritic(actions, hidden, activation)
 
     def step(self, params, frozen, obs, carry, first):
-        distribution = self.nets.actor.distribution(params["actor"], self.features(obs, 1))
+        distribution = self.nets.act(params, self.features(obs, 1))
         return Scaled(distribution, self.actions), jnp.zeros(distribution.mean.shape[0]), carry
 
 
@@ -273,8 +274,11 @@ class SAC:
         create = jax.jit(lambda key, h: TrainState.create(self.nets.networks(key, inputs, h), ["critic"]))
         nets = create(policy_key, hparams)
         obs = jax.tree.map(lambda x: x[0], runner.obs)
-        step = Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
-        replay = self.memory.init(jax.eval_shape(lambda: step))
+        step = jax.eval_shape(
+            lambda: Transitions(obs, jnp.zeros(self.nets.width), jnp.float32(0), obs, jnp.bool(False))
+        )
+        self.memory.check_room(step, f"sac.replay_size, which is {self.config.replay_size}")
+        replay = self.memory.init(step)
         return SACState(nets.params, (), nets.target, nets.opt_state, replay, runner, hparams, run_key, jnp.int32(0))
 
     def update(self, state: SACState) -> tuple[SACState, dict[str, jax.Array]]:
@@ -290,14 +294,12 @@ class SAC:
 
     def _play(self, state: SACState, key: jax.Array) -> tuple[Runner, Any]:
         """`num_steps` steps in every environment: the steps to store, which end an episode, and its records."""
-        config, actor = self.config, self.nets.actor
-        random = state.update * (config.num_envs * config.num_steps) < config.learning_starts
+        config = self.config
+        random = state.update < -(-config.learning_starts // (config.num_envs * config.num_steps))
 
         def step(runner, t):
             act_key, step_key = jax.random.split(jax.random.fold_in(key, t))
-            policy_action = actor.distribution(state.params["actor"], self.policy.features(runner.obs, 1)).sample(
-                act_key
-            )
+            policy_action = self.nets.act(state.params, self.policy.features(runner.obs, 1)).sample(act_key)
             uniform = jax.random.uniform(act_key, policy_action.shape, minval=-1.0, maxval=1.0)
             action = jnp.where(random, uniform, policy_action)
             obs, env_state, reward, terminated, truncated, info = self.vector.step(
@@ -337,7 +339,7 @@ class SAC:
         """One gradient step of every network."""
         target_key, actor_key = jax.random.split(key)
         target = self.nets.soft_targets(state, batch, target_key, h)
-        loss, grads = jax.value_and_grad(self.nets.critic_loss)(state.params["critic"], target, batch)
+        loss, grads = jax.value_and_grad(self.nets.critics.loss)(state.params["critic"], target, batch)
         state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
         state, metrics = self.nets.actor_step(state, batch, actor_key, h)
         return state.polyak_update(h["tau"], "critic"), {

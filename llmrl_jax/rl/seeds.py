@@ -64,7 +64,8 @@ def vmap_learners(
     occupies the device, larger arrays are slower, and need more memory.
     **Returns:** a learner of a `VmappedState`, whose metrics have the number of the run as prefix, `0/loss`. Its steps
     are those of one run. `select_run(state, i)` is the state of one.
-    **Raises:** `ValueError` for a learner that exchanges with the host.
+    **Raises:** `ValueError` for several runs of a learner that exchanges with the host; a
+    single one loses its exchange.
     """
     if learner.exchange is not None:
         check_exchange(seeds)

@@ -14,28 +14,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from envs_jax import tracing
-from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
+from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics, DeterministicActor
 from llmrl_jax.rl.gradient import TrainState
-from llmrl_jax.rl.offline import Context, OfflineConfig, needs_continuous
+from llmrl_jax.rl.offline import ActorCriticConfig, Context, needs_continuous
 from llmrl_jax.rl.offline_data import ActionKind, Batch
 from llmrl_jax.rl.registry import OfflineAlgorithm
 
 
 @dataclass(frozen=True)
-class TD3BCConfig(OfflineConfig):
+class TD3BCConfig(ActorCriticConfig):
     """Hyper-parameters, with the paper's defaults."""
 
     NAME: ClassVar[str] = "td3_bc"
     normalize: bool = True
-    actor_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the actor."""
-    critic_learning_rate: NonNegativeFloat = 3e-4
-    """Learning rate of the critics."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    tau: Fraction = 0.005
-    """Polyak averaging rate of the target networks, with every step of the actor."""
     alpha: NonNegativeFloat = 2.5
     """Weight of the value beside imitation; KALM's paper has 0.5."""
     policy_noise: NonNegativeFloat = 0.2
@@ -71,10 +63,6 @@ class TD3BC:
         value = jnp.min(self.critics(target["critic"], batch.next_obs, action), axis=0)
         return batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, value)
 
-    def critic_loss(self, params: Any, target: Float[Array, " B"], batch: Batch) -> jax.Array:
-        """Mean squared error, summed over the critics."""
-        return jnp.sum(jnp.mean((self.critics(params, batch.obs, batch.action) - target) ** 2, axis=1))
-
     def imitated_action(self, action: Float[Array, "B D"], batch: Batch, context: Context) -> Float[Array, "B D"]:
         """Actions that the actor, whose actions are `action`, imitates."""
         return batch.action
@@ -92,7 +80,7 @@ class TD3BC:
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         target = self.targets(state.target, batch, context.key, h)
-        q_loss, grads = jax.value_and_grad(self.critic_loss)(state.params["critic"], target, batch)
+        q_loss, grads = jax.value_and_grad(self.critics.loss)(state.params["critic"], target, batch)
         state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
 
         def act(state: TrainState) -> TrainState:

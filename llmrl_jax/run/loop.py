@@ -160,6 +160,7 @@ def train(
             result = run.run_updates(state)
             run.close()
             run.note(STOPPED if result.stopped else FINISHED, result.stopped)
+            run.draw()
             return result
         except RunStopped as error:
             with contextlib.suppress(OSError):
@@ -241,8 +242,6 @@ class _Run:
         if stopped:
             position = f"update {self.saved} of {self.num_updates}"
             self.bar.say(f"stopped by {stopped}: saved at {position} in {self.folder}; {self.again}")
-        if jax.process_index() == 0:
-            plots.learning_curve(self.folder, unit=self.learner.unit)
         steps = self.update * self.learner.steps_per_update
         return RunResult(state, self.update, steps, self.seconds, compile_seconds, stopped, self.folder)
 
@@ -391,6 +390,15 @@ class _Run:
             self.sink.close()
         except OSError as error:
             self._unwritten("the last metrics", error)
+
+    def draw(self) -> None:
+        """Draw the learning curve; the run is complete without it."""
+        if jax.process_index() == 0:
+            try:
+                plots.learning_curve(self.folder, unit=self.learner.unit)
+            except Exception as error:
+                reason = f"the learning curve could not be drawn ({line_of(error)})"
+                _say([f"{reason}; `llmrl report {self.folder}` draws one"])
 
     def _save(self, state: Any) -> None:
         broken = trees.non_finite(getattr(state, "params", ()))

@@ -1,5 +1,5 @@
-"""SIGINT and SIGTERM: the first requests that the run saves and stops, a second SIGINT aborts it. SIGHUP, sent when the
-terminal closes, is ignored."""
+"""SIGINT and SIGTERM: the first requests that the run saves and stops, a SIGINT after either aborts it. SIGHUP, sent
+when the terminal closes, is ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class StopRequest:
     name: str = ""
     """`SIGINT` or `SIGTERM` once received; empty before."""
     aborted: bool = False
-    """Whether a second SIGINT was received. It interrupts only the main thread; other threads read this flag."""
+    """Whether a SIGINT was received after another signal. It interrupts only the main thread; other
+    threads read this flag."""
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.name and number == signal.SIGINT:

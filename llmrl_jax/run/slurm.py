@@ -148,11 +148,11 @@ class Job:
             signal.signal(number, ask)
         code = child.wait()
         if signals and code == 0:
-            self._leave(signals, restarts, save)
+            self._leave(signals, restarts)
         if code:
             sys.exit(code if code > 0 else 128 - code)
 
-    def _leave(self, signals: Sequence[int], restarts: int, save: int) -> None:
+    def _leave(self, signals: Sequence[int], restarts: int) -> None:
         """After the run has saved: requeue the job if its time is up, and wait for SLURM to end the process."""
         if signal.SIGTERM in signals:
             print("SIGTERM: the run has saved; SLURM decides whether the job is queued again", flush=True)

@@ -63,7 +63,7 @@ def make_parts(config: Any) -> tuple[Any, Any, Any, Any]:
 
 def read_steps(path: str, names: Mapping[str, str]) -> Transitions:
     """The steps of a file, without their texts and goals. **Arguments** and **Raises:** see `read_data`."""
-    data = read_data(path, names).data
+    data = read_data(path, names)
     steps = to_transitions(data) if isinstance(data, Trajectories) else data
     return steps.replace(text=(), goal=())
 

@@ -150,6 +150,15 @@ def test_three_seeds_have_students_interval(tmp_path):
     assert lines[1].count(f"0.500 [{0.5 - half:.3f}, {0.5 + half:.3f}]") == 2, "the final success, and the efficiency"
 
 
+@pytest.mark.parametrize("metric, top", [("success/go_to", 1.0), ("episode_return", 0.95 + 12.7062 * 0.05)])
+def test_rates_of_tasks_stay_between_0_and_1(tmp_path, metric, top):
+    runs = read(*(write_run(tmp_path / name, [x] * 20, seed=i) for i, (name, x) in enumerate(zip("ab", (0.9, 1.0)))))
+    runs = [replace(run, metric=metric, train=[line | {metric: line["success"]} for line in run.train]) for run in runs]
+    (line,) = compare.lines([runs])
+    highs = [line.final.high, line.efficiency.high, compare._mean_curve(runs)[1][0].high]
+    assert highs == pytest.approx([top] * 3, abs=1e-3)
+
+
 def test_one_run_is_no_two_seeds(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", RISING, seed=3), write_run(tmp_path / "b", RISING, seed=4)
     (tmp_path / "link").symlink_to(a)
@@ -189,6 +198,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     [
         ({"steps": None}, "1: steps.*nan.*0"),
         ({"steps": "many"}, "steps.*'many'"),
+        ({"steps": 10**400}, "steps.*1000"),
         ({"seconds": -1.0}, "seconds.*-1.0.*0"),
         ({"success": 3.0}, "success.*3.0.*0.*1"),
         ({"episodes": -3.0}, "episodes.*-3.0"),

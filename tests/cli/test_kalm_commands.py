@@ -346,7 +346,7 @@ def test_damaged_folders_are_refused(out, tmp_path, capsys):
         with pytest.raises(DataError, match=said):
             collect.read_episodes(folder)
     about.write_text(json.dumps(kept))
-    data = read_parquet(folder / "episodes.parquet").data
+    data = read_parquet(folder / "episodes.parquet")
 
     def observed(name, x):
         return {part: {**getattr(data, part), name: x} for part in ("obs", "next_obs")}

@@ -77,7 +77,7 @@ def test_a_run_without_a_world_is_not_evaluated(tmp_path, capsys, file):
 def test_columns_may_have_the_names_of_d4rl(tmp_path, file):
     columns = {D4RL_NAMES[k]: x for k, x in dict(np.load(file)).items()}
     np.savez(tmp_path / "theirs.npz", **columns)
-    jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz").data, steps())
+    jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz"), steps())
 
 
 def test_columns_may_have_other_names(tmp_path, file, capsys):
@@ -85,7 +85,7 @@ def test_columns_may_have_other_names(tmp_path, file, capsys):
     columns = {theirs.get(k, k): x for k, x in dict(np.load(file)).items()}
     np.savez(tmp_path / "theirs.npz", **columns)
     names = ",".join(f"{k}={x}" for k, x in theirs.items())
-    jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz", parse_names(names)).data, steps())
+    jax.tree.map(np.testing.assert_array_equal, read_data(tmp_path / "theirs.npz", parse_names(names)), steps())
     assert main(command(tmp_path, tmp_path / "theirs.npz", *TINY, "--steps", "2", "--data-names", names)) == 0
     assert main(["play", str(tmp_path / "run")]) == main(["eval", str(tmp_path / "run")]) == 2, "without --env"
 

@@ -38,7 +38,7 @@ def test_random_actions_succeed_where_they_push_the_ball_that_is_named(runs, mon
     monkeypatch.setattr(runs, "read_episodes", lambda folder: (world_of("clevr"), "real", recorded))
     runs.random_actions(tmp_path / "control", "", "easy", 400)
     summary = json.loads((tmp_path / "control" / "summary.json").read_text())
-    data = read_parquet(tmp_path / "control" / "episodes.parquet").data
+    data = read_parquet(tmp_path / "control" / "episodes.parquet")
     goal, action, reward = (np.asarray(x).reshape(400, -1) for x in (data.obs[GOAL], data.action, data.reward))
     assert np.asarray(data.terminated).all() and action.min() >= 0 and action.max() < 40
     assert not np.asarray(holds(goal, np.asarray(data.obs[STATE]).reshape(400, 10))).any()

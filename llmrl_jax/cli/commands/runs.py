@@ -26,7 +26,7 @@ def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json:
 
     facts = runs.list_runs(folder, kind_of)
     if json:
-        _print_json([runs.to_json(run) for run in facts])
+        _print_json(facts)
     elif not facts:
         print(f"there is no run in {folder}")
     else:
@@ -52,7 +52,7 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
     if json:
         settings = {name: value for name, (value, _) in changed.items()}
         extra = {"settings": settings, "summary": summary, "checkpoints": checkpoints, "bytes": runs.size_of(folder)}
-        _print_json(runs.to_json(facts) | extra)
+        _print_json(vars(facts) | extra)
         return
     _print_facts(facts, runs.size_of(folder))
     print(f"\n{'settings that differ from the defaults' if usual else 'settings (of an unknown kind)'}:")
@@ -162,7 +162,9 @@ def _print_facts(facts: Any, size: int) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    from llmrl_jax.core.files import json_values
+
+    print(json.dumps(json_values(value), indent=2))
 
 
 def _text(value: Any) -> str:

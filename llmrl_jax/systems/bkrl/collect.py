@@ -205,7 +205,7 @@ def read_episodes(path: str | Path) -> EpisodeDataset:
         files = [path]
     parts = []
     for file in files:
-        steps = read_parquet(file).data
+        steps = read_parquet(file)
         if not isinstance(steps, Transitions):
             raise DataError(f"{file} has no steps of episodes; a file of `llmrl bkrl collect` is needed")
         parts.append(from_transitions(steps))

@@ -60,7 +60,7 @@ def read_buffer(folder: Path, built: Ellm) -> Trajectories:
             name, recorded, value = _difference(name, recorded, value)
             raise ValueError(f"{folder}: {name} is {recorded}, but in this run it is {value}: choose the same --env")
     with doing(f"reading {folder / STEPS}"):
-        steps = read_parquet(folder / STEPS).data
+        steps = read_parquet(folder / STEPS)
         if len(steps) != metadata["steps"]:
             raise DataError(
                 f"{folder / STEPS} has {len(steps)} steps, but {metadata['steps']} were written: record again"

@@ -86,7 +86,7 @@ def read_episodes(folder: str | Path, world: str = "", *, imagined: bool = False
         )
     if world and its_world.name != world:
         raise DataError(f"{folder} has episodes of {its_world.name!r}, and {world!r} is needed")
-    data = read_parquet(folder / EPISODES).data
+    data = read_parquet(folder / EPISODES)
     check_steps(its_world, data)
     return its_world, level, to_trajectories(data)
 

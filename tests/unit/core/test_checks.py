@@ -119,6 +119,7 @@ class Part(Checked):
     rates: tuple[float, ...] = (1.0,)
     scale: Annotated[float, In("(0, 2)")] | str = 1.0
     schedule: Literal["constant", "linear"] | None = "constant"
+    batch: PositiveInt | Literal["auto"] | None = "auto"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,9 @@ class Part(Checked):
         ({"rates": (1.0, math.nan)}, "rates is (1.0, nan); a number is needed"),
         ({"scale": 2.0}, "scale is 2.0; above 0 and below 2 is needed"),
         ({"schedule": "cubic"}, "schedule is 'cubic'; one of constant, linear, None is needed"),
+        ({"schedule": 3}, "schedule is 3; one of constant, linear, None is needed"),
+        ({"batch": "many"}, "batch is 'many'; one of auto, None is needed"),
+        ({"batch": 0}, "batch is 0; at least 1 is needed"),
     ],
 )
 def test_a_field_outside_its_bound_is_refused_by_its_name(values, message):
@@ -149,6 +153,7 @@ def test_a_field_outside_its_bound_is_refused_by_its_name(values, message):
 
 def test_fields_inside_their_bounds():
     Part(gamma=1, rows=None, widths=(), rate=-math.inf, rates=(math.inf,), scale="auto", schedule=None)
+    Part(batch=3)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def flags(data):
 @pytest.mark.parametrize("name", FORMS)
 def test_next_observations_are_those_of_the_episode(tmp_path, name):
     """Without them, as in most of D4RL's files: steps 5 and 6 have none, so the second episode is cut off at step 4."""
-    data = read_data(write(tmp_path / name, flat())).data
+    data = read_data(write(tmp_path / name, flat()))
     np.testing.assert_array_equal(data.obs[:, 0], [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(data.next_obs[:, 0], [1, 2, 2, 4, 5])  # a terminal step has its own
     np.testing.assert_allclose(data.reward, [0, 0.1, 0.2, 0.3, 0.4])
@@ -76,7 +76,7 @@ def test_next_observations_are_those_of_the_episode(tmp_path, name):
 @pytest.mark.parametrize("name", FORMS)
 def test_time_outs_are_where_observations_do_not_follow(tmp_path, name):
     """The columns of `qlearning_dataset`: every step is kept, and bootstraps from its own next observation."""
-    data = read_data(write(tmp_path / name, flat(timeouts=None, next_observations=AFTER))).data
+    data = read_data(write(tmp_path / name, flat(timeouts=None, next_observations=AFTER)))
     np.testing.assert_array_equal(data.next_obs, AFTER.astype(np.float32))
     assert flags(data) == [[TERMINAL], [TIMEOUT, N - 1]]
     assert to_trajectories(data).length.tolist() == [3, 3, 1]
@@ -84,7 +84,7 @@ def test_time_outs_are_where_observations_do_not_follow(tmp_path, name):
 
 def test_columns_that_are_there_count(tmp_path):
     columns = flat(next_observations=AFTER, **{"infos/qpos": AFTER, "metadata/algorithm": np.bytes_("SAC")})
-    data = read_data(hdf5(tmp_path / "data.hdf5", columns)).data
+    data = read_data(hdf5(tmp_path / "data.hdf5", columns))
     assert len(data) == N and flags(data) == [[TERMINAL], [TIMEOUT]]
 
 
@@ -96,7 +96,7 @@ def test_flags_may_be_numbers_and_columns_may_have_an_axis_more(tmp_path, name):
         rewards=np.arange(N)[:, None],
         actions=np.arange(N)[:, None],
     )
-    data = read_data(write(tmp_path / name, columns)).data
+    data = read_data(write(tmp_path / name, columns))
     assert data.action.dtype == np.int32 and data.action.shape == (5,) and data.reward.tolist() == [0, 1, 2, 3, 4]
     columns["terminals"] = 2 * columns["terminals"]
     with pytest.raises(DataError, match="terminated"):
@@ -105,8 +105,13 @@ def test_flags_may_be_numbers_and_columns_may_have_an_axis_more(tmp_path, name):
 
 def test_the_last_step_counts_if_it_is_terminal(tmp_path):
     ends = np.arange(N) == N - 1
-    data = read_data(write(tmp_path / "data.npz", flat(terminals=ends, timeouts=np.zeros(N)))).data
+    data = read_data(write(tmp_path / "data.npz", flat(terminals=ends, timeouts=np.zeros(N))))
     assert len(data) == N and flags(data) == [[N - 1], []] and data.next_obs[-1, 0] == N - 1
+
+
+def test_a_counter_of_another_library_does_not_number_the_steps_of_episodes(tmp_path):
+    columns = flat(next_observations=AFTER, step=np.arange(N), episode=np.zeros(N))
+    assert len(read_data(write(tmp_path / "a.parquet", columns))) == N
 
 
 def test_what_cannot_be_derived_is_refused(tmp_path):
@@ -122,14 +127,14 @@ def test_what_cannot_be_derived_is_refused(tmp_path):
 
 def test_columns_called_masks_are_no_padding(tmp_path):
     """JaxRL's `masks` are 1 less `terminals`; episodes padded to one length have masks `[episodes, steps]`."""
-    data = read_data(hdf5(tmp_path / "data.h5", flat(masks=1.0 - (np.arange(N) == TERMINAL)))).data
+    data = read_data(hdf5(tmp_path / "data.h5", flat(masks=1.0 - (np.arange(N) == TERMINAL))))
     assert flags(data) == [[2], [4]]
 
 
 def test_parts_of_observations_are_groups(tmp_path):
     images = np.arange(N * 12, dtype=np.uint8).reshape(N, 2, 2, 3)
     parts = {"observations/image": images, "observations/state": AFTER}
-    data = read_data(hdf5(tmp_path / "data.hdf5", {**flat(observations=None), **parts})).data
+    data = read_data(hdf5(tmp_path / "data.hdf5", {**flat(observations=None), **parts}))
     np.testing.assert_array_equal(data.obs["image"], images[:5])
     np.testing.assert_array_equal(data.next_obs["image"], images[[1, 2, 2, 4, 5]])
     assert data.obs["image"].dtype == np.uint8 and data.next_obs["state"].shape == (5, 2)
@@ -138,7 +143,7 @@ def test_parts_of_observations_are_groups(tmp_path):
 def test_d3rlpys_first_form_has_ends_of_any_kind(tmp_path):
     ends = np.isin(np.arange(N), (TERMINAL, TIMEOUT)).astype(np.float32)
     columns = {**flat(timeouts=None, terminals=(np.arange(N) == TERMINAL) * 1.0), "episode_terminals": ends}
-    assert flags(read_data(hdf5(tmp_path / "data.h5", {**columns, "version": "1.0"})).data) == [[2], [4]]
+    assert flags(read_data(hdf5(tmp_path / "data.h5", {**columns, "version": "1.0"}))) == [[2], [4]]
 
 
 def test_minari(tmp_path):
@@ -158,7 +163,7 @@ def test_minari(tmp_path):
     (folder / "data").mkdir(parents=True)
     file = hdf5(folder / "data" / "main_data.hdf5", columns)
     for path in (folder, file):
-        data = read_data(path).data
+        data = read_data(path)
         assert len(data) == 33 and flags(data) == [[5], [2, *range(8, 33, 3)]]
         np.testing.assert_array_equal(data.obs["state"][:7, 0], [0, 1, 2, 10, 11, 12, 20])
         np.testing.assert_array_equal(data.next_obs["state"][:7, 0], [1, 2, 3, 11, 12, 13, 21])
@@ -184,10 +189,10 @@ def test_robomimic(tmp_path):
         return {f"data/demo_{i}/{name}": x for name, x in made.items()}
 
     mask = {"mask/train": np.array([b"demo_0"])}
-    data = read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=True) | demo(1, after=True) | mask)).data
+    data = read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=True) | demo(1, after=True) | mask))
     np.testing.assert_array_equal(data.next_obs["eef"][:, 0], [1, 2, 3, 4, 5, 6])
     assert flags(data) == [[2], [5]]
-    data = read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=False) | demo(1, after=False))).data
+    data = read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=False) | demo(1, after=False)))
     np.testing.assert_array_equal(data.next_obs["eef"][:, 0], [1, 2, 2, 4, 5])
     assert flags(data) == [[2], [4]]
     with pytest.raises(DataError, match=r"demo_0.*actions, states; obs.*dataset_states_to_obs\.py"):
@@ -204,13 +209,13 @@ def test_d3rlpys_buffer(tmp_path):
         return {f"{name}_{i}": x for name, x in {**made, "rewards": np.full((3, 1), 0.5)}.items()}
 
     about = {"columns": np.array([b"observations"]), "num_episodes": 2, "version": "2.1"}
-    data = read_data(hdf5(tmp_path / "a.h5", about | episode(0, True) | episode(1, False))).data
+    data = read_data(hdf5(tmp_path / "a.h5", about | episode(0, True) | episode(1, False)))
     np.testing.assert_array_equal(data.obs[:, 0], [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(data.next_obs[:, 0], [1, 2, 2, 4, 5])
     assert flags(data) == [[2], [4]] and data.action.tolist() == [0, 0, 0, 1, 1] and data.reward.shape == (5,)
     tuples = {k: x for k, x in episode(0, True).items() if k != "observations_0"}
     tuples |= {"observations_0_0": np.zeros((3, 2)), "observations_0_1": np.ones((3, 2, 2), np.uint8)}
-    data = read_data(hdf5(tmp_path / "a.h5", {**about, "num_episodes": 1, **tuples})).data
+    data = read_data(hdf5(tmp_path / "a.h5", {**about, "num_episodes": 1, **tuples}))
     assert data.obs["1"].shape == (3, 2, 2) and data.obs["0"].dtype == np.float32
 
 
@@ -227,7 +232,7 @@ def test_lerobots_table_is_read_with_names(tmp_path):
     with pytest.raises(DataError, match=r"obs.*observation\.state.*--data-names"):
         read_data(path)
     names = parse_names("obs=observation.state, reward=next.reward,terminated=next.done,episode=episode_index")
-    data = read_data(path, names).data
+    data = read_data(path, names)
     assert flags(data) == [[2], [4]] and data.next_obs.shape == (5, 2)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").write_text("{}")

@@ -51,7 +51,7 @@ def test_episodes_are_read(tmp_path, name):
     # one that fills its row was cut off, and others ended
     np.testing.assert_array_equal(np.asarray(data.terminated).sum(1), [1, 0, 1])
     np.testing.assert_array_equal(np.asarray(data.truncated).sum(1), [0, 1, 0])
-    steps = to_transitions(read_data(tmp_path / name).data)
+    steps = to_transitions(read_data(tmp_path / name))
     assert len(steps) == 7 and steps.action.dtype == np.int32
 
 
@@ -69,6 +69,13 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
         write_masked(tmp_path / name, data)
         jax.tree.map(np.testing.assert_array_equal, read_masked(tmp_path / name), data)
     assert to_masked(data)["rewards"].shape == (3, 4, 1)
+
+
+def test_a_float_action_is_a_vector_of_one_number(tmp_path):
+    found = arrays(actions=np.linspace(-1, 1, 12).reshape(3, 4))
+    data = read_masked(written(tmp_path / "data.npy", found))
+    assert data.action.shape == (3, 4, 1) and data.action.dtype == np.float32
+    np.testing.assert_array_equal(data.action[1, :, 0], found["actions"][1].astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,7 @@ def test_texts_do_not_matter_to_those_who_read_none(tmp_path):
     """ImagineBench's own file has 10,000 episodes and the instructions of 6,400; offline RL needs no instructions."""
     for texts in (["x"] * 2, [["x"], ["x", "y"], []]):
         path = written(tmp_path / "data.npy", arrays(instructions=texts))
-        assert len(read_data(path).data) == 3
+        assert len(read_data(path)) == 3
         with pytest.raises(DataError, match="instructions"):
             read_published(path)
 
@@ -162,7 +169,7 @@ def test_rows_of_imagine_bench_by_hand(tmp_path):
     read = read_published(write())
     jax.tree.map(np.testing.assert_array_equal, read.data, read_masked(written(tmp_path / "data.npy", found)))
     assert read.about["instructions"].tolist() == ["a", "b", "c"]
-    assert read_data(path).data.reward.shape == (3, 4)
+    assert read_data(path).reward.shape == (3, 4)
     for changed, said in (
         ({"rewards_data": [b"1234"] * 3}, "0.*4.*32.*float64.4, 1"),
         ({"rewards_dtype": ["O"] * 3}, "row 0.*4 texts"),

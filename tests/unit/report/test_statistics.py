@@ -88,15 +88,6 @@ def test_an_estimate_as_results_and_back():
     assert all(map(math.isnan, stats.estimate_of({"loss": "nan"}, "loss")[:3]))  # as in JSON
 
 
-def test_bootstrap_is_near_students_interval_for_many_values():
-    x = np.random.default_rng(0).normal(size=400)
-    a, b = stats.bootstrap(x), stats.mean_interval(x)
-    assert a.mean == pytest.approx(b.mean)
-    assert a.low == pytest.approx(b.low, abs=0.02) and a.high == pytest.approx(b.high, abs=0.02)
-    assert stats.bootstrap(x, seed=1) != a
-    assert stats.bootstrap(x, np.median).mean == np.median(x)
-
-
 @pytest.mark.parametrize("n", [1, 7, 12, 1000])
 def test_a_rate_lies_within_its_interval_at_both_ends(n):
     for successes in (0, n):

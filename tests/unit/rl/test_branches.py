@@ -58,6 +58,14 @@ def test_values_by_hand():
     assert set(params) == {"encoder", *policy.heads}
 
 
+@pytest.mark.parametrize("kind", [BranchQPolicy, BranchPolicy])
+def test_pointing_has_no_effect_without_goals(kind):
+    plain, points = (kind(3, replace(CONFIG, pointing=on), lambda obs: obs) for on in (False, True))
+    obs = {name: x for name, x in observations().items() if name != "goals"}
+    jax.tree.map(np.testing.assert_array_equal, *(policy.init(jax.random.key(0), obs) for policy in (plain, points)))
+    assert getattr(plain, "heads", ()) == getattr(points, "heads", ())
+
+
 def test_pointing_adds_one_number_to_the_actions_that_are_goals():
     """The goals are rows of a table of five, of which the first three are the actions."""
     plain, points = (BranchQPolicy(3, replace(CONFIG, pointing=on), lambda obs: obs, TABLE) for on in (False, True))

@@ -103,7 +103,6 @@ def test_what_is_read_is_what_whole_storage_returns(rate):
         same(program(ONCE, "get")(once, index), program(WHOLE, "get")(whole, index))
         for n in (1, 3):
             same(program(ONCE, "n_step", 2)(once, index, n, 0.5), program(WHOLE, "n_step", 2)(whole, index, n, 0.5))
-    same(program(ONCE, "windows", 2)(once, index, 5), program(WHOLE, "windows", 2)(whole, index, 5))
     assert (least < LENGTH) == (rate > 0.1)
     key = jax.random.key(1)
     drawn = program(ONCE, "draw", 2)(once, key, 4096)
@@ -157,7 +156,7 @@ def test_a_memory_that_cannot_fit_is_refused(monkeypatch):
     needed = nbytes(state.replay)
     env, policy = EpisodeStatistics(Film(True)), NetworkQPolicy(3, hidden=(8,), features=pixels)
     learner = make_dqn(CONFIG, env, (), policy)
-    monkeypatch.setattr("llmrl_jax.rl.dqn.available", lambda copies: needed - 1)
+    monkeypatch.setattr("llmrl_jax.rl.replay.available", lambda copies: needed - 1)
     message = "192.*0.0 GB.*0.0 GB.*dqn.replay_size.*192"
     with pytest.raises(ValueError, match=message):
         learner.init(jax.random.key(0))

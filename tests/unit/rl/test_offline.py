@@ -63,6 +63,13 @@ class Seen:
 SEEN = SeenConfig(batch_size=8, gradient_steps=3)
 
 
+def test_an_action_with_equal_bounds_is_finite():
+    actions = ActionKind.box([-2.0, 0.5], [2.0, 0.5], 2)
+    inward = actions.inward(jnp.array([[1.0, 0.5]]))
+    np.testing.assert_array_equal(inward, [[0.5, 0.0]])
+    np.testing.assert_array_equal(actions.outward(inward), [[1.0, 0.5]])
+
+
 def test_half_of_every_batch_is_imagined():
     """However different the sizes of the sets are."""
     real = steps(5, reward=jnp.ones(5))

@@ -12,7 +12,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from llmrl_jax.data.transitions import Transitions
-from llmrl_jax.rl.offline import mixed
 from llmrl_jax.rl.replay import Priorities, PriorityTree, Replay, descend_tree, importance_weights
 
 
@@ -65,7 +64,7 @@ def test_samples_are_uniform_over_what_is_held():
     memory = Replay(10)
     buffer = jax.jit(memory.add)(memory.init(ITEM), items(*range(6)))
     draws = 60_000
-    sample = jax.jit(lambda buffer, key: memory.sample(buffer, key, draws))
+    sample = jax.jit(lambda buffer, key: memory.get(buffer, memory.draw(buffer, key, draws).index))
     found = sample(buffer, jax.random.key(0))
     numbers = np.asarray(found["a"]).astype(int)
     np.testing.assert_array_equal(found["b"][0][:, 1], -numbers)  # leaves of one item stay together
@@ -84,14 +83,14 @@ def test_a_full_memory_is_sampled_whole():
     memory = Replay(4)
     add = jax.jit(memory.add)
     buffer = add(add(memory.init(ITEM), items(0, 1, 2)), items(3, 4, 5))
-    found = jax.jit(memory.sample, static_argnums=2)(buffer, jax.random.key(0), 200)
-    assert set(np.asarray(found["a"]).tolist()) == {2.0, 3.0, 4.0, 5.0}
+    drawn = jax.jit(memory.draw, static_argnums=2)(buffer, jax.random.key(0), 200)
+    assert set(np.asarray(memory.get(buffer, drawn.index)["a"]).tolist()) == {2.0, 3.0, 4.0, 5.0}
 
 
 def test_an_empty_memory_gives_zeros():
     memory = Replay(3)
-    found = jax.jit(memory.sample, static_argnums=2)(memory.init(ITEM), jax.random.key(0), 2)
-    assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves(found))
+    drawn = jax.jit(memory.draw, static_argnums=2)(memory.init(ITEM), jax.random.key(0), 2)
+    assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves(memory.get(memory.init(ITEM), drawn.index)))
 
 
 def test_bad_input():
@@ -205,21 +204,6 @@ def test_an_n_step_return_by_hand():
     np.testing.assert_array_equal(found.truncated, [True, True, False, False, False])
 
 
-def test_windows_against_a_plain_loop():
-    steps = 21
-    buffer, past = filled(steps, 3)
-    found, mask = jax.device_get(program(ORDERED, "windows", 2)(buffer, np.arange(ROWS * LENGTH), 4))
-    assert found.obs["step"].shape == (ROWS * LENGTH, 4)
-    for i in range(ROWS * LENGTH):
-        taken = episode_from(past, steps, i, 4)
-        n = len(taken[0])
-        np.testing.assert_array_equal(mask[i], np.arange(4) < n)
-        for got, whole in zip(jax.tree.leaves(found), jax.tree.leaves(past)):
-            np.testing.assert_array_equal(got[i, :n], whole[taken])
-            assert not np.any(got[i, n:])
-    assert 0 < int(mask.sum()) < mask.size
-
-
 def test_rows_and_a_flat_memory_draw_the_same():
     """A memory of rows is the flat one, seen as time x rows: the same key gives the same items, bit for bit."""
     past = history(5)
@@ -227,11 +211,9 @@ def test_rows_and_a_flat_memory_draw_the_same():
     buffer = program(ORDERED, "add")(ORDERED.init(first_of(past)), past)
     plain = program(flat, "add")(flat.init(first_of(past)), jax.tree.map(lambda x: x.reshape(-1), past))
     assert int(buffer.size) == int(plain.size) == 15
-    for a, b in zip(
-        jax.tree.leaves(program(ORDERED, "sample", 2)(buffer, jax.random.key(3), 50)),
-        jax.tree.leaves(program(flat, "sample", 2)(plain, jax.random.key(3), 50)),
-    ):
-        np.testing.assert_array_equal(a, b)
+    drawn = [program(memory, "draw", 2)(x, jax.random.key(3), 50) for memory, x in ((ORDERED, buffer), (flat, plain))]
+    both = program(ORDERED, "get")(buffer, drawn[0].index), program(flat, "get")(plain, drawn[1].index)
+    jax.tree.map(np.testing.assert_array_equal, *both)
 
 
 def test_can_sample():
@@ -249,8 +231,8 @@ def test_bad_rows():
     with pytest.raises(ValueError, match="2-step"):
         flat.n_step(buffer, jnp.zeros(1, jnp.int32), 2, 0.9)
     buffer = ORDERED.init(first_of(history(1)))
-    with pytest.raises(ValueError, match="9 steps.*8 steps"):
-        ORDERED.windows(buffer, jnp.zeros(1, jnp.int32), 9)
+    with pytest.raises(ValueError, match="9-step.*8 steps"):
+        ORDERED.n_step(buffer, jnp.zeros(1, jnp.int32), 9, 0.9)
     with pytest.raises(ValueError, match="= 0 steps.*1"):
         ORDERED.n_step(buffer, jnp.zeros(1, jnp.int32), 0, 0.9)
     with pytest.raises(ValueError, match="9 steps.*3 environments"):
@@ -391,7 +373,7 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
                 buffer = place(memory.add(buffer, jax.tree.map(lambda x, t=half: x[t : t + 20], steps)))
             buffer = place(memory.prioritize(buffer, jnp.arange(100), 0.1 + jnp.arange(100.0) / 7))
             index = copied(memory.draw_prioritized(buffer, key, 64).index)
-            return buffer, index, memory.n_step(buffer, index, 3, 0.9), memory.windows(buffer, index, 4)
+            return buffer, index, memory.n_step(buffer, index, 3, 0.9)
 
         return jax.jit(program)
 
@@ -414,36 +396,3 @@ def test_eight_devices_hold_the_rows_and_draw_the_same():
     # no device ever holds the whole memory: what is gathered is as large as a batch
     text = program.as_text()
     assert "all-reduce" in text and "f32[32,16,3]" not in text
-
-
-# --- two sources ------------------------------------------------------------------------------------------------------
-
-
-def test_a_mixed_batch_is_exact():
-    real, imagined = Replay(8), Replay(8)
-    a, b = (
-        program(memory, "add")(memory.init(ITEM), items(*n))
-        for memory, n in ((real, range(5)), (imagined, range(100, 103)))
-    )
-    key = jax.random.key(4)
-    sources = [lambda key, n: real.sample(a, key, n), lambda key, n: imagined.sample(b, key, n)]
-    for shares, first in (((1, 1), 16), ((3, 1), 24)):
-        batch, alone = jax.jit(
-            lambda key, shares=shares, first=first: (
-                mixed(key, 32, sources, shares),
-                real.sample(a, jax.random.fold_in(key, 0), first),
-            )
-        )(key)
-        np.testing.assert_array_equal(np.asarray(batch["a"]) >= 100, np.arange(32) >= first)
-        np.testing.assert_array_equal(np.asarray(batch["a"])[:first], alone["a"])
-    with pytest.raises(ValueError, match="33.*1:1.*2"):
-        mixed(key, 33, sources, (1, 1))
-    with pytest.raises(ValueError, match=r"shares.*\(1, 0\)"):
-        mixed(key, 32, sources, (1, 0))
-    with pytest.raises(ValueError, match="2 sources.*1 shares"):
-        mixed(key, 32, sources, (1,))
-    other = lambda key, n: {**items(*range(n)), "a": jnp.zeros((n, 2))}  # noqa: E731
-    with pytest.raises(ValueError, match=r"1.*float32\[2\].*\['a'\].*0"):
-        mixed(key, 32, [sources[0], other], (1, 1))
-    with pytest.raises(ValueError, match="1.*PyTreeDef"):
-        mixed(key, 32, [sources[0], lambda key, n: jnp.zeros(n)], (1, 1))

@@ -14,7 +14,7 @@ from llmrl_jax.rl.actors import Scaled
 from llmrl_jax.rl.networks import NetworkConfig
 from llmrl_jax.rl.offline import TrainState
 from llmrl_jax.rl.offline_data import ActionKind, Batch
-from llmrl_jax.rl.sac import SACConfig, SoftActorCritic, make_sac, sac_policy
+from llmrl_jax.rl.sac import SAC, SACConfig, SoftActorCritic, make_sac, sac_policy
 
 
 def test_the_soft_target_by_hand():
@@ -74,6 +74,21 @@ def test_it_plays_at_random_first_and_stores_actions_between_1_and_minus_1():
     np.testing.assert_allclose(items.reward[:10], -cost, rtol=1e-3, atol=1e-3)  # the world got twice the stored action
     acted, _, _ = policy.step(state.params, (), jnp.ones((3, 3)), (), jnp.zeros(3, bool))
     assert isinstance(acted, Scaled) and np.abs(acted.sample(jax.random.key(0))).max() <= 2
+
+
+def test_actions_are_random_for_learning_starts_steps_and_the_policys_ever_after():
+    sac, key = SAC(SMALL, *made()[:3]), jax.random.key(1)
+    state = sac.init(jax.random.key(0))
+    play = jax.jit(lambda update: sac._play(state.replace(update=update), key)[1][0].action)
+    first, second, third, late = (np.asarray(play(jnp.int32(i))) for i in (0, 1, 2, 2**31 // 20 + 1))
+    assert (first == second).all() and (second != third).any(), "40 steps in two updates, 30 of which are random"
+    np.testing.assert_array_equal(third, late, "after more steps than int32 holds")
+
+
+def test_a_buffer_larger_than_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr("llmrl_jax.rl.replay.available", lambda devices=1: 1000)
+    with pytest.raises(ValueError, match="200.*GB.*sac.replay_size.*200"):
+        made()[-1].init(jax.random.key(0))
 
 
 def test_what_it_refuses():

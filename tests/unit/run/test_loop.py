@@ -22,7 +22,7 @@ import pytest
 from llmrl_jax.run import loop, metrics, progress, pytrees as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import LOCK, held, opened
+from llmrl_jax.run.folder import FINISHED, LOCK, held, opened, read_status
 from llmrl_jax.run.loop import RunStopped, train
 from llmrl_jax.run.signals import StopRequest
 from tests.resume.tiny import TinyLearner, evaluate
@@ -48,6 +48,14 @@ def test_what_a_run_writes(tmp_path, pictures):
     assert all(x["steps"] == 16 * x["update"] for x in lines)
     with Checkpoints(result.folder, read_only=True) as saved:
         assert saved.updates() == [21, 24]
+
+
+def test_a_run_whose_picture_cannot_be_written_is_finished(tmp_path, pictures, capsys):
+    (tmp_path / "run" / "learning_curve.png").mkdir(parents=True)
+    result = train(TinyLearner(), run_config(tmp_path), num_updates=2, folder=tmp_path / "run")
+    status = read_status(result.folder)
+    assert result.update == 2 and status is not None and status.ended == FINISHED
+    assert "IsADirectoryError" in capsys.readouterr().err
 
 
 def test_a_log_line_is_the_mean_of_its_updates(tmp_path):

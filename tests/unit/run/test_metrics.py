@@ -151,6 +151,20 @@ def test_learning_curve(tmp_path):
     assert plots.learning_curve(tmp_path) is None
 
 
+def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path):
+    class Broken:
+        def savefig(self, path, **options):
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    figure, _ = plots.new_axes(1.0, 1.0)
+    path = plots.save(figure, tmp_path / "new" / "picture")
+    before = path.read_bytes()
+    with pytest.raises(OSError, match=r"picture\.png"):
+        plots.save(Broken(), path)
+    assert path.read_bytes() == before and os.listdir(path.parent) == ["picture.png"]
+
+
 def test_band_is_wilsons_over_the_pooled_neighbours():
     from llmrl_jax.core import statistics as stats
 
@@ -161,8 +175,8 @@ def test_band_is_wilsons_over_the_pooled_neighbours():
     assert middle == stats.mean_interval(values), "other metrics: over the lines"
 
 
-def curve_of(tmp_path, losses, monkeypatch):
-    """The line and the band that `learning_curve` draws of a run with these losses."""
+def curve_of(tmp_path, lines, monkeypatch):
+    """The line and the band that `learning_curve` draws of a run with these metrics of training."""
     from matplotlib.axes import Axes
 
     drawn = {}
@@ -174,7 +188,7 @@ def curve_of(tmp_path, losses, monkeypatch):
 
     monkeypatch.setattr(Axes, "plot", plot)
     monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **options: drawn.update(low=low, high=high))
-    lines = [{"kind": "train", "update": i, "steps": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    lines = [{"kind": "train", "update": i, "steps": i, **line} for i, line in enumerate(lines, 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert plots.learning_curve(tmp_path)
     return drawn
@@ -182,15 +196,28 @@ def curve_of(tmp_path, losses, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:No artists with labels")
 def test_a_curve_of_few_points_is_not_smoothed_and_a_loss_has_no_band_below_0(tmp_path, monkeypatch):
-    drawn = curve_of(tmp_path, [3.0, 1.0, 0.2], monkeypatch)
+    drawn = curve_of(tmp_path, [{"loss": 3.0}, {"loss": 1.0}, {"loss": 0.2}], monkeypatch)
     assert drawn["mean"].tolist() == [3.0, 1.0, 0.2] and drawn["label"] == "training"
     assert np.isnan(drawn["low"]).all(), "one point has no interval"
     many = [3.0 / i**2 for i in range(1, 31)]
-    drawn = curve_of(tmp_path, many, monkeypatch)
+    drawn = curve_of(tmp_path, [{"loss": x} for x in many], monkeypatch)
     assert drawn["mean"][2] == pytest.approx(np.mean(many[:5]))
     assert "mean of 5 points" in drawn["label"] and np.nanmin(drawn["low"]) == 0.0
-    drawn = curve_of(tmp_path, [x - 1.0 for x in many], monkeypatch)
+    drawn = curve_of(tmp_path, [{"loss": x - 1.0} for x in many], monkeypatch)
     assert np.nanmin(drawn["low"]) < -1.0, "a loss with negative values may have any band"
+
+
+@pytest.mark.filterwarnings("ignore:No artists with labels")
+@pytest.mark.parametrize("name", ["success", "loss"])
+@pytest.mark.parametrize("count", [1, 30])
+def test_the_band_of_several_seeds_is_over_the_seeds(tmp_path, monkeypatch, name, count):
+    rows = {"0/episodes": [100], f"0/{name}": [0.2], "1/episodes": [300], f"1/{name}": [0.8], "2/episodes": [0]}
+    line = metrics.window({key: np.array(x, float) for key, x in rows.items()} | {f"2/{name}": np.array([np.nan])})
+    drawn = curve_of(tmp_path, [line] * count, monkeypatch)
+    for key, column in (("mean", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
+        expected = max(line[column], 0.0) if key == "low" else line[column]  # no loss is below 0
+        np.testing.assert_allclose(drawn[key], [expected] * count)
+    assert "3 seeds" in drawn["label"]
 
 
 def test_gif(tmp_path):
