@@ -284,14 +284,17 @@ class PropsConfig(Checked):
 def _check_searches(config: Any) -> None:
     """Check the options that `PropsRun` and `TableConfig` share.
 
-    **Raises:** `ValueError` naming the option."""
+    **Raises:** `ValueError` naming the option; `KeyError` for an unknown task."""
     seed = config.run.seed
     last = MAX_SEED + 1 - seed if 0 <= seed <= MAX_SEED else MAX_SEED  # a saved run may have another seed
     remedy = f"seeds go up to {MAX_SEED}, from --run.seed {seed}"
     between("seeds", config.seeds, 1, last, remedy=remedy if config.seeds > 1 else "")
     if not config.tasks:
         raise ValueError("tasks is empty; name at least one, or all")
-    if twice := [name for i, name in enumerate(config.tasks) if name in config.tasks[:i]]:
+    if config.tasks == ("all",):
+        return
+    names = [get(name).name for name in config.tasks]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"tasks has {twice[0]!r} twice; name it once (--seeds repeats a search)")
 
 

@@ -103,6 +103,7 @@ SEARCHING = (
     Row("a misspelt task", "props run --tasks cart_pole", "'cart_pole'.*'cartpole'"),
     Row("no tasks", "props run --tasks", "--tasks.*empty"),
     Row("a task twice", f"{PROPS} --tasks nim nim", "--tasks.*'nim'"),
+    Row("a task twice, also by its environment", f"{PROPS} --tasks nim Nim-v0", "--tasks.*'nim'"),
     Row("seeds beyond the last", f"{PROPS} --seeds 2 --run.seed 4294967295", "--seeds.*2.*1.*1"),
     Row("an optimum of words", f"{PROPS} --optimum best", "--optimum.*'best'.*'true', 'hidden'"),
     Row("hints that nothing reads", f"{PROPS} --hints 2", "--hints.*2.*--method props"),
