@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -65,7 +64,6 @@ def make_optimizer(
         )
     else:
         plus = config.method == "props+"
-        name = templates.llm_si_template_name
         prompt = ProposalPrompt(
             policy,
             iterations=settings.iterations,
@@ -75,7 +73,7 @@ def make_optimizer(
             explain=config.explain,
             proposals=config.proposals,
             evaluation_episodes=settings.episodes,
-            template=Path(name) if name else None,
+            template=templates.llm_si_template_name,
             template_dir=templates.folder,
             env_desc_file=templates.env_desc_file,
         )

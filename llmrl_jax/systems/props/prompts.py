@@ -236,24 +236,21 @@ def missing(reason: str) -> Any:
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
     """Load a template, which fails on an unfilled slot.
 
-    Templates run in Jinja's immutable sandbox, with access only to their slots. Lines of block tags are removed from
-    built-in templates; a user's templates have Jinja's default white space, so that published ones render as published.
+    Templates run in `tuning.sandbox`, with access only to their slots. Lines of block tags are removed from built-in
+    templates; a user's templates have Jinja's default white space, so that published ones render as published.
 
     **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: the built-in one), from which
     it may include others.
-    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for invalid Jinja.
+    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for one that is not Jinja.
     """
     from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from llmrl_jax.tuning.sandbox import BoundedEnvironment
 
     ours = folder is None
     folder = TEMPLATES if folder is None else Path(folder)
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        trim_blocks=ours,
-        lstrip_blocks=ours,
-        autoescape=False,
+    environment = BoundedEnvironment(
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=ours, lstrip_blocks=ours
     )
     environment.filters["num"] = number
     try:
@@ -266,6 +263,10 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
         raise ValueError(
             f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
         ) from None
+    except Exception as error:  # it is no text, or nested too deeply
+        raise ValueError(
+            f"the template {name or source!r} cannot be compiled: {type(error).__name__}: {error}"
+        ) from error
 
 
 def slots_of(template: Template) -> set[str]:
@@ -279,16 +280,20 @@ def slots_of(template: Template) -> set[str]:
 
 
 def fill(template: Template, slots: Mapping[str, Any]) -> str:
-    """Render the template. **Raises:** `ValueError` for an unknown slot, or access that the sandbox forbids."""
+    """Render the template.
+
+    **Raises:** `ValueError` for an unknown slot, access that the sandbox forbids, more than its bounds, or an operation
+    that fails."""
     from jinja2 import TemplateError
 
+    environment: Any = template.environment  # a `BoundedEnvironment`
     try:
-        return template.render(slots).strip()
-    except TemplateError as error:
-        named = ", ".join(sorted(slots))
+        return environment.render(template, slots)[0].strip()
+    except Exception as error:
+        reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"the template {template.name or ''!r} cannot be filled: {error}; its slots are {named}"
-        ) from None
+            f"the template {template.name or ''!r} cannot be filled: {reason}; its slots are {', '.join(sorted(slots))}"
+        ) from error
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -326,10 +331,10 @@ class ProposalPrompt(Checked):
     """Number of proposals to request."""
     evaluation_episodes: PositiveInt = 20
     """Number of episodes over which f(params) is the mean; the built-in template does not state it."""
-    template: Path | None = None
-    """A user template instead of the built-in one; it may include others of its folder."""
+    template: str = ""
+    """Name of a user template in `template_dir`; empty: the built-in one."""
     template_dir: Path | None = None
-    """Folder of `template` and its includes; None: the template's own."""
+    """Folder of `template` and its includes."""
     env_desc_file: str = ""
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
@@ -337,21 +342,17 @@ class ProposalPrompt(Checked):
         super().__post_init__()
         if self.policy.kind != "table":
             above("step_size", self.step_size or 0.0, 0)
-        if self.template is not None:  # a missing or invalid template is an error now, not at the first question
+        if self.template:  # a missing or invalid template is an error now, not at the first question
             self.render("", 1)
 
     @cached_property
     def _template(self):
-        if self.template is None:
-            return load(name="proposal.j2")
-        if self.template_dir is None:
-            return load(name=self.template.name, folder=self.template.parent)
-        return load(name=self.template.as_posix(), folder=self.template_dir)
+        return load(name=self.template, folder=self.template_dir) if self.template else load(name="proposal.j2")
 
     @property
     def names_box(self) -> bool:
         """Return whether the prompt states the policy's box; a published template has numbers of its own."""
-        return self.template is None or {"low", "high"} <= slots_of(self._template)
+        return not self.template or {"low", "high"} <= slots_of(self._template)
 
     @property
     def actions(self) -> list[int] | None:
