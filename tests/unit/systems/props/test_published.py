@@ -172,7 +172,7 @@ def test_the_fine_tuning_repository_s_schema():
     assert found.config.warmup_episodes == 0
     reply = found.config.reply
     assert (reply.retries, reply.on_failure, reply.repeat) == (3, "repeat", "last")
-    assert read_published(yaml.safe_load(RELEASE)).config.reply == ReplyConfig(retries=4, on_failure="skip")
+    assert read_published(yaml.safe_load(RELEASE)).config.reply == ReplyConfig(retries=4, on_failure="stop")
 
 
 @pytest.mark.parametrize(
@@ -367,6 +367,14 @@ def test_a_lake_that_is_not_slippery():
         ),
         ({"llm_model_name": None}, "llm_model_name.*missing"),
         ({"env_kwargs": {"gravity": 3}}, "env_kwargs.*'gravity'"),
+        ({"env_kwargs": "slippery"}, "env_kwargs.*'slippery'"),
+        ({"llm_si_template_name": 5}, "llm_si_template_name.*5"),
+        ({"template_dir": ["a"]}, r"template_dir.*\['a'\]"),
+        ({"env_desc_file": True}, "env_desc_file.*True"),
+        ({"warmup_episodes": "many"}, "warmup_episodes.*'many'"),
+        ({"optimum": [1]}, r"optimum.*\[1\]"),
+        (yaml.safe_load(RELEASE_PLUS) | {"bias": False}, "bias.*False.*FrozenLake-v1"),
+        (yaml.safe_load(RELEASE_PLUS) | {"task": "cont_space_llm_num_optim_rndm_proj"}, "rndm_proj.*FrozenLake-v1"),
     ],
 )
 def test_what_cannot_be_right_is_named(change, message):
