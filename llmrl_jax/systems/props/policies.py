@@ -107,6 +107,11 @@ class Policy(Checked):
         return self.rank if self.kind == "projection" else self.full_size
 
     @property
+    def actions(self) -> list[int] | None:
+        """Ids of the actions that a table's entry may have; None for numbers."""
+        return list(range(int(self.low), int(self.high) + 1)) if self.kind == "table" else None
+
+    @property
     def choices(self) -> int:
         """Number of values of a table's entry."""
         return int(self.high - self.low) + 1

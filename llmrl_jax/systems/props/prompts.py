@@ -354,13 +354,6 @@ class ProposalPrompt(Checked):
         """Return whether the prompt states the policy's box; a published template has numbers of its own."""
         return not self.template or {"low", "high"} <= slots_of(self._template)
 
-    @property
-    def actions(self) -> list[int] | None:
-        """The valid ids of a parameter, for a table."""
-        if self.policy.kind != "table":
-            return None
-        return list(range(int(self.policy.low), int(self.policy.high) + 1))
-
     def render(
         self, history: str, iteration: int, *, trajectories: bool = False, view: HistoryView | None = None
     ) -> str:
@@ -386,7 +379,7 @@ class ProposalPrompt(Checked):
             "attempt_idx": 0,
             "buffer_top_k": top,
             "buffer_recent_j": last,
-            "actions": None if self.actions is None else [self.actions],
+            "actions": None if policy.actions is None else [policy.actions],
             "environment": self.environment,
             "env_description": self.env_desc_file or missing(NO_DESCRIPTION),
             "span": span(policy.num_params),

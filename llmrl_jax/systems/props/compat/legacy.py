@@ -129,11 +129,6 @@ class LegacyOptimizer(HostOptimizer):
         replay = tuple(episodes) if len(values) else after.episodes
         return replace(after, messages=after.messages + dialogue, episodes=replay)
 
-    @property
-    def actions(self) -> list[int] | None:
-        """The valid ids of an entry, for a table."""
-        return list(range(self.policy.act_size)) if self.policy.kind == "table" else None
-
     def _propose(self, state, iteration, key):
         if not state.rows:
             raise ValueError(
@@ -163,7 +158,7 @@ class LegacyOptimizer(HostOptimizer):
         """Slots shared by all templates."""
         rows, columns = matrix_shape(self.policy)
         shape = {"rows": rows, "columns": columns, "shape": f"{rows}x{columns}"}
-        return {**shape, "environment": self.environment, "actions": self.actions}
+        return {**shape, "environment": self.environment, "actions": self.policy.actions}
 
     @property
     def has_system(self) -> bool:
