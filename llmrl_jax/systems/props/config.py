@@ -20,6 +20,7 @@ from llmrl_jax.core.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    at_least,
     between,
     refuse_unread,
 )
@@ -175,7 +176,7 @@ class PropsConfig(Checked):
     episodes: NonNegativeInt = 0
     """Episodes per evaluation; 0: as published, usually 20."""
     warmup: Annotated[NonNegativeInt | None, _HISTORY] = None
-    """Random policies before the first proposal; None: as published."""
+    """Random policies before the first proposal; None: as published, for `evollm` at least 1."""
     warmup_episodes: Annotated[NonNegativeInt, _MODEL] = 0
     """Episodes per warm-up policy; 0: as many as for other policies. The released code plays 1, which mixes noisy
     returns with means."""
@@ -233,6 +234,8 @@ class PropsConfig(Checked):
             remedy = "that is the released parser, which takes one proposal and checks no number"
             refuse_unread(self, checked, "--reply.compat paper", remedy=remedy)
         self._check_polish()
+        if self.method == "evollm" and self.warmup is not None:
+            at_least("warmup", self.warmup, 1, remedy="evollm begins from evaluated policies")
         if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
             raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
 

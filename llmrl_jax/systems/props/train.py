@@ -16,6 +16,7 @@ import numpy as np
 from llmrl_jax.chat.protocol import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.report import figures
 from llmrl_jax.report.figures import text_table
@@ -55,8 +56,9 @@ def run_searches(config: PropsRun) -> int:
     config.chat.check()
     if config.search.asks:
         config.chat.check_usable()
-    for task in tasks:
-        task.make()
+    policies = [task.make(**config.search.policy.chosen)[2] for task in tasks]
+    if not config.search.templates.llm_si_template_name and all(policy.kind == "table" for policy in policies):
+        refuse_unread(config.search, ("step_size",), "the prompt of a table")
     with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)
 

@@ -188,19 +188,20 @@ class _Reader:
             method = "props+"
         table = get(task).step is None
         kind = self._kind(table)
+        templates = self._templates(method)
         options: dict[str, Any] = {}
         if not legacy:  # the dialogue starts from one matrix
             optimum = self.get("optimum")
             options = {
                 "warmup": self.get("warmup_episodes", 0),
                 "optimum": "true" if optimum is None else digits(optimum),
-                "step_size": self.get("search_step_size", self.get("step_size", 0.0)),
                 "history": self._history(method, table),
             }
+            if not table or templates.llm_si_template_name:
+                options["step_size"] = self.get("search_step_size", self.get("step_size", 0.0))
         replay = legacy and self._replays()
         if replay:
             options = self._buffer()
-        templates = self._templates(method)
         if templates.llm_si_template_name and not legacy and not table:
             self.note(
                 f"{templates.llm_si_template_name} may name a box of its own: unless it has the slots low and high, "

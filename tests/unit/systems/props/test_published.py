@@ -194,6 +194,14 @@ def test_an_episode_is_as_long_as_the_file_says(text, change, steps, noted):
     assert any("the world itself ends an episode after 500 steps" in note for note in found.notes) == noted
 
 
+def test_a_step_size_of_a_table_is_read_by_a_template_of_its_own_alone(tmp_path):
+    data = yaml.safe_load(RELEASE_PLUS) | {"search_step_size": 3.0}
+    found = read_published(data, folder=tmp_path)
+    assert found.config.step_size == 0 and any("search_step_size" in note for note in found.notes)
+    templates(tmp_path, num_optim_candidates_semantics="{{ step_size }}")
+    assert optimizer(read_published(data, folder=tmp_path)).prompt.render("", 1) == "3.0"
+
+
 def test_trajectories_are_shown_as_the_file_says():
     for text, usual in ((RELEASE, 0), (RELEASE_PLUS, 200)):
         data = yaml.safe_load(text)
