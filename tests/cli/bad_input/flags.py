@@ -142,6 +142,7 @@ WORLDS = (
     Row("negative steps of a world", "envs show FrozenLake-v1?max_steps=-1", "max_steps.*-1"),
     Row("a world of forces to play", "envs play Pendulum-v1 --actions 0", "Pendulum-v1.*played"),
     Row("an action that is not there", "envs play CartPole-v1 --actions 9", "action '9'"),
+    Row("a digit that is no number", "envs play CartPole-v1 --actions ²", "action '²'", compiles=KEYS),
     Row("no action", "envs play CartPole-v1 --actions 0,,1", "action ''"),
     Row("negative steps to play", f"{PLAY} --max-steps=-3", "--max-steps.*-3.*0"),
     Row("a negative seed to play", f"{PLAY} --seed=-1", f"--seed.* -1; {SEEDS}"),
