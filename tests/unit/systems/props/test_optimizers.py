@@ -30,7 +30,7 @@ def bowl(params, keys):
 
 
 def test_ars_is_the_papers_update():
-    ars = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5, bounds="none")
+    ars = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5)
     start = jnp.asarray([0.1, 0.2, 0.3, 0.4])
     params, state = ars.ask(ars.init(KEY, start))
     values = np.array([1.0, 5.0, 3.0, -9.0, 2.0, -4.0, 4.0, -8.0], np.float32)
@@ -41,8 +41,9 @@ def test_ars_is_the_papers_update():
     step = (5 + 4) * delta[1] + (3 - 4) * delta[2]
     expected = start + 0.7 / (2 * np.std([5, -4, 3, 4])) * step
     np.testing.assert_allclose(told.mean, expected, rtol=1e-5)
-    plain = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5, scale=False, bounds="none")
-    np.testing.assert_allclose(plain.tell(state, params, jnp.asarray(values)).mean, start + 0.35 * step, rtol=1e-5)
+    plain = ARS(LINEAR, directions=4, top=2, step_size=0.7, noise=0.5, scale=False)
+    unscaled = np.clip(start + 0.35 * step, -6, 6)
+    np.testing.assert_allclose(plain.tell(state, params, jnp.asarray(values)).mean, unscaled, rtol=1e-5)
     still = ars.tell(state, params, jnp.zeros(8))  # a plateau: no spread to divide by
     np.testing.assert_array_equal(still.mean, start)
 
@@ -202,14 +203,14 @@ def test_a_return_that_is_not_a_number_does_not_end_a_search(name):
     assert (found.best[:, 0] <= 3.0).all() and (found.best != 0).any(axis=1).all()
 
 
-@pytest.mark.parametrize("name", ["cem", "hill_climbing"])
-def test_a_table_s_narrower_box(name):
+@pytest.mark.parametrize("kind", [CEM, HillClimbing])
+def test_a_table_s_narrower_box(kind):
     narrow = Policy("table", 6, 3, True, 0.0, 1.0, 0, "box")
-    optimizer = make_numeric(name, narrow, population=500)
+    optimizer = kind(narrow, population=500)
     start = jnp.zeros(6)
     params, state = optimizer.ask(optimizer.init(KEY, start))
     assert set(np.unique(params)) == {0.0, 1.0}
-    if name == "cem":  # half of the probability on the start, the rest alike
+    if kind is CEM:  # half of the probability on the start, the rest alike
         np.testing.assert_allclose(params.mean(), 0.25, atol=0.03)
     else:  # but for the start itself each differs in one entry
         np.testing.assert_array_equal((params[1:] != start).sum(axis=1), 1)
@@ -229,20 +230,15 @@ def test_common_random_numbers():
     np.testing.assert_allclose(metrics["best"], metrics["episode_return"], rtol=1e-6)
 
 
-def test_the_box_is_a_choice():
-    start = jnp.full(4, 6.0)
-    for name in ("ars", "cma_es"):
-        inside = make_numeric(name, LINEAR)
-        assert jnp.abs(inside.ask(inside.init(KEY, start))[0]).max() <= 6
-        beyond = make_numeric(name, LINEAR, bounds="none")
-        assert jnp.abs(beyond.ask(beyond.init(KEY, start))[0]).max() > 6
+@pytest.mark.parametrize("name", ["ars", "cma_es"])
+def test_candidates_lie_in_the_box(name):
+    optimizer = make_numeric(name, LINEAR)
+    assert jnp.abs(optimizer.ask(optimizer.init(KEY, jnp.full(4, 6.0)))[0]).max() == 6
 
 
 def test_bad_input_is_named():
     with pytest.raises(KeyError, match="'cmaes'.*'cma_es'"):
         make_numeric("cmaes", LINEAR)
-    with pytest.raises(TypeError, match="'ars'.*'direction'.*'directions'"):
-        make_numeric("ars", LINEAR, direction=3)
     with pytest.raises(ValueError, match="top.*9.*0.*4"):
         ARS(LINEAR, top=9)
     with pytest.raises(ValueError, match="elite.*0.*1.*20"):
