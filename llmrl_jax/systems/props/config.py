@@ -150,7 +150,6 @@ class TemplateConfig:
 
 _MODEL = Needs("method", get_args(ModelMethod))
 _PROMPT = Needs("method", ("props", "props+"))
-_TEMPLATES = Needs("method", ("props", "props+", "legacy"))
 _DESCRIPTION = Needs("method", ("props+", "legacy"))
 _HISTORY = Needs("method", ("props", "props+", "evollm"))
 _UNREAD: dict[str, tuple[str, ...]] = {

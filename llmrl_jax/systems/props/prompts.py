@@ -10,7 +10,7 @@ The slots have the published names, so that a published template renders here un
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,7 @@ _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]|_")
 def estimate_tokens(text: str) -> int:
     """Estimate of the number of tokens of a text: one per word, group of three digits, and punctuation mark.
 
-    A parameter of a history row counts as 9 tokens. Use a tokenizer's own count
-    for a hard limit."""
+    A parameter of a history row counts as 9 tokens."""
     return sum(1 for _ in _PIECE.finditer(text))
 
 
@@ -95,18 +94,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Format:
-    """Number format; as published by default."""
+    """Number format, as published: parameters in five significant digits, returns in two decimals."""
 
-    digits: int = 5
-    """Significant digits of a parameter (`%.5g`)."""
-    value_decimals: int = 2
-    """Decimals of a return."""
     grid: Grid | None = None
     """If given, parameters are written as integers."""
 
     def number(self, value: float) -> str:
         """Format one parameter; minus zero becomes zero."""
-        return f"{float(value) + 0.0:.{self.digits}g}"
+        return f"{float(value) + 0.0:.5g}"
 
     def texts(self, params: Sequence[float]) -> tuple[str, ...]:
         """The formatted parameters. Equal for two policies that are indistinguishable in a prompt."""
@@ -118,7 +113,7 @@ class Format:
 
     def value(self, value: float) -> str:
         """A return."""
-        return f"{value:.{self.value_decimals}f}"
+        return f"{value:.2f}"
 
     def row(self, row: Row) -> str:
         """`params[0]: v; ...; f(params): r`, the published row."""
@@ -157,7 +152,8 @@ class HistoryView(Checked):
     """Show only this many of the rows with the highest returns."""
     order: Order = "time"
     tokens: PositiveInt | None = None
-    """Maximum number of tokens of the rows: the oldest selected rows are dropped first, but never the best."""
+    """Maximum number of tokens of the rows (`estimate_tokens`): the oldest selected rows are dropped first, but never
+    the best."""
     trajectory_steps: NonNegativeInt | None = None
     """Maximum number of steps of the episode shown below each row that has one; 0: no episodes. None: as published, 200
     for ProPS+ on a table, otherwise no episodes."""
@@ -176,17 +172,17 @@ class HistoryView(Checked):
             chosen = {*range(max(0, len(rows) - recent), len(rows)), *ranked[max(0, len(rows) - best) :]}
         return [rows[i] for i in (ranked if self.order == "ascending" else range(len(rows))) if i in chosen]
 
-    def render(self, rows: Sequence[Row], form: Format, count: Callable[[str], int] = estimate_tokens) -> str:
+    def render(self, rows: Sequence[Row], form: Format | None = None) -> str:
         """The history block of a prompt, one line per row with its episode below; empty without rows.
 
-        **Arguments:** `rows`, in order of evaluation; `form`; `count`, counts tokens.
+        **Arguments:** `rows`, in order of evaluation; `form`, of numbers (None: as published, without a grid).
         **Raises:** `ValueError` if even the best of the selected rows does not fit into `tokens`.
         """
         selected = self.select(rows)
-        texts = {id(row): self._row(row, form) for row in selected}
+        texts = {id(row): self._row(row, form or Format()) for row in selected}
         if self.tokens is not None and selected:
             best = max(enumerate(selected), key=lambda pair: (pair[1].value, pair[0]))[1]
-            sizes = {id(row): count(texts[id(row)] + "\n") for row in selected}
+            sizes = {id(row): estimate_tokens(texts[id(row)] + "\n") for row in selected}
             left = sum(sizes.values())
             for row in rows:  # the oldest first
                 if left <= self.tokens:

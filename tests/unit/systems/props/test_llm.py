@@ -14,7 +14,7 @@ from llmrl_jax.systems.props.build import Polished
 from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
 from llmrl_jax.systems.props.optimizers import CEM, make_numeric
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import Format, Grid, HistoryView, ProposalPrompt, Transition
+from llmrl_jax.systems.props.prompts import Format, HistoryView, ProposalPrompt, Transition
 from llmrl_jax.systems.props.proposals import Grammar, NoProposal, QuerySettings
 from tests.props_says import Says, run
 
@@ -197,7 +197,6 @@ def test_what_is_told_is_checked():
         ({"grammar": Grammar(3, -6, 6, 1)}, "1 proposals.*2 parameters.*1.*3"),
         ({"query": QuerySettings(max_tokens=5)}, "max_tokens.*5"),
         ({"warmup": -1}, "warmup.*-1"),
-        ({"form": Format(grid=Grid(-6.0, 6.0))}, "for EvoLLM"),
     ],
 )
 def test_settings_that_contradict_each_other(options, match):

@@ -148,7 +148,7 @@ def test_the_optimum_in_prompt_keeps_its_digits(optimum, told):
 def test_evollm_asks_for_an_improved_mean():
     rows = [Row((float(i),), value) for i, value in enumerate([1.0, 4.0, 2.0])]
     assert improved(rows) == 6.0  # 4 + (4 - 2)
-    history = HistoryView(order="ascending").render(rows, Format())
+    history = HistoryView(order="ascending").render(rows)
     text = MeanPrompt(1000, 50).render(history, 7, size=1, target="6.00", block=2, blocks=3)
     assert "[0, 1000]" in text and "6.00 or more" in text and "block 2 of 3" in text and "Generation 7 of 50" in text
     assert text.index("f(params): 1.00") < text.index("f(params): 2.00") < text.index("f(params): 4.00")
@@ -238,24 +238,23 @@ def test_numbers_come_from_the_world():
     assert "\nfrom state 0 by 1 (south) to state 3\n" in maze and "from state 0 by 0" not in maze
 
 
-def test_descriptions_that_would_be_wrong_are_refused():
+def test_descriptions_that_would_be_wrong_are_refused(monkeypatch):
     env, params, policy = world("CartPole-v1")
     with pytest.raises(ValueError, match="hints.*3"):
         describe(env, params, policy, hints=3)
     with pytest.raises(ValueError, match="hints.*1.*hide.*true"):
         describe(env, params, policy, hints=1, hide=True)
-    with pytest.raises(ValueError, match="4 observation.*1"):
-        describe(env, params, policy, texts=EnvDescription("goal", ("one",)))
     with pytest.raises(ValueError, match="2.*1.*CartPole-v1.*4.*2"):
         describe(env, params, LINEAR)
     with pytest.raises(KeyError, match="'Debug-Aim-v0'"):
         env, params = envs_jax.make("Debug-Aim-v0")
         describe(env, params, make_policy(env, params))
+    env, params, policy = world("CartPole-v1")
     four = ("position", "speed", "angle", "turn")
-    with pytest.raises(ValueError, match="'jump'.*0"):
-        describe(
-            env := envs_jax.make("CartPole-v1")[0],
-            env.default_params,
-            policy,
-            texts=EnvDescription("{{ act('jump') }}", four),
-        )
+    for texts, message in (
+        (EnvDescription("goal", ("one",)), "4 observation.*1"),
+        (EnvDescription("{{ act('jump') }}", four), "'jump'.*0"),
+    ):
+        monkeypatch.setitem(DESCRIPTIONS, "CartPole-v1", texts)
+        with pytest.raises(ValueError, match=message):
+            describe(env, params, policy)
