@@ -1,12 +1,14 @@
-"""For the tests of optimizers that ask: a chat model that says what it is told to, and the loop of a run."""
+"""For the tests of optimizers: a chat model that says what it is told to, and the loops of runs."""
 
 from __future__ import annotations
 
 import json
 
+import jax
 import jax.numpy as jnp
 
 from llmrl_jax.chat import ChatReply, Choice, Usage
+from llmrl_jax.systems.props.search import evaluate_centers, iterations_of, judge, make_search
 
 
 class Says:
@@ -31,3 +33,13 @@ def run(opt, state, rounds, log):
         log.append(json.loads(json.dumps([params.tolist(), values.tolist(), state.record])))
         state = opt.tell(state, params, values)
     return state
+
+
+def search(optimizer, evaluate, key, *, budget, seeds=1, episodes=20, final_episodes=100):
+    """A whole search by a numeric optimizer: its last state, its metrics `[I]`, and the returns of the best of each
+    seed in fresh episodes `[S, F]`."""
+    iterations = iterations_of(optimizer, budget, episodes)
+    learner = make_search(optimizer, evaluate, seeds=seeds, episodes=episodes)
+    state, metrics = jax.lax.scan(lambda state, _: learner.update(state), learner.init(key), length=iterations)
+    state = evaluate_centers(optimizer, evaluate, state, episodes)
+    return state, metrics, judge(evaluate, state, final_episodes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,8 +177,3 @@ def usage(prog: str, kind: str, rows: dict[str, str], description: str) -> str:
     lines += [row(name, text, column) for name, text in rows.items()]
     lines += ["", f"`{prog} <{kind}> --help` says more about each.", ""]
     return "\n".join(lines)
-
-
-def is_requested(args: Sequence[str]) -> bool:
-    """Return whether a command line asks for help."""
-    return any(arg in ("-h", "--help", "--help-all") for arg in args)

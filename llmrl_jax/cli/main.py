@@ -79,7 +79,7 @@ def _choose(args: Sequence[str], prog: str, kind: str, rows: dict[str, str], des
     """
     from llmrl_jax.cli import help
 
-    if help.is_requested(args[:1]):
+    if args and _asks_for_help(args[:1]):
         print(help.usage(prog, kind, rows, description), end="")
         return None
     if not args:
@@ -272,6 +272,7 @@ def _default_compilation_cache() -> None:
 
 
 def _asks_for_help(args: Sequence[str]) -> bool:
+    """Return whether a command line asks for help, or is empty."""
     return not args or any(a in ("-h", "--help", "--help-all") for a in args)
 
 

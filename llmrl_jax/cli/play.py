@@ -201,8 +201,8 @@ class Game:
     def action(self, text: str) -> int:
         """The action that a line names, by key, name or number. **Raises:** `ValueError`, naming the nearest."""
         lower = {name.lower(): i for i, name in enumerate(self.names)}
-        number = int(text) if text.isdigit() and int(text) < len(self.names) else None
-        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text, number)))
+        numbers = {str(i): i for i in range(len(self.names))}
+        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text, numbers.get(text))))
         if index is None:
             raise ValueError(f"no action {text!r}{nearest(text, list(self.names))} (? lists them)")
         return index

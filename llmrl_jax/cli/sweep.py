@@ -27,7 +27,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,26 +127,11 @@ def read_sweep(file: str | Path, out: Path) -> Sweep:
     **Arguments:** `file`; `out`, the folder of sweeps: this one is in a folder with the file's name.
     **Raises:** `FileNotFoundError` without the file; `ValueError` naming what is wrong, and the point.
     """
-    path, values = _values(file)
+    path, values = read_values(file)
     try:
         return _sweep(values, expanded(out) / path.stem)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _values(file: str | Path) -> tuple[Path, dict[str, Any]]:
-    path = expanded(file)
-    if path.suffix != ".toml":
-        return read_values(path)
-    if not path.is_file():
-        hint = nearest(path.name, sorted(candidate.name for candidate in path.parent.glob("*.toml")))
-        raise FileNotFoundError(f"there is no configuration {path}{hint}")
-    try:
-        return path, tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PermissionError(f"{path} cannot be read ({error.strerror}): a file of TOML is needed") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
 
 
 def _sweep(values: Mapping[str, Any], folder: Path) -> Sweep:

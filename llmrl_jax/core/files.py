@@ -38,6 +38,16 @@ def lack_of_space(error: BaseException) -> str:
     return f"{subject} ({error.strerror}): free some space; --run.resume continues a run from what was written"
 
 
+def byte_text(n: float) -> str:
+    """Bytes with a unit: 512 B, 1.5 MiB, 13.3 GiB."""
+    value, unit = float(n), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def expanded(path: str | Path) -> Path:
     """A path with `~` or `~USER` at its beginning replaced by that user's home folder.
 

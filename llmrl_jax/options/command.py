@@ -24,7 +24,7 @@ A field that is itself a dataclass gives `--field.option`; annotated with `tyro.
 prefix. A field without a default is a required flag. The sources of the settings, highest precedence first:
 
 1. the flags;
-2. `--config FILE`, YAML or JSON, with the options nested as in a run's config.json (which is such a file);
+2. `--config FILE`, YAML, JSON or TOML, with the options nested as in a run's config.json (which is such a file);
 3. for a resumed run its own config.json; else what `start` returns (for example a preset); else the defaults.
 
 `start(get)` returns the initial settings. `get(name)` is the value of an option on the command line, in the file or in
@@ -366,7 +366,9 @@ def _prepared(
             check_folder(settings.run)
         return work(settings)
 
-    file_help = "Options from a file, YAML or JSON, by their names; a run's config.json is one. Flags win over it."
+    file_help = (
+        "Options from a file, YAML, JSON or TOML, by their names; a run's config.json is one. Flags win over it."
+    )
     print_help = "Print all options as YAML, which `--config` reads, and end."
     parameters: dict[str, tuple[Any, Any]] = {
         "config": (Annotated[str, tyro.conf.arg(name="config", help=file_help)], ""),

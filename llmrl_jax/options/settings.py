@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -49,8 +50,8 @@ def _yaml_1_2(base: str) -> Any:
 def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The file that `--config` names, and its values.
 
-    **Arguments:** `path`, a file of YAML or JSON, or the folder of a run, whose config.json is read.
-    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for a file that is no mapping in YAML or JSON;
+    **Arguments:** `path`, a file of JSON (`.json`), TOML (`.toml`) or YAML, or the folder of a run with a config.json.
+    **Raises:** `FileNotFoundError` naming the nearest; `ValueError` for a file that is no mapping in its language;
     `PermissionError` for one that cannot be read.
     """
     import yaml
@@ -59,20 +60,24 @@ def read_values(path: str | Path) -> tuple[Path, dict[str, Any]]:
     if (path / "config.json").is_file():
         path /= "config.json"
     if not path.is_file():
-        candidates = [p.name for pattern in ("*.y*ml", "*.json") for p in path.parent.glob(pattern)]
+        candidates = [p.name for pattern in ("*.y*ml", "*.json", "*.toml") for p in path.parent.glob(pattern)]
         raise FileNotFoundError(f"there is no configuration {path}{nearest(path.name, sorted(candidates))}")
     if path.suffix == ".json":
         values = configs.read_json(path)
     else:
+        language = "TOML" if path.suffix == ".toml" else "YAML"
         try:
-            values = yaml.load(path.read_text(encoding="utf-8"), _yaml_1_2("SafeLoader"))
+            text = path.read_text(encoding="utf-8")
+            values = tomllib.loads(text) if language == "TOML" else yaml.load(text, _yaml_1_2("SafeLoader"))
         except OSError as error:
-            raise PermissionError(f"{path} cannot be read ({error.strerror}): a file of YAML is needed") from error
+            raise PermissionError(
+                f"{path} cannot be read ({error.strerror}): a file of {language} is needed"
+            ) from error
         except RecursionError:
-            raise ValueError(f"{path} is not YAML that can be read: it is nested too deeply") from None
+            raise ValueError(f"{path} is not {language} that can be read: it is nested too deeply") from None
         except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
             # PyYAML checks no value that has a tag, such as `!!int x`
-            raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+            raise ValueError(f"{path} is not {language}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; options with values are needed, as in `steps: 1e6`")
     return path, values

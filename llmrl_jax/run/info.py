@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from envs_jax.threads import cores
+
 
 COMMIT = "LLMRL_COMMIT"
 """The environment variable that names the commit of a tree without history, such as a copy on another machine."""
@@ -95,11 +97,10 @@ def machine() -> dict[str, Any]:
     """Processor, usable cores, accelerators, and the load average of the last minute. Starts the JAX backend."""
     import jax
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = jax.devices()
     return {
         "cpu": cpu(),
-        "cores": cores,
+        "cores": cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.system(),
         "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",

@@ -1,4 +1,4 @@
-"""Jinja's sandbox with bounds, for templates that come with a model: a template that never ends is an error."""
+"""Jinja's sandbox with bounds, for templates that come with a model or a prompt: one that never ends is an error."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     to compare, hash or write. Not bounded is the memory of a single filter, or method of a text or number,
     that makes much of little, beyond its numbers, which are at most `LENGTH`.
 
-    **Arguments:** `date`, which `strftime_now` writes; None: the time of the rendering.
+    **Arguments:** `date`, which `strftime_now` writes; None: the time of the rendering; `options`, of Jinja's
+    environment, such as its `loader`. The lines of blocks are removed, unless they say otherwise.
     """
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
-    def __init__(self, date: datetime | None = None) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+    def __init__(self, date: datetime | None = None, **options: Any) -> None:
+        options = {"trim_blocks": True, "lstrip_blocks": True, **options}
+        super().__init__(extensions=[loopcontrols, GenerationBlock], **options)
         self._spent = threading.local()
         counting: dict[str, Callable[[Any], Any]] = {
             "counted": self._counted,

@@ -94,6 +94,17 @@ def test_bad_input_is_named(args, message, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_page_of_a_table_has_every_task_that_was_measured(tmp_path):
+    row = {"method": "ars", "seeds": 1, "budget": 200, "final_episodes": 4, "final": -3.0, "standard_error": None}
+    names = ("pendulum", "frozen_lake?map_name=8x8", "nim")
+    (tmp_path / "props-table.json").write_text(json.dumps({"rows": [{**row, "task": name} for name in names]}))
+    table(tmp_path, tmp_path, tasks=("pendulum",), methods=("ars",), seeds=1, budget=200, final_episodes=4)
+    *_, nim, pendulum, lake = (tmp_path / "props-table.md").read_text().splitlines()
+    assert nim == "| Nim | 11 | 1 | A2C 0.58 +- 0.10 | 0.33 +- 0.29 | 0.97 +- 0.09 | -3.00 | 1, 200, 4 |"
+    assert pendulum == "| Pendulum | 4 |  |  |  |  | -3.00 | 1, 200, 4 |"
+    assert lake == "| Frozen Lake (map_name=8x8) | 64 |  |  |  |  | -3.00 | 1, 200, 4 |"
+
+
 @pytest.mark.slow
 def test_a_table_goes_on_where_it_stopped(tmp_path, capsys):
     options = {"tasks": ("nim",), "seeds": 2, "budget": 200, "final_episodes": 4, "out": tmp_path, "work": tmp_path}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from envs_jax.threads import cores
 from llmrl_jax.advice.sandbox import gate
 from llmrl_jax.advice.sandbox.process import Reply, contact
 from llmrl_jax.advice.sandbox.program import Program
@@ -75,8 +75,7 @@ def admit_many(
     spec, drawn, sampled = _inputs(observation, window, actions, parts, windows)
     checked = [_gate(source, limits) for source in sources]
     waiting = [i for i, error in enumerate(checked) if error is None]
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(workers or processors, max(len(waiting), 1))
+    count = min(workers or cores(), max(len(waiting), 1))
 
     def checked_by_child(i: int) -> Reply | SandboxError:
         # With one candidate, the time of the gate is part of its own.

@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from envs_jax.extras import inside, install, requirements
+from envs_jax.threads import cores
+from llmrl_jax.core.files import byte_text, expanded
+
 
 PROBE = """
 import json, jax
@@ -86,7 +90,6 @@ def machine() -> dict[str, Any]:
     """Version of this library, Python, system, processor."""
     from llmrl_jax import __version__
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     return {
         "llmrl_jax": __version__,
@@ -94,7 +97,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": cores,
+        "cores": cores(),
         "memory": pages,
     }
 
@@ -155,8 +158,6 @@ def version_of(name: str) -> str:
 
 def extras() -> dict[str, list[str]]:
     """The extras of this library but for `all`, which is made of others, with their requirements that are not met."""
-    from envs_jax.extras import inside, requirements
-
     return {
         extra: [
             f"{needed.name}{needed.specifier}"
@@ -170,7 +171,6 @@ def extras() -> dict[str, list[str]]:
 
 def models() -> dict[str, Any]:
     """Packaged models, those in Hugging Face's local cache, and sentence encoders."""
-    from llmrl_jax.core.files import expanded
     from llmrl_jax.core.packaged import ENCODERS, LANGUAGE_MODELS
 
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
@@ -185,8 +185,6 @@ def models() -> dict[str, Any]:
 
 def cache() -> dict[str, Any]:
     """The persistent compilation cache that commands use, and its size."""
-    from llmrl_jax.core.files import expanded
-
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.environ.get(
         "LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax"
     )
@@ -265,7 +263,7 @@ def traps(facts: Mapping[str, Any]) -> list[str]:
         listed.append("no compilation cache is written: every process compiles again (see LLMRL_COMPILATION_CACHE)")
     free = facts["disk"].get("here") if isinstance(facts["disk"], dict) else None
     if isinstance(free, int) and free < LITTLE_DISK:
-        listed.append(f"{size(free)} of disk are free here: checkpoints may fill it (--run.out, --run.keep)")
+        listed.append(f"{byte_text(free)} of disk are free here: checkpoints may fill it (--run.out, --run.keep)")
     return listed
 
 
@@ -309,13 +307,6 @@ def for_gpu(accelerators: Mapping[str, Any]) -> str:
     if os.environ.get("LD_LIBRARY_PATH"):
         return "LD_LIBRARY_PATH may put other CUDA libraries before those of jax's packages: unset it"
     return f"{installed[0]} did not start; JAX_PLATFORMS=cuda shows why"
-
-
-def install(extra: str) -> str:
-    """The command that installs an extra."""
-    from envs_jax.extras import install
-
-    return install(extra)
 
 
 def for_accelerators(facts: Mapping[str, Any]) -> list[str]:
@@ -372,15 +363,6 @@ def hints(facts: Mapping[str, Any]) -> list[str]:
     return listed
 
 
-def size(n: float) -> str:
-    """Bytes with a unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}"
-        n /= 1024
-    return f"{n:.1f} GiB"
-
-
 def report(facts: Mapping[str, Any]) -> str:
     """The facts on one screen."""
     from llmrl_jax.cli.help import row
@@ -399,7 +381,7 @@ def report(facts: Mapping[str, Any]) -> str:
 
 
 def _machine(f: Mapping[str, Any]) -> str:
-    memory = f", {size(f['memory'])} of memory" if f["memory"] else ""
+    memory = f", {byte_text(f['memory'])} of memory" if f["memory"] else ""
     return (
         f"llmrl_jax {f['llmrl_jax']} in {f['folder']}; Python {f['python']} ({f['executable']}); {f['system']}, "
         f"{f['cores']} cores{memory}"
@@ -411,7 +393,7 @@ def _devices(devices: list[dict[str, Any]]) -> str:
     for d in devices:
         kinds[d["kind"], d["platform"], d["memory"]] = kinds.get((d["kind"], d["platform"], d["memory"]), 0) + 1
     return ", ".join(
-        f"{n} x {kind} ({platform}{f', {size(memory)} each' if memory else ''})"
+        f"{n} x {kind} ({platform}{f', {byte_text(memory)} each' if memory else ''})"
         for (kind, platform, memory), n in kinds.items()
     )
 
@@ -446,14 +428,14 @@ def _models(f: Mapping[str, Any]) -> str:
 
 def _installed(packages: Mapping[str, str]) -> str:
     """Names, each with the command that installs it if it is missing."""
-    return ", ".join(f"{name} ({install})" if install else name for name, install in packages.items())
+    return ", ".join(f"{name} ({command})" if command else name for name, command in packages.items())
 
 
 def _cache(f: Mapping[str, Any]) -> str:
     if f["folder"] is None:
         return "off"
     unwritable = "" if f["writable"] else ", which cannot be written"
-    return f"{f['folder']}{unwritable}: {f['programs']} compiled programs, {size(f['bytes'])}"
+    return f"{f['folder']}{unwritable}: {f['programs']} compiled programs, {byte_text(f['bytes'])}"
 
 
 LINES: Mapping[str, Callable[[Any], str]] = {
@@ -464,7 +446,7 @@ LINES: Mapping[str, Callable[[Any], str]] = {
     "extras": _extras,
     "models": _models,
     "cache": _cache,
-    "disk": lambda free: "free: " + ", ".join(f"{size(n)} {name}" for name, n in free.items()),
+    "disk": lambda free: "free: " + ", ".join(f"{byte_text(n)} {name}" for name, n in free.items()),
 }
 
 

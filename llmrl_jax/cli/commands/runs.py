@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from llmrl_jax.core.files import byte_text, expanded
+
 
 def list_all(folder: Annotated[Path, tyro.conf.Positional] = Path("runs"), json: bool = False) -> None:
     """List the runs in a folder and its subfolders: kind, progress and last metric of each.
@@ -65,7 +67,7 @@ def show(folder: tyro.conf.Positional[Path], json: bool = False) -> None:
             print("\n".join(f"  {name}: {_text(value)}" for name, value in line.items() if name != "kind"))
     print("\ncheckpoints:" if checkpoints else "\nno checkpoint")
     for name, size in checkpoints.items():
-        print(f"  {name if name == 'frozen' else f'update {name}'}: {_bytes(size)}")
+        print(f"  {name if name == 'frozen' else f'update {name}'}: {byte_text(size)}")
 
 
 def compare(
@@ -119,7 +121,6 @@ def rm(folders: tyro.conf.Positional[tuple[Path, ...]], yes: bool = False) -> in
 
     if not folders:
         raise ValueError("there is nothing to delete: name the folders of runs")
-    from llmrl_jax.core.files import expanded
     from llmrl_jax.options.kinds import is_known
 
     paths = [runs.the_run(expanded(folder).absolute()) for folder in folders]
@@ -142,7 +143,7 @@ def _agreed(folder: Path) -> bool:
     facts = runs.read_facts(folder, folder.parent)
     inner = len(list(runs.find_folders(folder))) - 1
     nested = f" and {inner} run{'s' if inner > 1 else ''} in it" if inner else ""
-    question = f"Delete {folder}{nested} ({facts.state}, {_bytes(runs.size_of(folder))})? [y/N] "
+    question = f"Delete {folder}{nested} ({facts.state}, {byte_text(runs.size_of(folder))})? [y/N] "
     return input(question).strip().lower() in ("y", "yes")
 
 
@@ -155,7 +156,7 @@ def _print_facts(facts: Any, size: int) -> None:
         "update": facts.progress(),
         "steps": facts.steps or "",
         "date": facts.date,
-        "size": _bytes(size),
+        "size": byte_text(size),
         "folder": facts.folder,
     }
     print("\n".join(f"  {name}: {value}" for name, value in rows.items() if value))
@@ -169,15 +170,6 @@ def _print_json(value: Any) -> None:
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-
-def _bytes(n: int) -> str:
-    value, unit = float(n), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 COMMANDS: Mapping[str, Any] = {"list": list_all, "show": show, "compare": compare, "rm": rm}

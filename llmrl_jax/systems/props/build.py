@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +64,6 @@ def make_optimizer(
         )
     else:
         plus = config.method == "props+"
-        name = templates.llm_si_template_name
         prompt = ProposalPrompt(
             policy,
             iterations=settings.iterations,
@@ -75,7 +73,7 @@ def make_optimizer(
             explain=config.explain,
             proposals=config.proposals,
             evaluation_episodes=settings.episodes,
-            template=Path(name) if name else None,
+            template=templates.llm_si_template_name,
             template_dir=templates.folder,
             env_desc_file=templates.env_desc_file,
         )
@@ -121,13 +119,9 @@ class Polished:
     """A numeric `Optimizer` whose `init` takes a `start`."""
     rounds: int = 5
     """Rounds of the numeric optimizer after each round of the model."""
-    start: Literal["proposed", "best"] = "proposed"
-    """Start of polishing: the best of the last proposals, or of the whole history."""
 
     def __post_init__(self):
         at_least("rounds", self.rounds, 1, remedy="or use the proposer alone")
-        if self.start not in ("proposed", "best"):
-            raise ValueError(f"start is {self.start!r}; it is 'proposed' or 'best'")
         if isinstance(self.proposer, LegacyOptimizer) and self.proposer.use_replay_buffer:
             raise ValueError(
                 "use_replay_buffer shows episodes of the proposed matrix, beside which polishing puts the value of "
@@ -174,9 +168,8 @@ class Polished:
             return self._polished(state, params, values)
         proposer = self.proposer.tell(state.proposer, params, values, **episodes)
         state = replace(state, proposer=proposer, record=None)
-        rows = proposer.rows if self.start == "best" else proposer.rows[len(proposer.rows) - len(values) :]
-        best = best_of(rows)
-        if best is None or not len(values):
+        best = best_of(proposer.rows[len(proposer.rows) - len(values) :])
+        if best is None:
             return state
         key = jax.random.fold_in(state.key, state.cycle)
         numeric = self.polisher.init(key, jnp.asarray(best.params, jnp.float32))

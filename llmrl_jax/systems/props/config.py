@@ -20,6 +20,7 @@ from llmrl_jax.core.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    at_least,
     between,
     refuse_unread,
 )
@@ -149,7 +150,6 @@ class TemplateConfig:
 
 _MODEL = Needs("method", get_args(ModelMethod))
 _PROMPT = Needs("method", ("props", "props+"))
-_TEMPLATES = Needs("method", ("props", "props+", "legacy"))
 _DESCRIPTION = Needs("method", ("props+", "legacy"))
 _HISTORY = Needs("method", ("props", "props+", "evollm"))
 _UNREAD: dict[str, tuple[str, ...]] = {
@@ -175,7 +175,7 @@ class PropsConfig(Checked):
     episodes: NonNegativeInt = 0
     """Episodes per evaluation; 0: as published, usually 20."""
     warmup: Annotated[NonNegativeInt | None, _HISTORY] = None
-    """Random policies before the first proposal; None: as published."""
+    """Random policies before the first proposal; None: as published, for `evollm` at least 1."""
     warmup_episodes: Annotated[NonNegativeInt, _MODEL] = 0
     """Episodes per warm-up policy; 0: as many as for other policies. The released code plays 1, which mixes noisy
     returns with means."""
@@ -233,6 +233,8 @@ class PropsConfig(Checked):
             remedy = "that is the released parser, which takes one proposal and checks no number"
             refuse_unread(self, checked, "--reply.compat paper", remedy=remedy)
         self._check_polish()
+        if self.method == "evollm" and self.warmup is not None:
+            at_least("warmup", self.warmup, 1, remedy="evollm begins from evaluated policies")
         if self.optimum not in ("true", "hidden") and not re.fullmatch(r"[+-]?\d+(\.\d*)?", self.optimum):
             raise ValueError(f"optimum is {self.optimum!r}; it is 'true', 'hidden' or a number")
 
@@ -284,14 +286,17 @@ class PropsConfig(Checked):
 def _check_searches(config: Any) -> None:
     """Check the options that `PropsRun` and `TableConfig` share.
 
-    **Raises:** `ValueError` naming the option."""
+    **Raises:** `ValueError` naming the option; `KeyError` for an unknown task."""
     seed = config.run.seed
     last = MAX_SEED + 1 - seed if 0 <= seed <= MAX_SEED else MAX_SEED  # a saved run may have another seed
     remedy = f"seeds go up to {MAX_SEED}, from --run.seed {seed}"
     between("seeds", config.seeds, 1, last, remedy=remedy if config.seeds > 1 else "")
     if not config.tasks:
         raise ValueError("tasks is empty; name at least one, or all")
-    if twice := [name for i, name in enumerate(config.tasks) if name in config.tasks[:i]]:
+    if config.tasks == ("all",):
+        return
+    names = [get(name).name for name in config.tasks]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"tasks has {twice[0]!r} twice; name it once (--seeds repeats a search)")
 
 

@@ -28,7 +28,7 @@ def description_of(env: Environment) -> EnvDescription:
     id = ALIASES.get(id, id)
     if id not in DESCRIPTIONS:
         hint = nearest(id, list(DESCRIPTIONS))
-        raise KeyError(f"there is no description of {env.id!r}{hint} (pass texts=EnvDescription(...), or hide=True)")
+        raise KeyError(f"there is no description of {env.id!r}{hint} (add one to DESCRIPTIONS, or hide it)")
     return DESCRIPTIONS[id]
 
 
@@ -39,24 +39,21 @@ def describe(
     *,
     hints: int = 0,
     hide: bool = False,
-    texts: EnvDescription | None = None,
     max_steps: int | None = None,
 ) -> str:
     """The section of a prompt about the environment: goal, state, actions, policy, reward, ends, hints.
 
     **Arguments:** `env` and `env_params`, as evaluated; `policy`, of the same environment; `hints`, 0 none, 1 a rule of
     behavior, 2 also its meaning for the parameters, or a map; `hide`, whether to omit all meanings, so that shapes,
-    ranges and the policy remain; `texts` (None: those of `DESCRIPTIONS`); `max_steps`, the evaluator's step limit, if
-    it is not the environment's own.
+    ranges and the policy remain; `max_steps`, the evaluator's step limit, if it is not the environment's own.
     **Raises:** `ValueError` for another level of hints, hints together with `hide`, or texts or a policy whose size is
-    not the environment's; `KeyError` for an environment without texts.
+    not the environment's; `KeyError` for an environment without texts in `DESCRIPTIONS`.
     """
     if hints not in (0, 1, 2):
         raise ValueError(f"hints is {hints}; it is 0 (none), 1 (a rule) or 2 (a rule, and what it means here)")
     if hide and hints:
         raise ValueError(f"hints is {hints} and hide is true; a hint says what things mean, so let one of them go")
-    if texts is None:
-        texts = EnvDescription("") if hide else description_of(env)
+    texts = EnvDescription("") if hide else description_of(env)
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     observations, actions = env.observation_space(env_params), env.action_space(env_params)
     discrete = isinstance(actions, Discrete)

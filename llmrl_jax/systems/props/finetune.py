@@ -168,7 +168,7 @@ def make_questions(config: FinetuneConfig, settings: Sequence[Setting]) -> tuple
         questions = []
         for start in range(0, config.prompts * config.history, config.history):
             rows = setting.rows[start : start + config.history]
-            questions.append(Question(i, setting.prompt.render(HistoryView().render(rows, Format()), 1), rows))
+            questions.append(Question(i, setting.prompt.render(HistoryView().render(rows), 1), rows))
         if i < len(config.tasks):
             training += questions[:-aside]
         held_out += questions[-aside:][: config.eval_prompts]
@@ -203,11 +203,10 @@ def read_answer(
         parsed = parse(match[1].strip() if match else "", Grammar.for_policy(policy, compat="paper"))
         proposal = parsed.proposals[0] if parsed.proposals else ()
         return match is not None, bool(proposal), proposal
-    form = Format()
     loose = Grammar.for_policy(policy, beyond="keep", finer="keep", repeated="keep")
     soft = bool(parse(text, loose).proposals)
-    evaluated = {form.texts(row.params) for row in question.rows}
-    parsed = parse(text, Grammar.for_policy(policy), evaluated, form)
+    evaluated = {Format().texts(row.params) for row in question.rows}
+    parsed = parse(text, Grammar.for_policy(policy), evaluated)
     return soft, bool(parsed.proposals), parsed.proposals[0] if parsed.proposals else ()
 
 

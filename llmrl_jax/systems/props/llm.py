@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -156,26 +156,21 @@ class LanguageModelOptimizer(HostOptimizer):
     grammar: Grammar | None = None
     """Format of a reply; None: `Grammar.for_policy` the policy, for the number of proposals requested in the prompt."""
     view: HistoryView = field(default_factory=HistoryView)
-    form: Format = field(default_factory=Format)
     query: QuerySettings = field(default_factory=QuerySettings)
     repeat: Repeat = "best"
     """The policy that `query.on_failure` repeats."""
     warmup: NonNegativeInt = 20
     """Number of random policies evaluated first (`Policy.sample`); 0: none."""
-    count: Callable[[str], int] = estimate_tokens
-    """Counts tokens for `view.tokens`; use a tokenizer's count for a hard limit."""
 
     def __post_init__(self):
         super().__post_init__()
-        if self.form.grid is not None:
-            raise ValueError("form has a grid, whose integers these prompts do not speak of; it is for EvoLLM")
         size, proposals = self.policy.num_params, self.prompt.proposals
         if (self.reads.num_params, self.reads.proposals) != (size, proposals):
             raise ValueError(
                 f"the prompt asks for {proposals} proposals of {size} parameters, the grammar reads "
                 f"{self.reads.proposals} of {self.reads.num_params}; make them the same"
             )
-        self.query.check_length(proposals * self.count(self.form.params([self.policy.low] * size)))
+        self.query.check_length(proposals * estimate_tokens(Format().params([self.policy.low] * size)))
 
     @property
     def name(self) -> str:
@@ -196,14 +191,14 @@ class LanguageModelOptimizer(HostOptimizer):
         return self.grammar or Grammar.for_policy(self.policy, proposals=self.prompt.proposals)
 
     def _propose(self, state, iteration, key):
-        history = self.view.render(state.rows, self.form, self.count)
+        history = self.view.render(state.rows)
         trajectories = bool(self.view.trajectory_steps) and any(row.trajectory is not None for row in state.rows)
         text = self.prompt.render(history, iteration, trajectories=trajectories, view=self.view)
-        evaluated = {self.form.texts(row.params) for row in state.rows}
+        evaluated = {Format().texts(row.params) for row in state.rows}
         (answer,) = ask_until_parsed(
             self.model,
             [self.query.request([Message("user", text)], key)],
-            [lambda reply: parse(reply, self.reads, evaluated, self.form)],
+            [lambda reply: parse(reply, self.reads, evaluated)],
             self.query.retries,
         )
         parsed = answer.parsed
@@ -247,7 +242,6 @@ class EvoLLM(HostOptimizer):
     query: QuerySettings = field(default_factory=QuerySettings)
     warmup: PositiveInt = 20
     """Number of random policies evaluated first (`Policy.sample`)."""
-    count: Callable[[str], int] = estimate_tokens
     name: str = "evollm"
 
     def __post_init__(self):
@@ -255,7 +249,8 @@ class EvoLLM(HostOptimizer):
         if self.view.order != "ascending":
             raise ValueError(f"order is {self.view.order!r}, but the members of EvoLLM are sorted; use 'ascending'")
         size = self.block or self.policy.num_params
-        self.query.check_length(self.count(self.form.params([self.policy.high] * min(size, self.policy.num_params))))
+        longest = self.form.params([self.policy.high] * min(size, self.policy.num_params))
+        self.query.check_length(estimate_tokens(longest))
 
     @property
     def iterations(self) -> int:
@@ -287,7 +282,7 @@ class EvoLLM(HostOptimizer):
         for i, part in enumerate(self.blocks):
             rows = [Row(row.params[part], row.value) for row in state.rows]
             size = len(best.params[part])
-            history = self.view.render(rows, self.form, self.count)
+            history = self.view.render(rows, self.form)
             text = prompt.render(history, iteration, size=size, target=target, block=i + 1, blocks=len(self.blocks))
             requests.append(self.query.request([Message("user", text)], jax.random.fold_in(key, i)))
             grammar = Grammar(size, 0, grid.resolution, 0, repeated="keep")

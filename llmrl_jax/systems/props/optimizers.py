@@ -1,15 +1,15 @@
-"""Numeric optimizers of policy parameters: `init`, `ask`, `tell`.
+"""Numeric optimizers of policy parameters: `init`, `ask`, `tell`. Candidates outside the policy's box are moved to its
+nearest point, and those of a table rounded to actions; the moved ones are evaluated and passed to `tell`.
 
 Random search, hill climbing, augmented random search, the cross-entropy method, and evosax's CMA-ES and OpenAI-ES.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +34,6 @@ from llmrl_jax.systems.props.policies import Policy
 
 State = Any
 """State of an optimizer; opaque to callers."""
-
-Bounds = Literal["clip", "none"]
-"""Handling of a candidate outside the policy's box.
-
-* `clip`: every parameter is moved to the nearest bound; the moved candidate is evaluated and passed to `tell`.
-* `none`: it is not changed, as in the published code, whose prompts state a box that is not enforced.
-
-The parameters of a table are always rounded to the nearest action and clipped.
-"""
-
 
 WORST_RETURN = float(np.finfo(np.float32).min) / 1e6
 """Replaces returns that are not finite for numeric methods; small enough that sums stay finite."""
@@ -73,11 +63,6 @@ class Optimizer(Protocol):
         """
 
 
-def bounded(policy: Policy, params: Float[Array, "*B n"], bounds: Bounds) -> Float[Array, "*B n"]:
-    """Candidates as evaluated: within the box, and integer actions for a table; see `Bounds`."""
-    return policy.clip(params) if bounds == "clip" or policy.kind == "table" else params
-
-
 def finite(values: Float[Array, "*B"]) -> Float[Array, "*B"]:
     """Values for a numeric method, with `WORST_RETURN` for those that are not finite."""
     return jnp.where(jnp.isfinite(values), values, WORST_RETURN)
@@ -91,8 +76,7 @@ def centers(optimizer: Any, first: State, last: State) -> Float[Array, "2 n"] | 
     """
     if not hasattr(optimizer, "center"):
         return None
-    params = jnp.stack([optimizer.center(first), optimizer.center(last)])
-    return bounded(optimizer.policy, params, optimizer.bounds)
+    return optimizer.policy.clip(jnp.stack([optimizer.center(first), optimizer.center(last)]))
 
 
 @dataclass(frozen=True)
@@ -145,7 +129,6 @@ class HillClimbing(Checked):
     """Candidates per `ask`."""
     std: PositiveFloat = 1.0
     """Standard deviation of a step in each parameter; not for tables."""
-    bounds: Bounds = "clip"
     name: str = "hill_climbing"
 
     def init(self, key: jax.Array, start: Float[Array, " n"] | None = None) -> ClimberState:
@@ -155,7 +138,7 @@ class HillClimbing(Checked):
             first = self.policy.sample(sample_key, self.population)
         else:
             first = self._around(sample_key, start).at[0].set(start)
-        return ClimberState(key, first[0], jnp.float32(-jnp.inf), bounded(self.policy, first, self.bounds))
+        return ClimberState(key, first[0], jnp.float32(-jnp.inf), self.policy.clip(first))
 
     def _around(self, key: jax.Array, best: Float[Array, " n"]) -> Float[Array, "P n"]:
         if self.policy.kind == "table":
@@ -172,7 +155,7 @@ class HillClimbing(Checked):
 
     def ask(self, state):
         key, sample_key = jax.random.split(state.key)
-        moved = bounded(self.policy, self._around(sample_key, state.best), self.bounds)
+        moved = self.policy.clip(self._around(sample_key, state.best))
         return jnp.where(jnp.isneginf(state.value), state.first, moved), state.replace(key=key)
 
     def tell(self, state, params, values):
@@ -215,7 +198,6 @@ class ARS(Checked):
     """nu: standard deviation of a direction in each parameter."""
     scale: bool = True
     """Divide by sigma_R."""
-    bounds: Bounds = "clip"
     name: str = "ars"
 
     def __post_init__(self):
@@ -230,7 +212,7 @@ class ARS(Checked):
         key, sample_key = jax.random.split(state.key)
         step = self.noise * jax.random.normal(sample_key, (self.directions, self.policy.num_params))
         pairs = jnp.concatenate([state.mean + step, state.mean - step])
-        return bounded(self.policy, pairs, self.bounds), state.replace(key=key)
+        return self.policy.clip(pairs), state.replace(key=key)
 
     def center(self, state: ARSState) -> Float[Array, " n"]:
         """M."""
@@ -247,8 +229,7 @@ class ARS(Checked):
         change = jnp.where(spread > 0, slope / jnp.where(spread > 0, spread, 1), 0)  # all equal: no information
         mean = state.mean + self.step_size * change
         # a table's M is not rounded: only candidates are
-        inside = jnp.clip(mean, self.policy.low, self.policy.high) if self.bounds == "clip" else mean
-        return state.replace(mean=inside)
+        return state.replace(mean=jnp.clip(mean, self.policy.low, self.policy.high))
 
 
 def default_population(num_params: int) -> int:
@@ -277,7 +258,6 @@ class _Evosax:
     """
 
     policy: Policy
-    bounds: Bounds
 
     @property
     def strategy(self) -> Any:
@@ -298,7 +278,7 @@ class _Evosax:
     def ask(self, state):
         key, sample_key = jax.random.split(state.key)
         params, inner = self.strategy.ask(sample_key, state.inner, self.settings)
-        return bounded(self.policy, params, self.bounds), EvolutionState(key, inner)
+        return self.policy.clip(params), EvolutionState(key, inner)
 
     def center(self, state: EvolutionState) -> Float[Array, " n"]:
         """The mean of the distribution."""
@@ -321,7 +301,6 @@ class CMAES(_Evosax, Checked):
     std: NonNegativeFloat = 0.0
     """Initial standard deviation; 0: a quarter of the box's width, so that both bounds are two standard deviations
     away."""
-    bounds: Bounds = "clip"
     name: str = "cma_es"
 
     def __post_init__(self):
@@ -353,7 +332,6 @@ class OpenES(_Evosax, Checked):
     """Standard deviation of the noise in each parameter."""
     learning_rate: PositiveFloat = 0.5
     """Adam's learning rate: about the change of each parameter per update."""
-    bounds: Bounds = "clip"
     name: str = "open_es"
 
     def __post_init__(self):
@@ -408,7 +386,6 @@ class CEM(Checked):
     """Added to the elite's, in quadrature. Not for tables."""
     rate: Annotated[float, In("(0, 1]")] = 0.5
     """Step size of a table's probabilities towards the elite's frequencies, in (0, 1]."""
-    bounds: Bounds = "clip"
     name: str = "cem"
 
     def __post_init__(self):
@@ -436,7 +413,7 @@ class CEM(Checked):
             samples = jax.random.categorical(sample_key, jnp.log(state.mean), shape=shape) + self.policy.low
         else:
             samples = state.mean + state.std * jax.random.normal(sample_key, shape)
-        return bounded(self.policy, samples.astype(jnp.float32), self.bounds), state.replace(key=key)
+        return self.policy.clip(samples.astype(jnp.float32)), state.replace(key=key)
 
     def center(self, state: CEMState) -> Float[Array, " n"]:
         """The mean; for a table, the most likely action of each state."""
@@ -458,19 +435,12 @@ NUMERIC: dict[str, Any] = {kind.name: kind for kind in (RandomSearch, HillClimbi
 """The numeric optimizers, by name."""
 
 
-def make_numeric(name: str, policy: Policy, **options: Any) -> Optimizer:
-    """Create the numeric optimizer `name` for a policy.
+def make_numeric(name: str, policy: Policy) -> Optimizer:
+    """Create the numeric optimizer `name` for a policy, with the defaults of its class.
 
-    **Arguments:** `options`, fields of its class.
-    **Raises:** `KeyError` for an unknown name, `TypeError` for an unknown option; both with the nearest name.
+    **Raises:** `KeyError` for an unknown name, with the nearest one.
     """
     if name not in NUMERIC:
         names = ", ".join(NUMERIC)
         raise KeyError(f"there is no optimizer {name!r}{nearest(name, list(NUMERIC))} (there are {names})")
-    accepted = [field.name for field in dataclasses.fields(NUMERIC[name]) if field.name != "policy"]
-    for option in options:
-        if option not in accepted:
-            raise TypeError(
-                f"{name!r} has no option {option!r}{nearest(option, accepted)} (it takes {', '.join(accepted)})"
-            )
-    return NUMERIC[name](policy, **options)
+    return NUMERIC[name](policy)

@@ -70,8 +70,6 @@ class Policy(Checked):
     """Distribution of `sample`."""
     rank: int = 0
     """Number of parameters of a `projection`; 0 for other kinds."""
-    projection_seed: int = 0
-    """Seed of the matrix Q of a `projection`."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -107,6 +105,11 @@ class Policy(Checked):
         return self.rank if self.kind == "projection" else self.full_size
 
     @property
+    def actions(self) -> list[int] | None:
+        """Ids of the actions that a table's entry may have; None for numbers."""
+        return list(range(int(self.low), int(self.high) + 1)) if self.kind == "table" else None
+
+    @property
     def choices(self) -> int:
         """Number of values of a table's entry."""
         return int(self.high - self.low) + 1
@@ -115,7 +118,7 @@ class Policy(Checked):
     def projection(self) -> Float[np.ndarray, "full rank"]:
         """The first `rank` columns of Q, float32: the QR decomposition of a Gaussian matrix, with R's diagonal positive
         so that Q is unique."""
-        gaussian = np.random.default_rng(self.projection_seed).normal(size=(self.full_size, self.full_size))
+        gaussian = np.random.default_rng(0).normal(size=(self.full_size, self.full_size))
         q, r = np.linalg.qr(gaussian)
         return (q * np.sign(np.diag(r)))[:, : self.rank].astype(np.float32)
 
@@ -197,7 +200,7 @@ def make_policy(env: Environment, env_params: Any, kind: Kind | None = None, **o
     """Create the policy of a kind for an environment.
 
     **Arguments:** `env` and its `env_params`; `kind`, None for `table` with discrete observations and `linear` with
-    vectors; `options`, other fields of `Policy` (`low`, `high`, `decimals`, `init`, `rank`, `projection_seed`).
+    vectors; `options`, other fields of `Policy` (`low`, `high`, `decimals`, `init`, `rank`).
     **Raises:** `TypeError` if the environment's observations or actions do not suit the kind.
     """
     observations, actions = env.observation_space(env_params), env.action_space(env_params)

@@ -10,7 +10,7 @@ The slots have the published names, so that a published template renders here un
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,7 @@ _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]|_")
 def estimate_tokens(text: str) -> int:
     """Estimate of the number of tokens of a text: one per word, group of three digits, and punctuation mark.
 
-    A parameter of a history row counts as 9 tokens. Use a tokenizer's own count
-    for a hard limit."""
+    A parameter of a history row counts as 9 tokens."""
     return sum(1 for _ in _PIECE.finditer(text))
 
 
@@ -95,18 +94,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Format:
-    """Number format; as published by default."""
+    """Number format, as published: parameters in five significant digits, returns in two decimals."""
 
-    digits: int = 5
-    """Significant digits of a parameter (`%.5g`)."""
-    value_decimals: int = 2
-    """Decimals of a return."""
     grid: Grid | None = None
     """If given, parameters are written as integers."""
 
     def number(self, value: float) -> str:
         """Format one parameter; minus zero becomes zero."""
-        return f"{float(value) + 0.0:.{self.digits}g}"
+        return f"{float(value) + 0.0:.5g}"
 
     def texts(self, params: Sequence[float]) -> tuple[str, ...]:
         """The formatted parameters. Equal for two policies that are indistinguishable in a prompt."""
@@ -118,7 +113,7 @@ class Format:
 
     def value(self, value: float) -> str:
         """A return."""
-        return f"{value:.{self.value_decimals}f}"
+        return f"{value:.2f}"
 
     def row(self, row: Row) -> str:
         """`params[0]: v; ...; f(params): r`, the published row."""
@@ -157,7 +152,8 @@ class HistoryView(Checked):
     """Show only this many of the rows with the highest returns."""
     order: Order = "time"
     tokens: PositiveInt | None = None
-    """Maximum number of tokens of the rows: the oldest selected rows are dropped first, but never the best."""
+    """Maximum number of tokens of the rows (`estimate_tokens`): the oldest selected rows are dropped first, but never
+    the best."""
     trajectory_steps: NonNegativeInt | None = None
     """Maximum number of steps of the episode shown below each row that has one; 0: no episodes. None: as published, 200
     for ProPS+ on a table, otherwise no episodes."""
@@ -176,17 +172,17 @@ class HistoryView(Checked):
             chosen = {*range(max(0, len(rows) - recent), len(rows)), *ranked[max(0, len(rows) - best) :]}
         return [rows[i] for i in (ranked if self.order == "ascending" else range(len(rows))) if i in chosen]
 
-    def render(self, rows: Sequence[Row], form: Format, count: Callable[[str], int] = estimate_tokens) -> str:
+    def render(self, rows: Sequence[Row], form: Format | None = None) -> str:
         """The history block of a prompt, one line per row with its episode below; empty without rows.
 
-        **Arguments:** `rows`, in order of evaluation; `form`; `count`, counts tokens.
+        **Arguments:** `rows`, in order of evaluation; `form`, of numbers (None: as published, without a grid).
         **Raises:** `ValueError` if even the best of the selected rows does not fit into `tokens`.
         """
         selected = self.select(rows)
-        texts = {id(row): self._row(row, form) for row in selected}
+        texts = {id(row): self._row(row, form or Format()) for row in selected}
         if self.tokens is not None and selected:
             best = max(enumerate(selected), key=lambda pair: (pair[1].value, pair[0]))[1]
-            sizes = {id(row): count(texts[id(row)] + "\n") for row in selected}
+            sizes = {id(row): estimate_tokens(texts[id(row)] + "\n") for row in selected}
             left = sum(sizes.values())
             for row in rows:  # the oldest first
                 if left <= self.tokens:
@@ -236,24 +232,21 @@ def missing(reason: str) -> Any:
 def load(source: str = "", *, name: str = "", folder: str | Path | None = None) -> Template:
     """Load a template, which fails on an unfilled slot.
 
-    Templates run in Jinja's immutable sandbox, with access only to their slots. Lines of block tags are removed from
-    built-in templates; a user's templates have Jinja's default white space, so that published ones render as published.
+    Templates run in `tuning.sandbox`, with access only to their slots. Lines of block tags are removed from built-in
+    templates; a user's templates have Jinja's default white space, so that published ones render as published.
 
     **Arguments:** `source`, its text, or else `name`, of its file below `folder` (None: the built-in one), from which
     it may include others.
-    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for invalid Jinja.
+    **Raises:** `FileNotFoundError` for a missing file, with the existing names; `ValueError` for one that is not Jinja.
     """
     from jinja2 import FileSystemLoader, StrictUndefined, TemplateNotFound, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from llmrl_jax.tuning.sandbox import BoundedEnvironment
 
     ours = folder is None
     folder = TEMPLATES if folder is None else Path(folder)
-    environment = ImmutableSandboxedEnvironment(
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        trim_blocks=ours,
-        lstrip_blocks=ours,
-        autoescape=False,
+    environment = BoundedEnvironment(
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=ours, lstrip_blocks=ours
     )
     environment.filters["num"] = number
     try:
@@ -266,6 +259,10 @@ def load(source: str = "", *, name: str = "", folder: str | Path | None = None) 
         raise ValueError(
             f"the template {name or source!r} is not Jinja: {error.message} in line {error.lineno}"
         ) from None
+    except Exception as error:  # it is no text, or nested too deeply
+        raise ValueError(
+            f"the template {name or source!r} cannot be compiled: {type(error).__name__}: {error}"
+        ) from error
 
 
 def slots_of(template: Template) -> set[str]:
@@ -279,16 +276,20 @@ def slots_of(template: Template) -> set[str]:
 
 
 def fill(template: Template, slots: Mapping[str, Any]) -> str:
-    """Render the template. **Raises:** `ValueError` for an unknown slot, or access that the sandbox forbids."""
+    """Render the template.
+
+    **Raises:** `ValueError` for an unknown slot, access that the sandbox forbids, more than its bounds, or an operation
+    that fails."""
     from jinja2 import TemplateError
 
+    environment: Any = template.environment  # a `BoundedEnvironment`
     try:
-        return template.render(slots).strip()
-    except TemplateError as error:
-        named = ", ".join(sorted(slots))
+        return environment.render(template, slots)[0].strip()
+    except Exception as error:
+        reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"the template {template.name or ''!r} cannot be filled: {error}; its slots are {named}"
-        ) from None
+            f"the template {template.name or ''!r} cannot be filled: {reason}; its slots are {', '.join(sorted(slots))}"
+        ) from error
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -326,10 +327,10 @@ class ProposalPrompt(Checked):
     """Number of proposals to request."""
     evaluation_episodes: PositiveInt = 20
     """Number of episodes over which f(params) is the mean; the built-in template does not state it."""
-    template: Path | None = None
-    """A user template instead of the built-in one; it may include others of its folder."""
+    template: str = ""
+    """Name of a user template in `template_dir`; empty: the built-in one."""
     template_dir: Path | None = None
-    """Folder of `template` and its includes; None: the template's own."""
+    """Folder of `template` and its includes."""
     env_desc_file: str = ""
     """The file that a published template of ProPS+ includes as `env_description`, relative to that folder."""
 
@@ -337,28 +338,17 @@ class ProposalPrompt(Checked):
         super().__post_init__()
         if self.policy.kind != "table":
             above("step_size", self.step_size or 0.0, 0)
-        if self.template is not None:  # a missing or invalid template is an error now, not at the first question
+        if self.template:  # a missing or invalid template is an error now, not at the first question
             self.render("", 1)
 
     @cached_property
     def _template(self):
-        if self.template is None:
-            return load(name="proposal.j2")
-        if self.template_dir is None:
-            return load(name=self.template.name, folder=self.template.parent)
-        return load(name=self.template.as_posix(), folder=self.template_dir)
+        return load(name=self.template, folder=self.template_dir) if self.template else load(name="proposal.j2")
 
     @property
     def names_box(self) -> bool:
         """Return whether the prompt states the policy's box; a published template has numbers of its own."""
-        return self.template is None or {"low", "high"} <= slots_of(self._template)
-
-    @property
-    def actions(self) -> list[int] | None:
-        """The valid ids of a parameter, for a table."""
-        if self.policy.kind != "table":
-            return None
-        return list(range(int(self.policy.low), int(self.policy.high) + 1))
+        return not self.template or {"low", "high"} <= slots_of(self._template)
 
     def render(
         self, history: str, iteration: int, *, trajectories: bool = False, view: HistoryView | None = None
@@ -385,7 +375,7 @@ class ProposalPrompt(Checked):
             "attempt_idx": 0,
             "buffer_top_k": top,
             "buffer_recent_j": last,
-            "actions": None if self.actions is None else [self.actions],
+            "actions": None if policy.actions is None else [policy.actions],
             "environment": self.environment,
             "env_description": self.env_desc_file or missing(NO_DESCRIPTION),
             "span": span(policy.num_params),

@@ -125,19 +125,16 @@ class Grammar(Checked):
         return cls(policy.num_params, policy.low, policy.high, policy.decimals, **options)
 
 
-def parse(
-    text: str, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = (), form: Format | None = None
-) -> ParsedReply:
+def parse(text: str, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = ()) -> ParsedReply:
     """Parse a reply.
 
-    **Arguments:** `text`; `grammar`; `evaluated`, the policies evaluated so far, as written by `Format.texts`; `form`,
-    their format (None: as published, without a grid).
+    **Arguments:** `text`; `grammar`; `evaluated`, the policies evaluated so far, as written by `Format.texts`.
     **Returns:** the parsed reply, including its problems; nothing is raised.
     """
     text = strip_thinking(text)
     if grammar.compat == "paper":
         return _published(text, grammar)
-    form = form or Format()
+    form = Format()
     groups, prose = _groups(text, grammar.num_params)
     notes: list[str] = []
     complete = [group for group in groups if not group.problem]

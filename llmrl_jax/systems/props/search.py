@@ -9,30 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
-from envs_jax import tracing
 from llmrl_jax.agents.population import Evaluation, Evaluator, episode_keys
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.systems.props.optimizers import Optimizer, centers, finite
-
-
-@struct.dataclass
-class Search:
-    """Results of `S` seeds after `I` iterations of `P` candidates with `E` episodes each."""
-
-    best: Float[Array, "S n"]
-    """The candidate, or center (see `evaluate_centers`), with the highest mean return."""
-    value: Float[Array, " S"]
-    """Its mean return. As the maximum of many noisy means it is biased upwards; `final` is unbiased."""
-    final: Float[Array, "S F"]
-    """Returns of `best` in fresh episodes, not used in the search."""
-    best_curve: Float[Array, "S I"]
-    """`value` after each iteration."""
-    mean_curve: Float[Array, "S I"]
-    """The mean return of each iteration's candidates."""
-    episodes: Int[Array, " I"]
-    """Episodes played by one seed up to each iteration."""
-    steps: Int[Array, " S"]
-    """Environment steps of the search."""
 
 
 @struct.dataclass
@@ -43,8 +22,11 @@ class SearchState:
     optimizer: Any
     """The optimizer's states."""
     best: Float[Array, "S n"]
+    """The candidate, or center (see `evaluate_centers`), with the highest mean return."""
     value: Float[Array, " S"]
+    """Its mean return. As the maximum of many noisy means it is biased upwards; `judge` is unbiased."""
     steps: Int[Array, " S"]
+    """Environment steps of the search."""
     update: Int[Array, ""]
     """Number of completed iterations."""
     frozen: Any = ()
@@ -77,84 +59,15 @@ def iterations_of(optimizer: Optimizer, budget: int, episodes: int) -> int:
     return (budget - num_final * episodes) // (population * episodes)
 
 
-def make_search(
-    optimizer: Optimizer, evaluate: Evaluator, *, seeds: int = 1, episodes: int = 20, common: bool = True
-) -> Learner:
+def make_search(optimizer: Optimizer, evaluate: Evaluator, *, seeds: int = 1, episodes: int = 20) -> Learner:
     """A search as a `Learner`, one iteration per update, for `llmrl_jax.run.loop`, which saves, stops and resumes it.
 
     Its metrics are `episode_return`, the mean over all candidates, and `best`, the mean over seeds of the highest mean
-    return so far. Arguments as of `search`.
+    return so far. The candidates of one iteration are evaluated in the same episodes, which ranks them with less noise.
+
+    **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_population_evaluator`; `seeds`, which advance
+    together: seed `i` depends only on `fold_in(key, i)`; `episodes`, per candidate.
     """
-    init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
-
-    def update(state: SearchState) -> tuple[SearchState, dict[str, jax.Array]]:
-        state, values = iterate(state)
-        return state, {"episode_return": jnp.mean(values), "best": jnp.mean(state.value)}
-
-    return Learner(init, update, seeds * population_of(optimizer) * episodes, unit="episodes")
-
-
-def evaluate_centers(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
-    """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
-    `optimizers.centers`): either may be the best."""
-    first = jax.vmap(optimizer.init)(_begins(state.keys))
-    params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
-    if params is None:
-        return state
-    keys = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 3), episodes))(state.keys)
-    return _counted(state, params, evaluate(*_flat(params, jnp.repeat(keys, params.shape[1], axis=0))))
-
-
-def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
-    """The returns of each seed's best candidate in fresh episodes, not used in the search."""
-    fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(state.keys)
-    return evaluate(state.best, fresh).returns
-
-
-def search(
-    optimizer: Optimizer,
-    evaluate: Evaluator,
-    key: jax.Array,
-    *,
-    budget: int,
-    seeds: int = 1,
-    episodes: int = 20,
-    common: bool = True,
-    final_episodes: int = 100,
-) -> Search:
-    """Ask, evaluate and tell until the budget is used up, with the optimizer's centers last (see `evaluate_centers`).
-
-    Pure; all seeds advance together. Wrap it in `jax.jit` with everything except `key` closed over. Seed `i` depends
-    only on `fold_in(key, i)`.
-
-    **Arguments:** `optimizer`, a numeric one; `evaluate`, see `make_population_evaluator`; `key`, typed; `budget`,
-    episodes per seed (8,000 as published); `seeds`, `S`; `episodes`, `E`, per candidate; `common`, whether the
-    candidates of one iteration are evaluated on the same episodes, which ranks them with less noise; `final_episodes`,
-    `F`.
-    **Raises:** `ValueError` if the budget is below one iteration (plus the centers, if there are any).
-    """
-    iterations = iterations_of(optimizer, budget, episodes)
-    init, iterate = _parts(optimizer, evaluate, seeds, episodes, common)
-
-    def body(state, _):
-        state, values = iterate(state)
-        return state, (state.value, jnp.mean(values, axis=1))
-
-    state, curves = tracing.scan(body, init(key), length=iterations)
-    state = evaluate_centers(optimizer, evaluate, state, episodes)
-    return Search(
-        best=state.best,
-        value=state.value,
-        final=judge(evaluate, state, final_episodes),
-        best_curve=curves[0].T,
-        mean_curve=curves[1].T,
-        episodes=jnp.arange(1, iterations + 1) * (population_of(optimizer) * episodes),
-        steps=state.steps,
-    )
-
-
-def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int, common: bool) -> tuple[Any, Any]:
-    """`init(key) -> SearchState`, and `iterate(state) -> (state, values [S, P])`."""
 
     def init(key: jax.Array) -> SearchState:
         keys = episode_keys(key, seeds)
@@ -169,22 +82,36 @@ def _parts(optimizer: Optimizer, evaluate: Evaluator, seeds: int, episodes: int,
             jnp.int32(0),
         )
 
-    def draws(k: jax.Array, i: jax.Array, population: int) -> Key[Array, "P E"]:
-        k = jax.random.fold_in(jax.random.fold_in(k, 1), i)
-        if common:
-            return jnp.broadcast_to(episode_keys(k, episodes), (population, episodes))
-        return jax.vmap(lambda k: episode_keys(k, episodes))(episode_keys(k, population))
+    def draws(k: jax.Array, i: jax.Array) -> Key[Array, " E"]:
+        return episode_keys(jax.random.fold_in(jax.random.fold_in(k, 1), i), episodes)
 
-    def iterate(state: SearchState) -> tuple[SearchState, Float[Array, "S P"]]:
+    def update(state: SearchState) -> tuple[SearchState, dict[str, jax.Array]]:
         params, states = jax.vmap(optimizer.ask)(state.optimizer)
-        keys = jax.vmap(lambda k: draws(k, state.update, params.shape[1]))(state.keys)
-        played = evaluate(*_flat(params, keys.reshape(-1, episodes)))
+        keys = jax.vmap(lambda k: draws(k, state.update))(state.keys)
+        played = _evaluated(evaluate, params, keys)
         values = finite(played.mean).reshape(params.shape[:2])
         states = jax.vmap(optimizer.tell)(states, params, values)
-        state = _counted(state, params, played)
-        return state.replace(optimizer=states, update=state.update + 1), values
+        state = _counted(state, params, played).replace(optimizer=states, update=state.update + 1)
+        return state, {"episode_return": jnp.mean(values), "best": jnp.mean(state.value)}
 
-    return init, iterate
+    return Learner(init, update, seeds * population_of(optimizer) * episodes, unit="episodes")
+
+
+def evaluate_centers(optimizer: Optimizer, evaluate: Evaluator, state: SearchState, episodes: int) -> SearchState:
+    """A search after its last iteration, with the optimizer's first and last center also evaluated, if it has them (see
+    `optimizers.centers`): either may be the best."""
+    first = jax.vmap(optimizer.init)(_begins(state.keys))
+    params = jax.vmap(lambda first, last: centers(optimizer, first, last))(first, state.optimizer)
+    if params is None:
+        return state
+    keys = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 3), episodes))(state.keys)
+    return _counted(state, params, _evaluated(evaluate, params, keys))
+
+
+def judge(evaluate: Evaluator, state: SearchState, final_episodes: int) -> Float[Array, "S F"]:
+    """The returns of each seed's best candidate in fresh episodes, not used in the search."""
+    fresh = jax.vmap(lambda k: episode_keys(jax.random.fold_in(k, 2), final_episodes))(state.keys)
+    return evaluate(state.best, fresh).returns
 
 
 def _begins(keys: Key[Array, " S"]) -> Key[Array, " S"]:
@@ -192,9 +119,9 @@ def _begins(keys: Key[Array, " S"]) -> Key[Array, " S"]:
     return jax.vmap(lambda k: jax.random.fold_in(k, 0))(keys)
 
 
-def _flat(params: Float[Array, "S P n"], keys: Key[Array, "SP E"]) -> tuple[Float[Array, "SP n"], Key[Array, "SP E"]]:
-    """All seeds as one batch of candidates."""
-    return params.reshape(-1, params.shape[-1]), keys
+def _evaluated(evaluate: Evaluator, params: Float[Array, "S P n"], keys: Key[Array, "S E"]) -> Evaluation:
+    """The evaluation of all seeds' candidates as one batch, those of a seed in the same episodes."""
+    return evaluate(params.reshape(-1, params.shape[-1]), jnp.repeat(keys, params.shape[1], axis=0))
 
 
 def _counted(state: SearchState, params: Float[Array, "S P n"], played: Evaluation) -> SearchState:

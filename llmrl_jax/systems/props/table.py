@@ -41,7 +41,7 @@ from llmrl_jax.systems.props.search import (
     population_of,
 )
 from llmrl_jax.systems.props.study import Study
-from llmrl_jax.systems.props.tasks import PUBLISHED, Task
+from llmrl_jax.systems.props.tasks import PUBLISHED, TASKS, Task, get
 from llmrl_jax.systems.props.train import chosen_tasks
 
 
@@ -307,17 +307,20 @@ def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _write_page(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the page: the published tasks in the paper's order, then the others."""
+    tasks = {task.name: task for task in PUBLISHED} | {row["task"]: get(row["task"]) for row in rows}
     methods = [m for m in TITLES if any(row["method"] == m for row in rows)]
     head = ["task", "parameters", "bound", "best published baseline", "ProPS", "ProPS+", *(TITLES[m] for m in methods)]
     head.append("seeds, episodes, fresh")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for task in PUBLISHED:
+    for task in tasks.values():
         rows_by_method = {row["method"]: row for row in rows if row["task"] == task.name}
         if not rows_by_method:
             continue
-        baseline = next(iter(task.published.items()))
-        cells = [task.title, str(task.num_params), "" if task.bound is None else f"{task.bound:g}"]
-        cells += [f"{baseline[0]} {_figure(baseline[1])}", *(_figure(task.published[m]) for m in ("ProPS", "ProPS+"))]
+        size = task.num_params if task.name in TASKS else task.make()[2].num_params  # options may change it
+        cells = [task.title, str(size), "" if task.bound is None else f"{task.bound:g}"]
+        baseline = "".join(f"{name} {_figure(figures)}" for name, figures in list(task.published.items())[:1])
+        cells += [baseline, *(_figure(task.published[m]) if task.published else "" for m in ("ProPS", "ProPS+"))]
         cells += [_mean(rows_by_method[m]) if m in rows_by_method else "" for m in methods]
         counts = {f"{row['seeds']}, {row['budget']:,}, {row['final_episodes']}" for row in rows_by_method.values()}
         cells.append("; ".join(sorted(counts)))

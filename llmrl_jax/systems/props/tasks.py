@@ -176,5 +176,10 @@ def get(name: str) -> Task:
     if not query:
         return task
     return replace(
-        task, name=f"{task.name}?{query}", env=f"{task.env}?{query}", bound=None, published=MappingProxyType({})
+        task,
+        name=f"{task.name}?{query}",
+        title=f"{task.title} ({query})",
+        env=f"{task.env}?{query}",
+        bound=None,
+        published=MappingProxyType({}),
     )

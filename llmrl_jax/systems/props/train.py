@@ -16,6 +16,8 @@ import numpy as np
 from llmrl_jax.chat.protocol import BudgetExceeded, ChatError
 from llmrl_jax.core import config as configs
 from llmrl_jax.core.activity import doing
+from llmrl_jax.core.checks import refuse_unread
+from llmrl_jax.core.files import write_whole
 from llmrl_jax.report import figures
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import write_gif
@@ -32,7 +34,7 @@ from llmrl_jax.workflows.chat_model import SCRIPTED, Chat, ChatConfig, make_chat
 
 RESULT = "result.json"
 TRACEBACK = "error.txt"
-"""File with the traceback of a failed search."""
+"""File with the traceback of a search that failed when it last ran."""
 FRAMES = 80
 """Maximum number of frames in a video."""
 
@@ -54,8 +56,9 @@ def run_searches(config: PropsRun) -> int:
     config.chat.check()
     if config.search.asks:
         config.chat.check_usable()
-    for task in tasks:
-        task.make()
+    policies = [task.make(**config.search.policy.chosen)[2] for task in tasks]
+    if not config.search.templates.llm_si_template_name and all(policy.kind == "table" for policy in policies):
+        refuse_unread(config.search, ("step_size",), "the prompt of a table")
     with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)
 
@@ -93,6 +96,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
                 print(f"{activity.what} ({result.episodes} episodes)", flush=True)
 
         failure = ""
+        (study.folder / TRACEBACK).unlink(missing_ok=True)
         try:
             with doing(name) as activity:
                 study.run(lambda: bool(request.name or spent), report)
@@ -102,7 +106,7 @@ def _search_all(studies: Sequence[Study], config: PropsRun, request: StopRequest
             failure = str(error)
         except Exception as error:  # the other searches continue and keep their results
             failure = f"{type(error).__name__}: {error}"
-            (study.folder / TRACEBACK).write_text(traceback.format_exc())
+            write_whole(study.folder / TRACEBACK, traceback.format_exc())
         if request.aborted:
             raise KeyboardInterrupt
         if finished := _finished(study):
@@ -140,8 +144,9 @@ def _finished(study: Study) -> dict[str, Any] | None:
         return None
     if not isinstance(summary, dict):  # damaged: it is judged again
         return None
-    complete = study.finished and summary.get("finished") and summary.get("rounds") == study.result.rounds
-    return summary if complete and summary.get("final") is not None else None
+    # a round that stopped the search is played again when it resumes, so the number of rounds alone may agree
+    same = all(summary.get(name) == getattr(study.result, name) for name in ("rounds", "stopped"))
+    return summary if study.finished and summary.get("finished") and same and summary.get("final") is not None else None
 
 
 def finish(

@@ -145,16 +145,6 @@ def count(n: int) -> str:
     return str(n)
 
 
-def size(n: int) -> str:
-    """Bytes with a unit: 512 B, 1.5 MiB, 13.3 GiB."""
-    value, unit = float(n), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def parse_bytes(text: str) -> int:
     """`16GiB`, `80GB`, `512 MiB` or a plain number of bytes. **Raises:** `ValueError` for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", text, re.IGNORECASE)

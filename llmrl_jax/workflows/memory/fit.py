@@ -18,12 +18,12 @@ import jax
 
 from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.files import expanded
+from llmrl_jax.core.files import byte_text, expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm.tensors import read_json
 from llmrl_jax.parallel import MeshSpec
 from llmrl_jax.parallel.absent import Target
-from llmrl_jax.workflows.memory.config import FitConfig, count, parse_bytes, size
+from llmrl_jax.workflows.memory.config import FitConfig, count, parse_bytes
 from llmrl_jax.workflows.memory.programs import PROGRAMS, declared_size, held, setting
 from llmrl_jax.workflows.memory.roofline import Prediction
 
@@ -71,12 +71,14 @@ class Fit:
         width = max(map(len, (*self.parts, "device memory")))
         lines = [_title(self), "", f"{'':<{width}}  {'per device':>10}  {'one copy':>10}"]
         for name, (part, copy_) in self.parts.items():
-            lines.append(f"{name:<{width}}  {size(part):>10}  {size(copy_) if copy_ is not None else '':>10}".rstrip())
-        lines.append(f"{'total':<{width}}  {size(self.total):>10}")
+            lines.append(
+                f"{name:<{width}}  {byte_text(part):>10}  {byte_text(copy_) if copy_ is not None else '':>10}".rstrip()
+            )
+        lines.append(f"{'total':<{width}}  {byte_text(self.total):>10}")
         if self.memory is None:
             lines += ["", "The device does not say how much memory it has: give --memory, as in --memory 16GiB."]
             return "\n".join(lines)
-        lines.append(f"{'device memory':<{width}}  {size(self.memory):>10}")
+        lines.append(f"{'device memory':<{width}}  {byte_text(self.memory):>10}")
         share = self.total / self.memory
         verdict = "It does not fit" if not self.fits else "It fits" if share <= 0.9 else "It fits, barely"
         lines += ["", f"{verdict}: {share:.0%} of the memory."]
@@ -312,7 +314,7 @@ def advice(fit_: Fit) -> list[str]:
         if candidate is not None and candidate.total < fit_.total:
             helpful.append(flag.split()[0])
             enough |= bool(candidate.fits)
-            lines.append(f"  {flag:<24} {size(candidate.total):>10}{'  fits' if candidate.fits else ''}")
+            lines.append(f"  {flag:<24} {byte_text(candidate.total):>10}{'  fits' if candidate.fits else ''}")
     if enough or len(helpful) < 2:
         return lines
     best, used = fit_, []
@@ -326,4 +328,4 @@ def advice(fit_: Fit) -> list[str]:
         used.append(flag)
         if best.fits:
             break
-    return [*lines, f"  {' '.join(used)}: {size(best.total)}{', fits' if best.fits else ', still too much'}"]
+    return [*lines, f"  {' '.join(used)}: {byte_text(best.total)}{', fits' if best.fits else ', still too much'}"]

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.core.files import expanded
+from llmrl_jax.core.files import byte_text, expanded
 from llmrl_jax.parallel.absent import Kind
 from llmrl_jax.workflows.memory import hlo
-from llmrl_jax.workflows.memory.config import size
 
 
 TOP = 5
@@ -123,16 +122,16 @@ class Prediction:
             f"per device      {self.flops:.3g} operations, {self.bytes / 1e9:.3g} GB moved, {self.kernels:,} kernels",
         ]
         for op, numbers in self.collectives.items():
-            lines.append(f"{op:<15} {numbers['count']:,.0f} times, {size(int(numbers['bytes']))}")
+            lines.append(f"{op:<15} {numbers['count']:,.0f} times, {byte_text(int(numbers['bytes']))}")
         lines += ["", "slowest kernels"]
         lines += [f"  {milliseconds(k['seconds']):>10}  {_short(k['source'] or k['result'])}" for k in self.slowest]
         lines.append("largest arrays")
-        lines += [f"  {size(a['bytes']):>10}  {a['array']}  {_short(a['source'], 50)}" for a in self.largest]
+        lines += [f"  {byte_text(a['bytes']):>10}  {a['array']}  {_short(a['source'], 50)}" for a in self.largest]
         if self.exchanged:
             lines.append("largest exchanges")
         for c in self.exchanged:
             name = _short(c["source"] or c["result"], 50)
-            lines.append(f"  {size(int(c['bytes'])):>10}  {c['op']}, {c['count']:g} times: {name}")
+            lines.append(f"  {byte_text(int(c['bytes'])):>10}  {c['op']}, {c['count']:g} times: {name}")
         if self.callbacks:
             lines.append(f"It calls the host: {', '.join(f'{n} x {name}' for name, n in self.callbacks.items())}.")
         if self.float64:
@@ -229,7 +228,7 @@ def _text(name: str, value: Any) -> str:
     elif name == "share":
         format_ = "{:.1%}".format
     elif name.startswith("memory") or name.endswith("bytes"):
-        return size(int(value))
+        return byte_text(int(value))
     elif isinstance(value, float):
         format_ = "{:.4g}".format
     return format_(value)

@@ -71,7 +71,6 @@ class LegacyOptimizer(HostOptimizer):
     templates: TemplateConfig = field(default_factory=TemplateConfig)
     grammar: Grammar | None = None
     """Valid numbers; None: `published_grammar`."""
-    form: Format = field(default_factory=Format)
     query: QuerySettings = field(default_factory=lambda: QuerySettings(retries=3))
     use_replay_buffer: bool = False
     """Show `buffer_rows` consecutive steps of one random evaluation episode."""
@@ -129,11 +128,6 @@ class LegacyOptimizer(HostOptimizer):
         replay = tuple(episodes) if len(values) else after.episodes
         return replace(after, messages=after.messages + dialogue, episodes=replay)
 
-    @property
-    def actions(self) -> list[int] | None:
-        """The valid ids of an entry, for a table."""
-        return list(range(self.policy.act_size)) if self.policy.kind == "table" else None
-
     def _propose(self, state, iteration, key):
         if not state.rows:
             raise ValueError(
@@ -148,8 +142,8 @@ class LegacyOptimizer(HostOptimizer):
         def convert(parsed) -> str:
             return self._conversion(str(InvalidReply(parsed)))
 
-        evaluated = {self.form.texts(row.params) for row in state.rows}
-        parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, evaluated, self.form)]
+        evaluated = {Format().texts(row.params) for row in state.rows}
+        parses = [lambda reply: parse_matrix(reply, self.policy, self.reads, evaluated)]
         (answer,) = ask_until_parsed(self.model, [request], parses, self.query.retries, convert)
         record = {"optimizer": self.name, "iteration": iteration, "model": self.model.name, **answer.record}
         if not answer.parsed.proposals:
@@ -163,7 +157,7 @@ class LegacyOptimizer(HostOptimizer):
         """Slots shared by all templates."""
         rows, columns = matrix_shape(self.policy)
         shape = {"rows": rows, "columns": columns, "shape": f"{rows}x{columns}"}
-        return {**shape, "environment": self.environment, "actions": self.actions}
+        return {**shape, "environment": self.environment, "actions": self.policy.actions}
 
     @property
     def has_system(self) -> bool:
@@ -188,8 +182,8 @@ class LegacyOptimizer(HostOptimizer):
     def _question(self, iteration: int, last: Row, replay: str) -> Message:
         slots = {
             "episode_number": iteration,
-            "matrix_string": render_matrix(self.policy, last.params, self.form),
-            "reward": self.form.value(last.value),
+            "matrix_string": render_matrix(self.policy, last.params),
+            "reward": Format().value(last.value),
             "replay_buffer_string": replay,
         }
         return Message("user", self._fill("update", slots))
@@ -226,10 +220,10 @@ def matrix_shape(policy: Policy) -> tuple[int, int]:
     return policy.num_params // columns, columns
 
 
-def render_matrix(policy: Policy, params: Sequence[float], form: Format | None = None) -> str:
+def render_matrix(policy: Policy, params: Sequence[float]) -> str:
     """The matrix, one line per row; for a policy with bias under `Weights:`, with the last row under `Bias:`."""
     rows, columns = matrix_shape(policy)
-    texts = (form or Format()).texts(params)
+    texts = Format().texts(params)
     lines = [", ".join(texts[r * columns : (r + 1) * columns]) for r in range(rows)]
     if policy.kind in ("linear", "sigmoid"):
         lines = ["Weights:", *lines[:-1], "Bias:", lines[-1]]
@@ -256,11 +250,11 @@ def find_matrices(text: str) -> list[list[list[str]]]:
 
 
 def parse_matrix(
-    text: str, policy: Policy, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = (), form: Format | None = None
+    text: str, policy: Policy, grammar: Grammar, evaluated: Collection[tuple[str, ...]] = ()
 ) -> ParsedReply:
     """Parse the matrix of a reply: the last one of the right size.
 
-    **Arguments:** `grammar`, for its valid numbers; `evaluated` and `form`, as for `parse`.
+    **Arguments:** `grammar`, for its valid numbers; `evaluated`, as for `parse`.
     """
     rows, columns = matrix_shape(policy)
     blocks = find_matrices(strip_thinking(text))
@@ -271,4 +265,4 @@ def parse_matrix(
         actual = f"its matrices are {sizes}" if len(blocks) > 1 else single
         return ParsedReply((), (Problem("form", f"{actual}, where {rows}x{columns} was asked for"),), (), text)
     cells = np.asarray(right[-1]).ravel().tolist()
-    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, evaluated, form)
+    return parse("; ".join(f"params[{i}]: {cell}" for i, cell in enumerate(cells)), grammar, evaluated)

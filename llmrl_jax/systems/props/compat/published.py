@@ -6,6 +6,7 @@ the folder of a named template does not exist, the built-in prompt of the same k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,17 @@ FINETUNE = SHARED | {
     "step_size", "print_episode", "max_limit", "title",
 }  # fmt: skip
 
+TEXTS = {
+    "template_dir", "llm_si_template_name", "llm_ui_template_name", "llm_output_conversion_template_name",
+    "env_desc_file",
+}  # fmt: skip
+COUNTS = {
+    "num_episodes", "num_evaluation_episodes", "warmup_episodes", "rank", "max_traj_count", "max_traj_length",
+    "buffer_top_k", "buffer_recent_j", "experiments", "print_episode", "grid_size",
+}  # fmt: skip
+NUMBERS = {"optimum", "search_step_size", "step_size", "param_min", "param_max"}
+"""Keys by the type of their values, apart from those that any value suits."""
+
 ROWS = ("hopper", "mc_continuous")
 """Dispatch keys whose dialogue shows `max_traj_length` rows of the replay buffer; the others show 100."""
 
@@ -90,6 +102,31 @@ def _null_as_none(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
 
 
+def _typed(name: str, value: Any) -> Any:
+    """The value of a key, as the type that is read. **Raises:** `ValueError` for another one."""
+    if value is None:
+        return None
+    if name in COUNTS | NUMBERS:
+        try:  # YAML reads 1e-3 as text
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number) and (name in NUMBERS or number.is_integer()):
+            return number if name in NUMBERS else int(number)
+        expected = "a number" if name in NUMBERS else "a whole number"
+    elif name in TEXTS:
+        if isinstance(value, str):
+            return value
+        expected = "a text"
+    elif name == "env_kwargs":
+        if isinstance(value, Mapping):
+            return value
+        expected = "a mapping of the environment's options"
+    else:
+        return value
+    raise ValueError(f"{name} is {value!r}; {expected} is needed")
+
+
 def _count(value: Any, name: str) -> int:
     """The size of a list of lists, or a number."""
     if isinstance(value, list):
@@ -105,8 +142,8 @@ def read_published(data: Mapping[str, Any], source: str = "the file", folder: st
 
     **Arguments:** `data`, the file's keys; `source`, its name for errors; `folder`, a base of `template_dir`, used if
     it does not exist relative to the working directory.
-    **Raises:** `ValueError` for an unknown key, task or environment, with the nearest name, and for sizes that differ
-    from the environment's.
+    **Raises:** `ValueError` for an unknown key, task or environment, with the nearest name, for a value of another type
+    than the key's, and for sizes that differ from the environment's.
     """
     task_key = data.get("task")
     if task_key in RELEASE_TASKS:
@@ -119,7 +156,10 @@ def read_published(data: Mapping[str, Any], source: str = "the file", folder: st
     for key in data:
         if key not in keys:
             raise ValueError(f"{source}: unknown key {key!r}{nearest(key, sorted(keys))}")
-    values = {key: _null_as_none(value) for key, value in data.items()}
+    try:
+        values = {key: _typed(key, _null_as_none(value)) for key, value in data.items()}
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
     if "gym_env_name" not in values:
         raise ValueError(f"{source}: gym_env_name is missing; it names the world, CartPole-v1 say")
     return _Reader(schema, values, source, Path(folder)).read()
@@ -147,19 +187,21 @@ class _Reader:
         if self.schema == "finetune" and not legacy and "semantic" in self.get("llm_si_template_name", ""):
             method = "props+"
         table = get(task).step is None
+        kind = self._kind(table)
+        templates = self._templates(method)
         options: dict[str, Any] = {}
         if not legacy:  # the dialogue starts from one matrix
             optimum = self.get("optimum")
             options = {
                 "warmup": self.get("warmup_episodes", 0),
                 "optimum": "true" if optimum is None else digits(optimum),
-                "step_size": float(self.get("search_step_size", self.get("step_size", 0.0))),
                 "history": self._history(method, table),
             }
+            if not table or templates.llm_si_template_name:
+                options["step_size"] = self.get("search_step_size", self.get("step_size", 0.0))
         replay = legacy and self._replays()
         if replay:
             options = self._buffer()
-        templates = self._templates(method)
         if templates.llm_si_template_name and not legacy and not table:
             self.note(
                 f"{templates.llm_si_template_name} may name a box of its own: unless it has the slots low and high, "
@@ -168,20 +210,20 @@ class _Reader:
         tuned = self.schema == "finetune"
         config = PropsConfig(
             method=method,
-            iterations=int(self.get("num_episodes", 0)),
-            episodes=int(self.get("num_evaluation_episodes", 0)),
+            iterations=self.get("num_episodes", 0),
+            episodes=self.get("num_evaluation_episodes", 0),
             warmup_episodes=0 if tuned else 1,
             max_steps=self._limit(task),
             policy=PolicyConfig(
-                kind=self._kind(),
-                rank=int(self.get("rank", 0)) if self._kind() == "projection" else 0,
-                init=None if table else self._init(),
+                kind=kind,
+                rank=self.get("rank", 0) if kind == "projection" else 0,
+                init=None if table else self._init(kind),
                 **({} if table else self._box()),
             ),
             **options,
             reply=ReplyConfig(
                 retries=3 if tuned else 4,
-                on_failure="repeat" if tuned else "skip",
+                on_failure="repeat" if tuned else "stop",
                 repeat="last" if tuned and not legacy else "best",
             ),
             templates=templates,
@@ -192,7 +234,7 @@ class _Reader:
         self._note_unused(legacy)
         model, adapter = self._model()
         logdir, video = str(self.get("logdir", "")), bool(self.get("record_video", False))
-        seeds, print_every = int(self.get("experiments", 1)), int(self.get("print_episode", 0))
+        seeds, print_every = self.get("experiments", 1), self.get("print_episode", 0)
         if Path(logdir).name != logdir:
             self.note(f"logdir {logdir}: the run is called {Path(logdir).name}, in the folder --out")
         for key, value in self.values.items():
@@ -257,14 +299,22 @@ class _Reader:
         numeric = any(word in names for word in ("numeric", "num_optim", "semantic", "non_standard/"))
         return not numeric or bool(self.get("use_replay_buffer", False)) and "numeric" not in names
 
-    def _kind(self) -> Any:
-        if self.values["task"] == "cont_space_llm_num_optim_rndm_proj":
-            return "projection"
-        return "linear_nobias" if self.get("bias") is False else None
+    def _kind(self, table: bool) -> Any:
+        """The kind of the policy; None: the task's own."""
+        projection = self.values["task"] == "cont_space_llm_num_optim_rndm_proj"
+        if not projection and self.get("bias") is not False:
+            return None
+        if table:
+            key, remedy = ("task", "use a task of tables") if projection else ("bias", "leave it out")
+            raise ValueError(
+                f"{self.source}: {key} is {self.values[key]!r}, but the policy of {self.get('gym_env_name')} is a "
+                f"table, which has no weights; {remedy}"
+            )
+        return "projection" if projection else "linear_nobias"
 
-    def _init(self) -> Any:
+    def _init(self, kind: Any) -> Any:
         """The initial distribution of the file's published program."""
-        if self._kind() == "linear_nobias":
+        if kind == "linear_nobias":
             return "uniform_3"
         if self.schema == "finetune":
             return "uniform_3.5"
@@ -287,12 +337,12 @@ class _Reader:
     def _buffer(self) -> dict[str, Any]:
         """The shown part of the replay buffer, as these keys are documented, though not all programs read them."""
         options: dict[str, Any] = {}
-        if count := int(self.get("max_traj_count", 0)):
+        if count := self.get("max_traj_count", 0):
             options["buffer_episodes"] = count
             self.note(
                 f"max_traj_count {count}: the replay buffer holds the last {count} episodes; its programs keep all"
             )
-        if length := int(self.get("max_traj_length", 0)):
+        if length := self.get("max_traj_length", 0):
             task = self.values["task"]
             rows = task in ROWS
             options["buffer_rows" if rows else "buffer_steps"] = length
@@ -306,7 +356,7 @@ class _Reader:
 
     def _limit(self, task: str) -> int:
         """`max_traj_length`: the maximum episode length in the release; in its last versions a length of history."""
-        length = 0 if self.schema == "finetune" else int(self.get("max_traj_length", 0))
+        length = 0 if self.schema == "finetune" else self.get("max_traj_length", 0)
         if not length:
             return 0
         limit = int(envs_jax.make(get(task).env)[1].max_steps)
@@ -317,7 +367,7 @@ class _Reader:
     def _box(self) -> dict[str, Any]:
         """The box of a linear policy; a table's entries are its actions."""
         bounds = {"low": self.get("param_min"), "high": self.get("param_max")}
-        return {name: float(value) for name, value in bounds.items() if value is not None}
+        return {name: value for name, value in bounds.items() if value is not None}
 
     def _check_rank(self, task: str, chosen: PolicyConfig) -> None:
         """Check `rank`, the number of parameters, against the environment; for a projection it is free."""
@@ -337,8 +387,7 @@ class _Reader:
             self.note(
                 f"max_traj_length {self.get(key)} is how many rows of history a prompt shows, as in its last versions"
             )
-        count = self.get(key)
-        return HistoryView(last=int(count) if count else None, trajectory_steps=steps)
+        return HistoryView(last=self.get(key) or None, trajectory_steps=steps)
 
     def _templates(self, method: str) -> TemplateConfig:
         """The user's templates if they exist; else the built-in ones, with a note."""

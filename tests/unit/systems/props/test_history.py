@@ -58,24 +58,22 @@ def test_views(view, expected):
 def test_a_limit_of_tokens_drops_the_oldest_but_never_the_best():
     each = estimate_tokens(FORM.row(ROWS[0]) + "\n")
     assert all(estimate_tokens(FORM.row(row) + "\n") == each for row in ROWS)
-    texts = HistoryView(tokens=3 * each).render(ROWS[:3] + [Row((7.0, -0.5), 2.0)], FORM).splitlines()
+    texts = HistoryView(tokens=3 * each).render(ROWS[:3] + [Row((7.0, -0.5), 2.0)]).splitlines()
     assert [text.partition(";")[0] for text in texts] == ["params[0]: 1", "params[0]: 2", "params[0]: 7"]
-    best = HistoryView(tokens=each).render(ROWS, FORM)
+    best = HistoryView(tokens=each).render(ROWS)
     assert best == FORM.row(ROWS[3])
     with pytest.raises(ValueError, match=f"{each} tokens.*{each - 1}"):
-        HistoryView(tokens=each - 1).render(ROWS, FORM)
-    counted = HistoryView(tokens=2).render(ROWS, FORM, lambda text: 1)
-    assert len(counted.splitlines()) == 2
-    assert HistoryView(tokens=1).render([], FORM) == ""
+        HistoryView(tokens=each - 1).render(ROWS)
+    assert HistoryView(tokens=1).render([]) == ""
 
 
 def test_a_limit_of_tokens_keeps_the_best_of_what_is_shown():
     rows = [*ROWS, Row((5.0, -0.5), 2.0)]  # the best of all is older than the last two
     each = estimate_tokens(FORM.row(rows[0]) + "\n")
     for order in ("time", "ascending"):
-        assert HistoryView(last=2, tokens=each, order=order).render(rows, FORM) == FORM.row(rows[4])
+        assert HistoryView(last=2, tokens=each, order=order).render(rows) == FORM.row(rows[4])
         with pytest.raises(ValueError, match=f"{each} tokens.*5"):
-            HistoryView(last=2, tokens=5, order=order).render(rows, FORM)
+            HistoryView(last=2, tokens=5, order=order).render(rows)
 
 
 def test_an_episode_stands_under_its_row():
@@ -87,7 +85,7 @@ def test_an_episode_stands_under_its_row():
         "5 | 0 | 1",
     ]
     row = Row((1.0,), 1.0, episode)
-    text = HistoryView(trajectory_steps=1).render([row, Row((2.0,), 0.0)], FORM)
+    text = HistoryView(trajectory_steps=1).render([row, Row((2.0,), 0.0)])
     assert text.splitlines() == [
         "params[0]: 1; f(params): 1.00",
         "state | action | reward",
@@ -95,7 +93,7 @@ def test_an_episode_stands_under_its_row():
         "(2 more steps)",
         "params[0]: 2; f(params): 0.00",
     ]
-    assert "state" not in HistoryView().render([row], FORM)
+    assert "state" not in HistoryView().render([row])
     assert render_trajectory((Transition((0.5, -1.0), (0.25,), 2.0),), 1).splitlines()[1] == "0.5, -1 | 0.25 | 2"
 
 

@@ -58,6 +58,16 @@ def test_an_unfit_template_is_named_before_anything_is_asked(tmp_path, key):
         LegacyOptimizer(Says(), VALLEY, templates=templates)
 
 
+def test_the_actions_of_a_prompt_are_those_of_the_box(tmp_path):
+    (tmp_path / "si.j2").write_text("{{ actions }}")
+    templates = TemplateConfig(str(tmp_path), llm_si_template_name="si.j2")
+    table = Policy("table", 2, 4, True, 1.0, 2.0, 0, "box")
+    opt = LegacyOptimizer(model := Says("1\n2"), table, templates=templates)
+    params, state = opt.ask(opt.init(jax.random.key(0)))
+    params, state = opt.ask(opt.tell(state, params, jnp.array([-5.0])))
+    assert model.asked[0].messages[0].content == "[1, 2]" and params.tolist() == [[1.0, 2.0]]
+
+
 EPISODES = [tuple(Transition((float(n),), (float(t),), 0.0) for t in range(90 + n)) for n in range(6)]
 
 

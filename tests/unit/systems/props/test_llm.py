@@ -12,9 +12,9 @@ import pytest
 from llmrl_jax.chat import ContextExceeded, ScriptedAdviser, ServerError
 from llmrl_jax.systems.props.build import Polished
 from llmrl_jax.systems.props.llm import EvoLLM, LanguageModelOptimizer
-from llmrl_jax.systems.props.optimizers import make_numeric
+from llmrl_jax.systems.props.optimizers import CEM, make_numeric
 from llmrl_jax.systems.props.policies import Policy
-from llmrl_jax.systems.props.prompts import Format, Grid, HistoryView, ProposalPrompt, Transition
+from llmrl_jax.systems.props.prompts import Format, HistoryView, ProposalPrompt, Transition
 from llmrl_jax.systems.props.proposals import Grammar, NoProposal, QuerySettings
 from tests.props_says import Says, run
 
@@ -197,7 +197,6 @@ def test_what_is_told_is_checked():
         ({"grammar": Grammar(3, -6, 6, 1)}, "1 proposals.*2 parameters.*1.*3"),
         ({"query": QuerySettings(max_tokens=5)}, "max_tokens.*5"),
         ({"warmup": -1}, "warmup.*-1"),
-        ({"form": Format(grid=Grid(-6.0, 6.0))}, "for EvoLLM"),
     ],
 )
 def test_settings_that_contradict_each_other(options, match):
@@ -315,7 +314,7 @@ def test_evollm_needs_a_return():
 
 def test_polishing_starts_at_the_best_proposal_and_reports_back():
     proposer = optimizer("params[0]: 1; params[1]: 1\nparams[0]: 2; params[1]: 2", proposals=2, warmup=0)
-    opt = Polished(proposer, make_numeric("cem", TWO, population=3, elite=1, std=0.001, extra_std=1e-6), rounds=2)
+    opt = Polished(proposer, CEM(TWO, population=3, elite=1, std=0.001, extra_std=1e-6), rounds=2)
     params, state = opt.ask(opt.init(KEY))
     state = opt.tell(state, params, jnp.array([1.0, 5.0]))
     for round_, values in enumerate(([1.0, 2.0, 6.0], [3.0, 2.0, 1.0])):

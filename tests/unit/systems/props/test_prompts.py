@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,33 +78,52 @@ def test_a_published_template_takes_our_slots(tmp_path):
         "{% include env_description %}\n\n{{ actions[0] }} about {{ optimum }} step {{ step_size }}\n"
         "{{ episode_reward_buffer_string }}\n{{ step_number }}/{{ episodes }}\n"
     )
-    prompt = ProposalPrompt(TABLE, 30, 1.0, template=tmp_path / "mine.j2", env_desc_file="lake.txt")
+    prompt = ProposalPrompt(TABLE, 30, 1.0, template="mine.j2", template_dir=tmp_path, env_desc_file="lake.txt")
     assert prompt.render("rows", 3) == "A pond, 9 cells.\n\n[0, 1, 2, 3] about 1 step 1.0\nrows\n3/30"
     with pytest.raises(ValueError, match="env_desc_file.*empty"):
-        ProposalPrompt(TABLE, template=tmp_path / "mine.j2")
+        ProposalPrompt(TABLE, template="mine.j2", template_dir=tmp_path)
     with pytest.raises(ValueError, match="'mine.j2'.*'sea.txt'"):
-        ProposalPrompt(TABLE, template=tmp_path / "mine.j2", env_desc_file="sea.txt")
+        ProposalPrompt(TABLE, template="mine.j2", template_dir=tmp_path, env_desc_file="sea.txt")
     (tmp_path / "bad.j2").write_text("{{ nobody }}")
     with pytest.raises(ValueError, match="'bad.j2'.*'nobody'"):
-        ProposalPrompt(TABLE, template=tmp_path / "bad.j2")
+        ProposalPrompt(TABLE, template="bad.j2", template_dir=tmp_path)
     (tmp_path / "worse.j2").write_text("\n{% if %}")
     with pytest.raises(ValueError, match="'worse.j2'.*Jinja.*2"):
-        ProposalPrompt(TABLE, template=tmp_path / "worse.j2")
+        ProposalPrompt(TABLE, template="worse.j2", template_dir=tmp_path)
     with pytest.raises(FileNotFoundError, match="'gone.j2'.*bad.j2, mine.j2, worse.j2"):
-        ProposalPrompt(TABLE, template=tmp_path / "gone.j2")
-    (tmp_path / "evil.j2").write_text("{{ ''.__class__.__mro__ }}")
-    with pytest.raises(ValueError, match=r"'evil\.j2'"):
-        ProposalPrompt(TABLE, template=tmp_path / "evil.j2")
+        ProposalPrompt(TABLE, template="gone.j2", template_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "__class__"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "iterations"),
+        ("{{ 'a' * 1000000000000 }}", "characters"),
+        ("{{ rank / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' + rank }}", "TypeError"),
+        ("{{ 2.0 ** 99999 }}", "OverflowError"),
+        ("{% include 'loop.txt' %}", "iterations"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
+    ],
+    ids=["access", "loop", "size", "zero", "type", "overflow", "included", "depth"],
+)
+def test_a_template_that_fails_or_does_not_end_is_an_error_at_once(text, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmrl_jax.tuning.sandbox.STEPS", 200_000)
+    (tmp_path / "evil.j2").write_text(text)
+    (tmp_path / "loop.txt").write_text("{% for i in range(99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}")
+    with pytest.raises(ValueError, match=rf"'evil\.j2'.*{reason}"):
+        ProposalPrompt(TABLE, template="evil.j2", template_dir=tmp_path)
 
 
 def test_templates_are_looked_for_below_their_folder(tmp_path):
     for name, text in (("sub/mine.j2", "{% include env_description %}!"), ("env/x.j2", "{{ rank }} in all")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    prompt = ProposalPrompt(TABLE, template=Path("sub/mine.j2"), template_dir=tmp_path, env_desc_file="env/x.j2")
+    prompt = ProposalPrompt(TABLE, template="sub/mine.j2", template_dir=tmp_path, env_desc_file="env/x.j2")
     assert prompt.render("", 1) == "9 in all!"
     with pytest.raises(FileNotFoundError, match="'mine.j2'.*env/x.j2, sub/mine.j2"):
-        ProposalPrompt(TABLE, template=Path("mine.j2"), template_dir=tmp_path)
+        ProposalPrompt(TABLE, template="mine.j2", template_dir=tmp_path)
 
 
 def test_a_fork_s_template_takes_our_slots(tmp_path):
@@ -113,13 +131,13 @@ def test_a_fork_s_template_takes_our_slots(tmp_path):
         "{{ num_episodes }} of {{ num_evaluation_episodes }}, {{ buffer_top_k }} and {{ buffer_recent_j }} shown"
         "{% if attempt_idx > 0 %} again{% endif %}"
     )
-    prompt = ProposalPrompt(TABLE, 30, evaluation_episodes=7, template=tmp_path / "fork.j2")
+    prompt = ProposalPrompt(TABLE, 30, evaluation_episodes=7, template="fork.j2", template_dir=tmp_path)
     assert prompt.render("", 1) == "30 of 7, 0 and all shown"
     assert prompt.render("", 1, view=HistoryView(top=15, last=5)) == "30 of 7, 15 and 5 shown"
     assert prompt.render("", 1, view=HistoryView(top=15)) == "30 of 7, 15 and 0 shown"
     (tmp_path / "boxed.j2").write_text("{{ low }} {% if decimals %}{{ high }}{% endif %}")
     assert not prompt.names_box and ProposalPrompt(LINEAR).names_box
-    assert ProposalPrompt(LINEAR, template=tmp_path / "boxed.j2").names_box
+    assert ProposalPrompt(LINEAR, template="boxed.j2", template_dir=tmp_path).names_box
 
 
 @pytest.mark.parametrize(("optimum", "told"), [(10000.0, "10000"), (1234567, "1234567"), (4223.517, "4223.517")])
@@ -130,7 +148,7 @@ def test_the_optimum_in_prompt_keeps_its_digits(optimum, told):
 def test_evollm_asks_for_an_improved_mean():
     rows = [Row((float(i),), value) for i, value in enumerate([1.0, 4.0, 2.0])]
     assert improved(rows) == 6.0  # 4 + (4 - 2)
-    history = HistoryView(order="ascending").render(rows, Format())
+    history = HistoryView(order="ascending").render(rows)
     text = MeanPrompt(1000, 50).render(history, 7, size=1, target="6.00", block=2, blocks=3)
     assert "[0, 1000]" in text and "6.00 or more" in text and "block 2 of 3" in text and "Generation 7 of 50" in text
     assert text.index("f(params): 1.00") < text.index("f(params): 2.00") < text.index("f(params): 4.00")
@@ -220,24 +238,23 @@ def test_numbers_come_from_the_world():
     assert "\nfrom state 0 by 1 (south) to state 3\n" in maze and "from state 0 by 0" not in maze
 
 
-def test_descriptions_that_would_be_wrong_are_refused():
+def test_descriptions_that_would_be_wrong_are_refused(monkeypatch):
     env, params, policy = world("CartPole-v1")
     with pytest.raises(ValueError, match="hints.*3"):
         describe(env, params, policy, hints=3)
     with pytest.raises(ValueError, match="hints.*1.*hide.*true"):
         describe(env, params, policy, hints=1, hide=True)
-    with pytest.raises(ValueError, match="4 observation.*1"):
-        describe(env, params, policy, texts=EnvDescription("goal", ("one",)))
     with pytest.raises(ValueError, match="2.*1.*CartPole-v1.*4.*2"):
         describe(env, params, LINEAR)
     with pytest.raises(KeyError, match="'Debug-Aim-v0'"):
         env, params = envs_jax.make("Debug-Aim-v0")
         describe(env, params, make_policy(env, params))
+    env, params, policy = world("CartPole-v1")
     four = ("position", "speed", "angle", "turn")
-    with pytest.raises(ValueError, match="'jump'.*0"):
-        describe(
-            env := envs_jax.make("CartPole-v1")[0],
-            env.default_params,
-            policy,
-            texts=EnvDescription("{{ act('jump') }}", four),
-        )
+    for texts, message in (
+        (EnvDescription("goal", ("one",)), "4 observation.*1"),
+        (EnvDescription("{{ act('jump') }}", four), "'jump'.*0"),
+    ):
+        monkeypatch.setitem(DESCRIPTIONS, "CartPole-v1", texts)
+        with pytest.raises(ValueError, match=message):
+            describe(env, params, policy)

@@ -172,7 +172,7 @@ def test_the_fine_tuning_repository_s_schema():
     assert found.config.warmup_episodes == 0
     reply = found.config.reply
     assert (reply.retries, reply.on_failure, reply.repeat) == (3, "repeat", "last")
-    assert read_published(yaml.safe_load(RELEASE)).config.reply == ReplyConfig(retries=4, on_failure="skip")
+    assert read_published(yaml.safe_load(RELEASE)).config.reply == ReplyConfig(retries=4, on_failure="stop")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,14 @@ def test_an_episode_is_as_long_as_the_file_says(text, change, steps, noted):
     found = read_published(data)
     assert found.config.max_steps == steps
     assert any("the world itself ends an episode after 500 steps" in note for note in found.notes) == noted
+
+
+def test_a_step_size_of_a_table_is_read_by_a_template_of_its_own_alone(tmp_path):
+    data = yaml.safe_load(RELEASE_PLUS) | {"search_step_size": 3.0}
+    found = read_published(data, folder=tmp_path)
+    assert found.config.step_size == 0 and any("search_step_size" in note for note in found.notes)
+    templates(tmp_path, num_optim_candidates_semantics="{{ step_size }}")
+    assert optimizer(read_published(data, folder=tmp_path)).prompt.render("", 1) == "3.0"
 
 
 def test_trajectories_are_shown_as_the_file_says():
@@ -367,6 +375,14 @@ def test_a_lake_that_is_not_slippery():
         ),
         ({"llm_model_name": None}, "llm_model_name.*missing"),
         ({"env_kwargs": {"gravity": 3}}, "env_kwargs.*'gravity'"),
+        ({"env_kwargs": "slippery"}, "env_kwargs.*'slippery'"),
+        ({"llm_si_template_name": 5}, "llm_si_template_name.*5"),
+        ({"template_dir": ["a"]}, r"template_dir.*\['a'\]"),
+        ({"env_desc_file": True}, "env_desc_file.*True"),
+        ({"warmup_episodes": "many"}, "warmup_episodes.*'many'"),
+        ({"optimum": [1]}, r"optimum.*\[1\]"),
+        (yaml.safe_load(RELEASE_PLUS) | {"bias": False}, "bias.*False.*FrozenLake-v1"),
+        (yaml.safe_load(RELEASE_PLUS) | {"task": "cont_space_llm_num_optim_rndm_proj"}, "rndm_proj.*FrozenLake-v1"),
     ],
 )
 def test_what_cannot_be_right_is_named(change, message):
