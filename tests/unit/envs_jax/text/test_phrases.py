@@ -34,7 +34,7 @@ def test_a_rendered_caption_is_parsed(id):
     assert book.parse("") == []
 
 
-def test_phrases_that_begin_alike_are_parsed():
+def test_phrases_with_the_same_beginning_are_parsed():
     text = "put a box on your left next to the red ball, then go to the grey door"
     words = ["put", "a box on your left", "next to", "the red ball,", "then", "go to", "the grey door"]
     assert MISSIONS.parse(text) == words
