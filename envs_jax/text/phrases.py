@@ -173,8 +173,7 @@ class Phrasebook:
         return (self.separator if separator is None else separator).join(self.phrases_of(caption))
 
     def parse(self, text: str) -> list[str]:
-        """The phrases that `render` joins to `text`, on the host. Among phrases with the same beginning the longest that
-        fits is taken.
+        """The phrases that `render` joins to `text`, on the host; where several fit, the longest.
 
         **Raises:** `ValueError` for a text that does not consist of phrases, with the position and the nearest one."""
         pieces, phrases = text.split(self.separator) if text else [], []
