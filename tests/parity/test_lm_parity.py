@@ -73,7 +73,7 @@ def test_both_spellings_of_a_config_are_one():
     old, new = lm.LlamaConfig.from_hf(file["v4"]), lm.LlamaConfig.from_hf(file["v5"])
     assert old == new
     assert old.rope == lm.RopeConfig(theta=500000.0, type="llama3", factor=32.0, original_max_position_embeddings=8192)
-    assert (old.dtype, old.eos_token_id, old.groups, old.tie_word_embeddings) == ("bfloat16", 128001, 4, True)
+    assert (old.dtype, old.eos_token_id, old.kv_heads, old.tie_word_embeddings) == ("bfloat16", 128001, 8, True)
     assert lm.LlamaConfig.from_hf(old.to_hf()) == old
 
 

@@ -26,7 +26,7 @@ BASE = {
 
 def test_defaults_follow_from_the_sizes():
     config = LlamaConfig.from_hf({**BASE, "num_key_value_heads": None, "rope_theta": 500000.0})
-    assert (config.kv_heads, config.size, config.groups, config.rope.theta) == (4, 16, 1, 500000.0)
+    assert (config.kv_heads, config.size, config.rope.theta) == (4, 16, 500000.0)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from llmrl_jax import lm
 from llmrl_jax.cli.commands import lm as _fit
 from llmrl_jax.cli.workload_config import WorkloadConfig
+from llmrl_jax.core.files import byte_text
 from llmrl_jax.parallel import batch_sharding, make_mesh, shardings
 from llmrl_jax.run.chunk import make_chunk
 from llmrl_jax.tuning import Packed, SFTConfig, make_sft
@@ -151,7 +152,7 @@ def test_the_verdict(model, capsys, monkeypatch):
     assert _fit.fit(replace(config, memory=str(found.total - 1))) == 1
     assert len(made) == 3
     out = capsys.readouterr().out
-    assert "It does not fit: 100%" in out and f"total {sizes.size(found.total)}" in " ".join(out.split())
+    assert "It does not fit: 100%" in out and f"total {byte_text(found.total)}" in " ".join(out.split())
 
 
 def test_what_helps_is_compiled_and_compared(model, monkeypatch):
@@ -194,7 +195,7 @@ def test_the_knobs_are_those_that_apply(model):
 )
 def test_sizes(text, n):
     assert sizes.parse_bytes(text) == n
-    assert sizes.size(2**30) == "1.0 GiB" and sizes.size(1000) == "1000 B"
+    assert byte_text(2**30) == "1.0 GiB" and byte_text(1000) == "1000 B"
     assert (sizes.count(1_100_048_384), sizes.count(950)) == ("1.1B", "950")
 
 
