@@ -64,7 +64,9 @@ class Box(Space):
             count = high - low + 1  # 0 where all numbers are members
             draw = jax.random.randint(key, self.shape, 0, count, jnp.uint32)
             bits = jax.random.bits(key, self.shape, jnp.uint32)
-            return (low + jnp.where(count == 0, bits, draw)).astype(self.dtype)
+            number = low + jnp.where(count == 0, bits, draw)
+            signed = np.issubdtype(np.dtype(self.dtype), np.signedinteger)
+            return (number.astype(jnp.int32) if signed else number).astype(self.dtype)
         if np.dtype(self.dtype) == np.bool_:
             return jax.random.bernoulli(key, jnp.float32(0.5), self.shape)
         xp: Any = jnp if isinstance(low, jax.Array) or isinstance(high, jax.Array) else np

@@ -236,6 +236,12 @@ class Budgeted:
             batch: list[ChatReply | ChatError] = []
             try:
                 batch = outcomes_of(self.model, requests[start:end])
+            except BaseException as error:  # what a recorder writes of a batch that was interrupted
+                sent, unsent = ChatError("interrupted"), BudgetExceeded("interrupted before it was sent")
+                sent.lost = 1
+                rest = [sent] * (end - start) + [unsent] * (len(requests) - end)
+                error.outcomes = [*outcomes, *rest]  # type: ignore[attr-defined]
+                raise
             finally:  # also if the model was interrupted: the reserved amounts are then spent
                 for maximum, outcome in itertools.zip_longest(maxima[start:end], batch):
                     self.budget.settle(self.name, maximum, outcome)

@@ -186,6 +186,9 @@ class Recorder:
         outcomes: list[ChatReply | ChatError] = []
         try:
             outcomes = outcomes_of(self.model, requests)
+        except BaseException as error:
+            outcomes = getattr(error, "outcomes", [])
+            raise
         finally:  # also if the model was interrupted, as `Budget.recall` must count what may have been billed
             self._record(requests, outcomes)
         return settle(outcomes)

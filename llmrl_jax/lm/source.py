@@ -87,13 +87,17 @@ def _snapshot(name: str, revision: str | None) -> Path:
         ) from None
 
 
+OTHER_FILES = (tokens.CONFIG_FILE, tokens.TOKENIZER_FILE, "vocab.txt", "tokenizer.model", "adapter_config.json")
+"""Of which a model's or an adapter's folder has one beside the weights."""
+
+
 def _is_whole(folder: Path) -> bool:
     """Return whether a snapshot has weights, all files that they list, and a tokenizer or an adapter's settings: others
     may have cached a part, as the tokenizer alone, or a download may have been interrupted."""
     indices = folder.glob("*.safetensors.index.json")
     listed = {name for index in indices for name in (read_json(index).get("weight_map") or {}).values()}
     weights = all((folder / name).is_file() for name in listed) if listed else any(folder.rglob("*.safetensors"))
-    return weights and any((folder / name).is_file() for name in (tokens.CONFIG_FILE, "adapter_config.json"))
+    return weights and any((folder / name).is_file() for name in OTHER_FILES)
 
 
 def read_config(model: str | Path) -> LlamaConfig:

@@ -139,7 +139,10 @@ def train(
             return train(x, folder, facts=facts, at_end=at_end, again=again)
     config, run = x.config, x.config.run
     if run.eval_every and x.during is None:
-        raise ValueError(f"run.eval_every is {run.eval_every}, but there is nothing to evaluate on: leave it out")
+        raise ValueError(
+            f"run.eval_every is {run.eval_every}, but there is nothing to evaluate on: leave it out, or give "
+            "--run.eval-every 0 to a run that is resumed"
+        )
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
     if x.at_ends and x.during is not None:
         run = replace(run, eval_every=run.eval_every or updates)

@@ -197,16 +197,19 @@ def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner
     return make_sft(config.sft, model, variables, data, updates, take=True, longest=longest), updates
 
 
+def base_texts(agent: WritingAgent) -> tuple[tuple[int, ...], ChatTemplate | None]:
+    """The end tokens and the chat template of the model from which an agent began. **Raises:** what reading raises."""
+    if agent.config.model == EMBEDDED:
+        return (), None
+    path = lm.locate(agent.config.model)
+    return lm.end_tokens(path, agent.tokenizer), ChatTemplate.load(path)
+
+
 def write_model(agent: WritingAgent, state: Any, folder: Path) -> None:
     """Write the weights of a learner's state to `model/` in a folder, with the tokenizer, the end tokens and the chat
     template of the model from which it began."""
-    base = agent.config.model
-    ends: tuple[int, ...] = ()
-    template = None
-    if base != EMBEDDED:
-        path = lm.locate(base)
-        ends, template = lm.end_tokens(path, agent.tokenizer), ChatTemplate.load(path)
-    write_tuned(folder, base, agent.policy.model, state, agent.tokenizer, template, ends)
+    ends, template = base_texts(agent)
+    write_tuned(folder, agent.config.model, agent.policy.model, state, agent.tokenizer, template, ends)
 
 
 def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
@@ -237,6 +240,7 @@ def clone(config: CloneRun) -> RunResult:
     **Raises:** what `make` and `llmrl_jax.run.loop.train` raise."""
     check(config)
     agent = build(config.agent)
+    base_texts(agent)  # what cannot be read is an error before the model learns
     with opened(config.run, "agent-clone") as folder:
 
         def facts(result: RunResult) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class TrainRun(Checked):
         if self.alg == "none":  # the environment's reward has the same weight as with a potential
             unread = ("coef", "compat")
             refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
-        if self.alg != "rnd" and self.agent.rnd != _PUBLISHED_RND:  # the published presets have these
+        if self.alg != "rnd" and self.agent.rnd not in (_PUBLISHED_RND, RNDConfig()):  # of the published presets
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
 
     def experiment(self) -> Any:

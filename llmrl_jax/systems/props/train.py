@@ -57,7 +57,8 @@ def run_searches(config: PropsRun) -> int:
     if config.search.asks:
         config.chat.check_usable()
     policies = [task.make(**config.search.policy.chosen)[2] for task in tasks]
-    if not config.search.templates.llm_si_template_name and all(policy.kind == "table" for policy in policies):
+    tables = all(policy.kind == "table" for policy in policies) and not config.search.templates.llm_si_template_name
+    if tables and not config.run.resume:  # a run that is resumed has the settings with which it began
         refuse_unread(config.search, ("step_size",), "the prompt of a table")
     with opened(config.run, "props") as folder:
         return _run_in(folder, config, tasks)

@@ -161,6 +161,21 @@ def test_an_interrupted_request_counts_in_full(tmp_path):
     assert again.spent == budget.spent
 
 
+def test_requests_that_an_interrupt_kept_from_being_sent_cost_nothing(tmp_path):
+    class Second(Model):
+        def complete(self, requests):
+            if self.asked:
+                raise KeyboardInterrupt
+            return super().complete(requests)
+
+    budget, again = Budget(tokens=130), Budget(tokens=130)  # 50 tokens at most each, so two at once
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(Budgeted(Second(), budget), tmp_path / "chat.jsonl").complete([ask()] * 5)
+    assert 2 < budget.spent.calls < 5
+    again.recall(tmp_path / "chat.jsonl")
+    assert again.spent == budget.spent
+
+
 def test_what_a_cache_holds_is_free(tmp_path):
     budget = Budget(calls=1)
     cached = Cached(Budgeted(Model(), budget), tmp_path / "c")
