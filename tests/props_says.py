@@ -1,4 +1,4 @@
-"""For the tests of optimizers: a chat model that says what it is told to, and the loops of runs."""
+"""For the tests of optimizers: a chat model with given replies, and the loops of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrl_jax.systems.props.search import evaluate_centers, iterations_of, judg
 
 
 class Says:
-    """A chat model that says what it is told to, and remembers what it was asked."""
+    """Chat model that gives the replies it was made with, and records the requests."""
 
     name = "says"
 

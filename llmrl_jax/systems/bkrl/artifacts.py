@@ -192,10 +192,10 @@ def read_goals(folder: str | Path, env: Environment, world: World) -> tuple[list
     if len(texts) != len(lists):
         raise DataError(f"{folder}: {TEXTS} has {len(texts)} situations, and {LISTS} {len(lists)}")
     names = {number: goal for goal, number in index.items() if isinstance(number, int)}
-    known = lambda numbers: all(isinstance(n, int) and n in names for n in numbers)  # noqa: E731
     situations, goals = [], []
     for i, (text, numbers) in enumerate(zip(texts, lists)):
-        if not isinstance(text, str) or not isinstance(numbers, list) or not known(numbers):
+        listed = isinstance(numbers, list) and all(isinstance(n, int) and n in names for n in numbers)
+        if not isinstance(text, str) or not listed:
             raise DataError(f"{folder}: situation {i} has no text, or goals that {INDEX} lacks")
         situations.append(_situation(f"{folder / TEXTS}: situation {i}", text, env, world))
         goals.append([names[number] for number in numbers])

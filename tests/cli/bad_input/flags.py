@@ -108,7 +108,7 @@ SEARCHING = (
     Row("an optimum of words", f"{PROPS} --optimum best", "--optimum.*'best'.*'true', 'hidden'"),
     Row("hints that nothing reads", f"{PROPS} --hints 2", "--hints.*2.*--method props"),
     Row("a step in a table", f"{PROPS} --tasks nim --step-size 2", "--step-size.*2.*table"),
-    Row("a generation of nobody", f"{PROPS} --method evollm --warmup 0", "--warmup.*0.*1"),
+    Row("no random policies", f"{PROPS} --method evollm --warmup 0", "--warmup.*0.*1"),
     Row("a box without an inside", f"{PROPS} --policy.low 1 --policy.high 1",
         "--policy.low.*1.0.*--policy.high 1.0"),
     Row("templates of nowhere", f"{PROPS} --templates.template-dir nowhere",

@@ -72,10 +72,10 @@ def test_ends_and_next_observations_of_the_file_count(tmp_path):
 
 
 def test_a_float_action_is_a_vector_of_one_number(tmp_path):
-    found = arrays(actions=np.linspace(-1, 1, 12).reshape(3, 4))
-    data = read_masked(written(tmp_path / "data.npy", found))
+    columns = arrays(actions=np.linspace(-1, 1, 12).reshape(3, 4))
+    data = read_masked(written(tmp_path / "data.npy", columns))
     assert data.action.shape == (3, 4, 1) and data.action.dtype == np.float32
-    np.testing.assert_array_equal(data.action[1, :, 0], found["actions"][1].astype(np.float32))
+    np.testing.assert_array_equal(data.action[1, :, 0], columns["actions"][1].astype(np.float32))
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,9 @@ def test_what_is_printed_is_read_back(tmp_path, capsys):
 
 def test_a_file_of_toml(tmp_path):
     (tmp_path / "a.toml").write_text('env = "Maze"\nsteps = 7\n\n[learner]\nrate = 1e-5\ntargets = ["off", "1e3"]\n')
-    found = call("--config", str(tmp_path / "a.toml"))
-    assert found.learner == Learner(rate=1e-5, batch=found.learner.batch, targets=("off", "1e3"))
-    assert (found.steps, found.world.env) == (7, "Maze")
+    config = call("--config", str(tmp_path / "a.toml"))
+    assert config.learner == Learner(rate=1e-5, batch=config.learner.batch, targets=("off", "1e3"))
+    assert (config.steps, config.world.env) == (7, "Maze")
     with pytest.raises(FileNotFoundError, match=r"'a\.toml'"):
         call("--config", str(tmp_path / "b.toml"))
 

@@ -28,10 +28,10 @@ def cell(rates: list[float], tests: int = TESTS) -> str:
 def change(success: dict, agent: str, base: str, level: str) -> str:
     """The mean difference of two agents by seed, with Student's interval; its size where both ends have one sign."""
     pairs = zip(success[agent][level]["seeds"], success[base][level]["seeds"], strict=True)
-    found = mean_interval([x - y for x, y in pairs])
-    if found.high < 0:
-        found = found._replace(mean=-found.mean, low=-found.high, high=-found.low)
-    return f"{found:.2f}"
+    difference = mean_interval([x - y for x, y in pairs])
+    if difference.high < 0:
+        difference = difference._replace(mean=-difference.mean, low=-difference.high, high=-difference.low)
+    return f"{difference:.2f}"
 
 
 def section_of(title: str) -> str:
@@ -248,12 +248,12 @@ def test_the_trial_with_rollouts_alone_is_that_of_the_page():
 )
 def test_agents_of_metaworld_are_those_of_the_page(file, title):
     section = section_of(title)
-    found = json.loads((ROOT / "experiments" / "results" / "kalm_metaworld" / f"{file}.json").read_text())
+    record = json.loads((ROOT / "experiments" / "results" / "kalm_metaworld" / f"{file}.json").read_text())
     named = {
         "language model as policy": "the language model itself",
         "decision transformer": "a decision transformer, recorded episodes",
     }
-    for name, rates in found["success"].items():
+    for name, rates in record["success"].items():
         agent, _, made = name.partition(", imagined ")
         level, _, kept = made.partition(", ")
         said = named.get(name, name)
@@ -262,9 +262,9 @@ def test_agents_of_metaworld_are_those_of_the_page(file, title):
             said += " that succeeds" if kept else ""
         cells = [cell(rates[level].get("seeds", [rates[level]["mean"]]), 200) for level in LEVELS]
         assert f"| {said} | {' | '.join(cells)} |" in section, name
-    for command in found["commands"]:
+    for command in record["commands"]:
         assert command in section
-    shares = [f"{found['imagined'][level]['success']:.0%}" for level in ("rephrase", "easy", "hard")]
+    shares = [f"{record['imagined'][level]['success']:.0%}" for level in ("rephrase", "easy", "hard")]
     assert all(share in section for share in shares)
 
 

@@ -196,8 +196,8 @@ def test_an_episode_is_as_long_as_the_file_says(text, change, steps, noted):
 
 def test_a_step_size_of_a_table_is_read_by_a_template_of_its_own_alone(tmp_path):
     data = yaml.safe_load(RELEASE_PLUS) | {"search_step_size": 3.0}
-    found = read_published(data, folder=tmp_path)
-    assert found.config.step_size == 0 and any("search_step_size" in note for note in found.notes)
+    published = read_published(data, folder=tmp_path)
+    assert published.config.step_size == 0 and any("search_step_size" in note for note in published.notes)
     templates(tmp_path, num_optim_candidates_semantics="{{ step_size }}")
     assert optimizer(read_published(data, folder=tmp_path)).prompt.render("", 1) == "3.0"
 
