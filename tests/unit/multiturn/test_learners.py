@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from jax.flatten_util import ravel_pytree
 
 from envs_jax.env import Wrapper
 from envs_jax.wrappers import EpisodeStatistics
@@ -37,12 +38,17 @@ CASES = {
 
 
 @cache
-def played(name: str):
-    """Two updates of a case: the states and metrics."""
+def learner_of(name: str):
     program = agent(**CASES[name])
-    learner = make_turn_ppo(PPO, program.policy, program.env, program.env_params)
+    return program, make_turn_ppo(PPO, program.policy, program.env, program.env_params)
+
+
+@cache
+def played(name: str):
+    """Three updates of a case: the states and metrics."""
+    program, learner = learner_of(name)
     update = jax.jit(learner.update)
-    states, metrics = [learner.init(jax.random.key(0))], []
+    states, metrics = [_read(learner.init(jax.random.key(0)))], []  # a run too has no weak types
     for _ in range(3):
         state, values = update(states[-1])
         states.append(state)
@@ -145,38 +151,47 @@ def test_a_collapse_is_reported_and_remembered():
 
 @cache
 def batch_of(name: str):
-    """A rollout behind a first update, as the gradient sees it."""
-    program, _, _, states, _ = played(name)
+    """A second rollout, as the gradient sees it: some rows begin in the middle of a turn."""
+    program, made = learner_of(name)
     learner = TurnPPO(PPO, program.policy, program.env, program.env_params, None)
-    state = states[1]
-
-    def play(state):
-        before = state.rows.length
-        _, record, steps = learner.conversation.play(
-            state.params, state.frozen, state.rows, jax.random.key(5), PPO.num_steps
-        )
-        credit, _ = learner.credit(record, steps, state.hparams)
-        places = jnp.arange(record.token.shape[1])
-        new = places >= before[:, None]
-        return Batch(record, credit, credit.learn & new, new & (record.role != 0))
-
-    return program, state, jax.jit(play)(state)
-
-
-def gradient(program, state, batch, **changes):
-    """The gradient of the policy's loss over a batch, flat."""
-    config = replace(PPO, entropy_coef=0.02, value_loss_coef=0.0, **changes)
-    hparams = state.hparams | {"entropy_coef": jnp.float32(0.02), "value_loss_coef": jnp.float32(0.0)}
-    hparams |= {"echo_coef": jnp.float32(config.echo_coef)}
+    state = _read(made.init(jax.random.key(0)))
+    flat, unflatten = ravel_pytree(state.params)  # adapters and values start at zero
+    state = state.replace(params=unflatten(flat + 0.02 * jax.random.normal(jax.random.key(1), flat.shape)))
 
     @jax.jit
-    def compute(params, batch):
+    def play(state, key):
+        before = state.rows.length
+        rows, record, steps = learner.conversation.play(state.params, state.frozen, state.rows, key, PPO.num_steps)
+        credit, _ = learner.credit(record, steps, state.hparams)
+        new = jnp.arange(record.token.shape[1]) >= before[:, None]
+        batch = Batch(record, credit, credit.learn & new, new & (record.role != 0))
+        return state.replace(rows=learner.keep(rows, record, credit)), batch
+
+    state, _ = play(state, jax.random.key(4))
+    return program, state, play(state, jax.random.key(5))[1]
+
+
+def gradient(name, state, batch, **changes):
+    """The gradient of the policy's loss over a batch of a case, flat."""
+    compute, hparams = differentiated(name, tuple(changes.items()))
+    return np.asarray(compute(state.params, state.frozen, batch, state.hparams | hparams))
+
+
+@cache
+def differentiated(name, changes):
+    """The compiled gradient of a case's loss with changed options, and its hyper-parameters."""
+    policy = learner_of(name)[0].policy
+    config = replace(PPO, entropy_coef=0.02, value_loss_coef=0.0, **dict(changes))
+
+    @jax.jit
+    def compute(params, frozen, batch, hparams):
         def loss(params):
-            return turn_loss(program.policy, params, state.frozen, batch, totals(batch), config, hparams)[0]
+            return turn_loss(policy, params, frozen, batch, totals(batch), config, hparams)[0]
 
-        return jax.flatten_util.ravel_pytree(jax.grad(loss)(params))[0]
+        return ravel_pytree(jax.grad(loss)(params))[0]
 
-    return np.asarray(compute(state.params, batch))
+    coefficients = {name: getattr(config, name) for name in ("entropy_coef", "value_loss_coef", "echo_coef")}
+    return compute, {name: jnp.float32(x) for name, x in coefficients.items()}
 
 
 @pytest.mark.parametrize("name", ["constrained", pytest.param("reprompt", marks=pytest.mark.slow)])
@@ -187,15 +202,15 @@ def test_only_replies_have_a_gradient(name):
     assert learn.any() and (batch.record.role == WORLD).any() and (batch.record.role == 0).any()
     if name == "constrained":
         assert ((batch.record.role == REPLY) & ~batch.record.free).any()
-    usual = gradient(program, state, batch)
+    usual = gradient(name, state, batch)
     noise = jax.random.normal(jax.random.key(1), learn.shape)
     other = batch.replace(
         credit=batch.credit.replace(advantage=jnp.where(learn, batch.credit.advantage, 5 * noise)),
         record=batch.record.replace(log_prob=jnp.where(learn, batch.record.log_prob, noise)),
     )
-    np.testing.assert_array_equal(usual, gradient(program, state, other))
+    np.testing.assert_array_equal(usual, gradient(name, state, other))
     changed = batch.replace(credit=batch.credit.replace(advantage=batch.credit.advantage + 1.0))
-    assert not np.allclose(usual, gradient(program, state, changed))
+    assert not np.allclose(usual, gradient(name, state, changed))
 
 
 def test_padding_is_not_seen():
@@ -204,13 +219,13 @@ def test_padding_is_not_seen():
     assert padding.any()
     token = jnp.where(padding, program.tokenizer.vocab_size - 1, batch.record.token)
     other = batch.replace(record=batch.record.replace(token=token))
-    np.testing.assert_array_equal(gradient(program, state, batch), gradient(program, state, other))
+    np.testing.assert_array_equal(gradient("free", state, batch), gradient("free", state, other))
 
 
 def test_tokens_of_the_world_are_learned_if_asked_for():
     program, state, batch = batch_of("free")
-    with_echo = gradient(program, state, batch, echo_coef=0.5)
-    assert not np.allclose(with_echo, gradient(program, state, batch))
+    with_echo = gradient("free", state, batch, echo_coef=0.5)
+    assert not np.allclose(with_echo, gradient("free", state, batch))
 
 
 @pytest.mark.slow
@@ -308,8 +323,8 @@ def test_other_ratios_have_the_gradient_of_the_usual_one_before_a_step(ratio):
     """Where all ratios are one, GSPO's and CISPO's gradients are PPO's."""
     program, state, batch = batch_of("free")
     fresh = batch.replace(credit=batch.credit.replace(learn=batch.fresh))
-    usual = gradient(program, state, fresh)
-    np.testing.assert_allclose(gradient(program, state, fresh, ratio=ratio), usual, rtol=2e-3, atol=2e-6)
+    usual = gradient("free", state, fresh)
+    np.testing.assert_allclose(gradient("free", state, fresh, ratio=ratio), usual, rtol=2e-3, atol=2e-6)
 
 
 MEMORIES = [{}, pytest.param({"memory": "reprompt", "window": 1}, marks=pytest.mark.slow)]
