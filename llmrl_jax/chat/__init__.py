@@ -25,6 +25,7 @@ from llmrl_jax.chat.protocol import (
     Usage,
 )
 from llmrl_jax.chat.store import read_jsonl
+from llmrl_jax.chat.lists import list_items
 from llmrl_jax.chat.thinking import strip_thinking
 
 
@@ -57,5 +58,6 @@ __all__ = [
     "cost",
     "load_prices",
     "read_jsonl",
+    "list_items",
     "strip_thinking",
 ]

@@ -32,6 +32,8 @@ class Choice:
     """For any other value: what to write instead."""
     bare: str = ""
     """The value of the flag if it has none, as switches of argparse; empty: it has one."""
+    last: bool = False
+    """Whether our arguments come after those of all other options, over which they win."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def _translated(table: Table, args: Sequence[str]) -> Iterator[str]:
     meanings = {_plain(name): meaning for name, meaning in table.options.items()}
     first: list[str] = []
     others: list[str] = []
+    last: list[str] = []
     left = iter(args)
     for arg in left:
         name, equals, value = arg.partition("=")
@@ -99,7 +102,7 @@ def _translated(table: Table, args: Sequence[str]) -> Iterator[str]:
             value = value if equals else meaning.bare or next(left, "")
             if value.lower() not in meaning.values:
                 raise ValueError(f"{name} {value} is an option of {table.program}: {meaning.remedy}")
-            others += meaning.values[value.lower()]
+            (last if meaning.last else others).extend(meaning.values[value.lower()])
             continue
         same = meaning if isinstance(meaning, Same) else Same(meaning)
         if not equals:
@@ -111,7 +114,7 @@ def _translated(table: Table, args: Sequence[str]) -> Iterator[str]:
             others.append(f"--{same.flag}={same.convert(value)}")
         else:
             first.append(same.convert(value))
-    yield from (*first, *others)
+    yield from (*first, *others, *last)
 
 
 def _marked(text: str) -> str:

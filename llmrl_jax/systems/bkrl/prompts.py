@@ -14,7 +14,7 @@ from typing import Any
 from envs_jax.babyai.env import BabyAI
 from envs_jax.crafter.env import Crafter
 from envs_jax.env import Environment
-from llmrl_jax.chat import strip_thinking
+from llmrl_jax.chat import list_items, strip_thinking
 
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ Write {parts}."""
 
 RANKS = ("[Rank] A > B", "[Rank] B > A")
 """The answers to choose from, where a model chooses."""
-_RANK = re.compile(r"\[rank\](.*)", re.IGNORECASE | re.DOTALL)
+_RANK = re.compile(r".*\[rank\](.*)", re.IGNORECASE | re.DOTALL)
 _ANSWER = re.compile(r"\b([AB])\s*([><=])\s*([AB])\b")
 
 
@@ -278,8 +278,8 @@ def preference_pair(first: str, second: str, thoughts: bool = True) -> str:
 
 
 def read_preference(reply: str) -> float | None:
-    """1 if B is better, 0 if A is, 0.5 for a tie; None if the reply, without its thoughts, does not say it after
-    [Rank], or says several things."""
+    """1 if B is better, 0 if A is, 0.5 for a tie; None if the reply, without its thoughts, does not say it after the
+    last [Rank], or says several things."""
     rank = _RANK.search(strip_thinking(reply))
     answers = set()
     for left, sign, right in _ANSWER.findall(rank[1] if rank else ""):
@@ -323,8 +323,7 @@ def goal_window(text: str, earlier: Sequence[str]) -> str:
 
 
 def read_goals(reply: str) -> list[str]:
-    """The goals of a reply without its thoughts: lines that begin with "- ", without repetition, and without those that
-    have characters that cannot be printed (a half of a surrogate pair has no UTF-8)."""
-    lines = (line.strip() for line in strip_thinking(reply).splitlines())
-    goals = (line[2:].strip() for line in lines if line.startswith("- "))
+    """The goals of a reply without its thoughts: the items of a list, without repetition, and without those that have
+    characters that cannot be printed (a half of a surrogate pair has no UTF-8)."""
+    goals = list_items(strip_thinking(reply))
     return list(dict.fromkeys(goal for goal in goals if goal and goal.isprintable()))

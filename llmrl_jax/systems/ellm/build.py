@@ -35,7 +35,7 @@ from llmrl_jax.rl.networks import Symbols, plane_sizes
 from llmrl_jax.rl.novelty import APT, RND, NovelD
 from llmrl_jax.rl.ppo import make_ppo
 from llmrl_jax.systems.ellm.closed_goals import ClosedGoalSpec
-from llmrl_jax.systems.ellm.config import AGENTS, EllmConfig, OfflineRun, PretrainRun
+from llmrl_jax.systems.ellm.config import AGENTS, EllmConfig, Gate, OfflineRun, PretrainRun
 from llmrl_jax.systems.ellm.goals import GoalWrapper, RewardRules, goal_spec_for, unit_rows, unpacked
 from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.prompts import choose_shots
@@ -84,7 +84,7 @@ class Ellm:
         config, goals = self.config, self.config.goals
         bonus = UnansweredKeys(goals.at_once) if self.asks else self.novelty()
         if config.learner == "ppo":
-            learner = make_ppo(config.ppo, self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
+            learner = make_ppo(ppo_settings(config), self.env, self.env_params, self.policy, self.mesh, bonus=bonus)
         else:
             learner = make_dqn(dqn_settings(config), self.env, self.env_params, self.policy, self.mesh, bonus, guide)
         if not self.asks or chat is None:
@@ -108,6 +108,18 @@ def dqn_settings(config: EllmConfig) -> Any:
     if config.compat == "paper":
         return replace(config.dqn, bootstrap_truncation=False, share_encoder=True)
     return config.dqn
+
+
+def ppo_settings(config: EllmConfig) -> Any:
+    """PPO's settings, with those of the compatibility mode."""
+    return replace(config.ppo, bootstrap_truncation=False) if config.compat == "paper" else config.ppo
+
+
+def gate_of(config: EllmConfig) -> Gate:
+    """The gate, with that of the compatibility mode."""
+    if config.compat == "none" or config.gate != "effect":
+        return config.gate
+    return "none" if config.suggester == "novelty" else "lenient"
 
 
 def make_env(config: EllmConfig) -> Environment:
@@ -175,7 +187,7 @@ def make_world(
     rules = RewardRules(
         suggester=config.suggester,
         draws=config.uniform_goals,
-        gate="lenient" if config.compat == "paper" else config.gate,
+        gate=gate_of(config),
         once=config.once,
         keys=(keys or config.suggester == "chat") and not isinstance(spec, ClosedGoalSpec),
     )

@@ -117,8 +117,8 @@ class EllmConfig(Checked):
     learner: Literal["dqn", "ppo"] = "dqn"
     """The learning algorithm."""
     compat: Literal["none", "paper"] = "none"
-    """`paper`: as the published code, time-outs are terminal, the target network shares the encoder, and the gate is
-    lenient."""
+    """`paper`: as the published code, time-outs are terminal, DQN's target network shares the encoder, and gate `effect`
+    stands for `lenient`, with suggester `novelty` for `none`."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     goals: Annotated[ChatGoals, Needs("suggester", "chat")] = field(default_factory=ChatGoals)
@@ -141,8 +141,6 @@ class EllmConfig(Checked):
         super().__post_init__()
         if self.suggester == "none":
             refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
-        if self.compat == "paper":
-            refuse_unread(self, ("gate",), "--compat paper, whose gate is lenient,")
         if self.suggester == "fixed" and not self.fixed:
             raise ValueError("suggester is fixed, but fixed is empty: name its goals, as in --fixed 'chop tree'")
         goals = self.suggester != "none" and self.intrinsic

@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from envs_jax.hashing import mixed_bits
 from llmrl_jax.chat import ChatModel
 from llmrl_jax.core.checks import nearest
 from llmrl_jax.core.learner import Exchange
@@ -133,10 +134,12 @@ def find(answers: Answers, key: UInt32[Array, "*B"]) -> tuple[Int[Array, "*B"], 
 
 
 def distinct(keys: UInt32[Array, " N"], size: int) -> tuple[UInt32[Array, "size"], Int[Array, ""]]:
-    """The distinct keys in ascending order, filled up with `NO_KEY`, and how many had no place."""
-    ordered = jnp.sort(keys)
+    """The distinct keys, filled up with `NO_KEY`, and how many had no place. Their order is that of their mixed bits: by
+    the keys themselves states with full inventories, whose keys are large, would always come last."""
+    ranks = jnp.where(keys == NO_KEY, NO_KEY, mixed_bits(keys))
+    _, ordered = jax.lax.sort((ranks, keys), num_keys=2)
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]]) & (ordered != NO_KEY)
-    unique = jnp.sort(jnp.where(first, ordered, NO_KEY))
+    unique = jnp.where(first, ordered, NO_KEY)[jnp.argsort(~first, stable=True)]
     unique = jnp.pad(unique, (0, max(0, size - unique.shape[0])), constant_values=NO_KEY)[:size]
     return unique, jnp.maximum(jnp.sum(first) - size, 0)
 

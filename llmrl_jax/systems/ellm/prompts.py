@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl_jax.chat import ChatRequest, Message, strip_thinking
+from llmrl_jax.chat import ChatRequest, Message, list_items, strip_thinking
 from llmrl_jax.core.checks import nearest
 
 
@@ -24,7 +24,6 @@ PUBLISHED: tuple[Shot, ...] = (
         ("drink water", "chop grass", "attack cow", "place plant"),
     ),
 )
-_BULLET = re.compile(r"\s*(?:[-*\u2022]|\d+[.)])\s+(.*)")
 
 
 def sentence_cased(text: str) -> str:
@@ -97,23 +96,22 @@ def read_goals(reply: str, parse: Parse = "lines") -> list[str] | None:
     """The goals in a reply without its thoughts: distinct, in small letters, in their order; None for a reply that
     cannot be read.
 
-    `lines`: every bulleted or numbered line is a goal, without Markdown's `*` and `_` around it; other lines are
-    ignored; a reply without one cannot be read.
+    `lines`: every item of a list is a goal (`list_items`); other lines are ignored; a reply without one cannot be read.
     `paper`: as the published code, every line must start with a dash, and every dash separates goals.
     """
-    lines = strip_thinking(reply).splitlines()
-    while lines and lines[-1].strip() in ('"""', "```", "'''"):
-        lines.pop()
+    answer = strip_thinking(reply)
     if parse == "paper":
+        lines = answer.splitlines()
+        while lines and lines[-1].strip() in ('"""', "```", "'''"):
+            lines.pop()
         if not lines or not all(line.startswith("-") for line in lines):
             return None
         parts = "\n".join(lines).lower().split("-")
     else:
-        parts = [match[1] for line in lines if (match := _BULLET.fullmatch(line))]
+        parts = list_items(answer)
         if not parts:
             return None
-    around = " .\n\"'`" + ("" if parse == "paper" else "*_")
-    goals = [" ".join(goal.lower().strip(around).split()) for goal in parts]
+    goals = [" ".join(goal.lower().strip(" .\n\"'`").split()) for goal in parts]
     return list(dict.fromkeys(goal for goal in goals if goal))
 
 

@@ -68,7 +68,7 @@ _AGENT: dict[str, Meaning] = {
         },
         "give --bonus",
     ),
-    "noveld": Choice({"true": ("--bonus", "noveld"), "false": ()}, "give --bonus noveld"),
+    "noveld": Choice({"true": ("--bonus", "noveld"), "false": ()}, "give --bonus noveld", last=True),  # RNDAgent too
     "use_language": Instead("a bonus sees what the agent observes: --observe"),
     "critic_target_tau": "dqn.target-tau",
     "critic_target_update_every_steps": "dqn.target-steps",

@@ -52,7 +52,7 @@ GROUND = Table(
         "preprocess_inst_token": _WORDS,
         "pad_token_id": _WORDS,
         "include_last_observation": Choice({"true": ()}, "the last state is always a part of an episode"),
-        "split_by": Choice({"index": ()}, "the last episodes are held out: give --held-out"),
+        "split_by": Choice({"index": ()}, "episodes drawn at random are held out: give --held-out"),
         "plot_loss": Instead("losses are in the folder of the run: `llmrl runs compare` draws them"),
         "load_full": Instead("sizes of the model are those of --model: leave it out"),
         "traj_ln": _NO_EFFECT,

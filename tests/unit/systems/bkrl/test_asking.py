@@ -39,6 +39,7 @@ def data(tmp_path_factory):
         ("[Rank] A = B", 0.5),
         ("[Rank] A > B or B > A", None),
         ("[Rank] A > A", None),
+        ("[Thoughts] I will write [Rank] A > B or B > A.\n[Rank] B > A", 1.0),
         ("A > B", None),
         ("", None),
     ],
@@ -48,10 +49,8 @@ def test_preferences_are_read_after_rank(reply, expected):
 
 
 def test_goals_are_lines_of_a_list():
-    assert prompts.read_goals("Goals:\n- go to a ball\n  - eat\n- go to a ball\n* no\n-no\n-  ") == [
-        "go to a ball",
-        "eat",
-    ]
+    reply = "Goals:\n- go to a ball\n  - eat\n- go to a ball\n* **drink** water\n2. pick up `key`\n-sleep\n---\n-  "
+    assert prompts.read_goals(reply) == ["go to a ball", "eat", "drink water", "pick up key", "sleep"]
 
 
 def test_goals_that_cannot_be_printed_are_left_out():

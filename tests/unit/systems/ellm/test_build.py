@@ -17,7 +17,7 @@ from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.branches import BranchConfig
 from llmrl_jax.rl.dqn import DQNConfig, dqn_loss
 from llmrl_jax.rl.ppo import PPOConfig
-from llmrl_jax.systems.ellm.build import build
+from llmrl_jax.systems.ellm.build import build, gate_of, ppo_settings
 from llmrl_jax.systems.ellm.collect import recorder
 from llmrl_jax.systems.ellm.config import PRESETS, ChatGoals, EllmConfig, preset
 from llmrl_jax.systems.ellm.eval import category_shares, crafter_score
@@ -75,8 +75,9 @@ def test_the_published_quirks():
     _, after, _ = one_update(config)
     items = after.replay.items
     np.testing.assert_array_equal(items.terminated, items.truncated)  # time-outs are stored as ends
-    with pytest.raises(ValueError, match="--gate.*none.*--compat paper"):
-        replace(config, gate="none")
+    for changes, gate in (({"gate": "none"}, "none"), ({"gate": "lenient"}, "lenient"), ({"suggester": "novelty"}, "none")):
+        assert gate_of(replace(config, **changes)) == gate
+    assert not ppo_settings(config).bootstrap_truncation and ppo_settings(SMALL).bootstrap_truncation
 
 
 def test_texts_and_symbols_reach_the_network():

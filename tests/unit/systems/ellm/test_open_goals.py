@@ -59,6 +59,7 @@ def test_the_prompt_has_the_published_form():
         ("Sure:\n1. Chop  tree\n* Eat cow", ["chop tree", "eat cow"], None),
         ("- **Chop tree**\n- __Eat cow__.\n- *", ["chop tree", "eat cow"], ["**chop tree**", "__eat cow__", "*"]),
         ("* *Chop tree*\n* **Eat cow.**", ["chop tree", "eat cow"], None),
+        ("So:\n- **Chop tree** to collect `wood`\n-mine stone\n---\n- place_table", ["chop tree to collect wood", "mine stone", "place_table"], None),
         ("- Make well-made sword", ["make well-made sword"], ["make well", "made sword"]),
         ("chop the tree", None, None),
         ("", None, None),
