@@ -84,9 +84,9 @@ def run(quick: bool = False) -> Result:
         [bar for _, bar in found],
         [
             "float32, random weights. Ours writes a state and an action in turn, with the rules of the world after "
-            "each step; torch writes as many tokens of text, the most likely ones, for which it computes the scores of its whole "
-            "vocabulary at every token: a fifth of SmolLM2's products, where ours has heads of at most 40 outputs. Neither "
-            "stops early. The published "
-            "generator has no cache and computes the whole row again for each step, which is not measured here.",
+            "each step; torch writes as many tokens of text, the most likely ones, for which it computes the scores of "
+            "its whole vocabulary at every token: a fifth of SmolLM2's products, where ours has heads of at most 40 "
+            "outputs. Neither stops early. The published generator has no cache and computes the whole row again for "
+            "each step, which is not measured here.",
         ],
     )

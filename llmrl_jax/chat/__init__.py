@@ -7,6 +7,7 @@ budget. `openai` is imported and files are opened only on use.
 from llmrl_jax.chat.budget import Budget, Budgeted, Price, Spent, cost, load_prices
 from llmrl_jax.chat.cache import Cached, CacheMode, Recorder
 from llmrl_jax.chat.client import OpenAIChat, ServerConfig, check_server
+from llmrl_jax.chat.lists import list_items
 from llmrl_jax.chat.protocol import (
     BadReply,
     BudgetExceeded,
@@ -25,7 +26,6 @@ from llmrl_jax.chat.protocol import (
     Usage,
 )
 from llmrl_jax.chat.store import read_jsonl
-from llmrl_jax.chat.lists import list_items
 from llmrl_jax.chat.thinking import strip_thinking
 
 

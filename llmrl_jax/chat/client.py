@@ -181,6 +181,9 @@ class _Session:
             timeout=None,
             **options,
         )
+        if urlsplit(config.base_url).hostname != _OPENAI_HOST:  # the package sends OpenAI's variables to every host
+            self._client.organization = self._client.project = None
+            self._client._custom_headers = {}
         self._thread = threading.Thread(target=_serve, args=(self._loop, self._client), name="llmrl-chat", daemon=True)
         self._thread.start()
         # An owner that is garbage-collected without close() ends its thread.
@@ -280,7 +283,9 @@ class _Session:
                 answer = await create(**body, extra_body=extra, extra_headers=self._headers)
                 content = answer.content
         except TimeoutError:
-            raise TimedOut(f"no whole answer within {limit:g} s (timeout)", transient=True, lost=1) from None
+            raise TimedOut(
+                f"no whole answer within {limit:g} s (timeout, --chat.timeout)", transient=True, lost=1
+            ) from None
         except openai.APIStatusError as error:
             raise self._refusal(error) from None
         except openai.APIConnectionError as error:
@@ -290,7 +295,7 @@ class _Session:
             raise ServerError(cause, transient=True, lost=int(reached)) from None
         except openai.OpenAIError as error:
             raise ServerError(f"the openai package failed: {type(error).__name__}: {error}") from None
-        if self._key:  # the server may repeat the key in a text that would be cached
+        if len(self._key) >= _SECRET:  # the server may repeat the key in a text that would be cached
             content = content.replace(self._key.encode(), b"[key]")
         return from_wire(content, request, self.name, time.monotonic() - started)
 
@@ -350,6 +355,11 @@ def _serve(loop: Any, client: Any) -> None:
 def _stop(loop: Any) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(loop.stop)
+
+
+_SECRET = 16
+"""Characters of a key from which it is taken out of replies; shorter ones are words, such as `EMPTY` or `token`, which
+servers without keys are given, and which texts have of themselves."""
 
 
 def _key_variable(config: ServerConfig) -> str:

@@ -264,7 +264,7 @@ def _default_compilation_cache() -> None:
         return
     from llmrl_jax.run.config import use_compilation_cache
 
-    chosen = os.environ.get("LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax")
+    chosen = os.environ.get("LLMRL_COMPILATION_CACHE") or "~/.cache/llmrl_jax"
     try:
         use_compilation_cache(chosen)
     except (OSError, ValueError) as error:  # such as a user without a home folder, in a container

@@ -207,6 +207,15 @@ def read_json(path: str | Path) -> Any:
     return value
 
 
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The values of a configuration file that is an object. **Raises:** as `read_json`; `ValueError` for another
+    value."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no object of JSON, but {type(value).__name__}: put the run's file back")
+    return value
+
+
 def load_config(cls: type[T], path: str | Path) -> T:
     """Read a file written by `save_config`.
 

@@ -126,6 +126,7 @@ def _nested(columns: Columns, name: str) -> Any:
 
 
 def _narrow(column: np.ndarray, name: str, source: str) -> np.ndarray:
+    column = column.astype(column.dtype.newbyteorder("="), copy=False)
     dtype = _NARROWED.get(str(column.dtype))
     if dtype is None:
         return column

@@ -94,7 +94,8 @@ OTHER_FILES = (tokens.CONFIG_FILE, tokens.TOKENIZER_FILE, "vocab.txt", "tokenize
 def _is_whole(folder: Path) -> bool:
     """Return whether a snapshot has weights, all files that they list, and a tokenizer or an adapter's settings: others
     may have cached a part, as the tokenizer alone, or a download may have been interrupted."""
-    indices = folder.glob("*.safetensors.index.json")
+    single = (folder / "model.safetensors").is_file()  # which is read before an index
+    indices = () if single else folder.glob("*.safetensors.index.json")
     listed = {name for index in indices for name in (read_json(index).get("weight_map") or {}).values()}
     weights = all((folder / name).is_file() for name in listed) if listed else any(folder.rglob("*.safetensors"))
     return weights and any((folder / name).is_file() for name in OTHER_FILES)

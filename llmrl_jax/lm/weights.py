@@ -45,6 +45,9 @@ from llmrl_jax.parallel.partition import shardings
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS = 4096
+"""Rows of two tensors that are compared at once."""
 _STAGED = 128 << 20
 """Bytes up to which a stacked leaf is read at once. A larger one is sent to its devices layer by layer, with a program
 for each shape (0.05 s to compile)."""
@@ -72,11 +75,11 @@ class Files:
 
     def _open_folder(self, folder: Path, stack: ExitStack) -> None:
         listed: dict[str, str] = {}
-        if (folder / INDEX).is_file():
+        if (folder / SINGLE).is_file():  # before an index, as in transformers: it may be left of an earlier model
+            names = [SINGLE]
+        elif (folder / INDEX).is_file():
             listed = read_json(folder / INDEX).get("weight_map") or {}
             names = sorted(set(listed.values()))
-        elif (folder / SINGLE).is_file():
-            names = [SINGLE]
         else:
             raise FileNotFoundError(f"{folder} holds no weights, neither {SINGLE} nor {INDEX}{pickles(folder)}")
         for name in names:
@@ -95,16 +98,22 @@ class Files:
                 raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
 
     def check(self, leaves: list[declare.ParamSpec], config: LlamaConfig) -> None:
-        """Compare names, shapes and dtypes with the declaration, from the headers only."""
+        """Compare names, shapes and dtypes with the declaration, from the headers, and a head that is stored beside the
+        embedding to which it is tied with that."""
         shapes = {name: leaf.hf_shape for leaf in leaves for name in layer_names(leaf)}
         missing = [name for name in shapes if name not in self.sources]
         if missing:
             suffix = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            hint = "; should tie_word_embeddings be true?" if missing == ["lm_head.weight"] else ""
+            hint = "; should tie_word_embeddings be true?" if missing == [_HEAD] else ""
             raise ValueError(f"the weights lack the tensor {missing[0]}{suffix}{hint}")
         for name, shape in shapes.items():
             self.sources[name].check(name, shape, "the configuration")
-        ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        ignored = {_HEAD} if config.tie_word_embeddings else set()
+        if ignored & self.sources.keys() and not self._equal(_HEAD, _EMBEDDING):
+            raise ValueError(
+                f"tie_word_embeddings is true, but the weights hold a {_HEAD} that differs from {_EMBEDDING}: set "
+                "tie_word_embeddings to false in config.json"
+            )
         extra = [
             n for n in self.sources if n not in shapes and n not in ignored and not n.endswith("rotary_emb.inv_freq")
         ]
@@ -113,6 +122,20 @@ class Files:
             raise ValueError(
                 f"the weights hold the tensor {extra[0]}{suffix}, which a {config.model_type!r} model would not read"
             )
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Return whether two tensors have the same shape and values; they are read in parts."""
+        kind, shape = self.sources[one].specs[one]
+        if self.sources[other].specs[other].shape != shape:
+            return False
+        for start in range(0, shape[0], _ROWS):
+            part = (slice(start, min(start + _ROWS, shape[0])), *(slice(0, n) for n in shape[1:]))
+            left, right = (np.empty([s.stop - s.start for s in part], DTYPES[kind]) for _ in range(2))
+            self.sources[one].fill(one, left, part)
+            self.sources[other].fill(other, right, part)
+            if not np.array_equal(left, right):
+                return False
+        return True
 
     def read(self, leaf: declare.ParamSpec, dtype: Any, index: tuple[slice, ...], first: int = 0) -> np.ndarray:
         """The part `index` of a leaf, in this package's layout; `first` is the layer that the leaf begins at."""

@@ -99,8 +99,8 @@ class Evaluator:
         return self.conversation.play_on(params, frozen, rows, slots, key, self.chunk, greedy)
 
     def __call__(self, params: Any, frozen: Any, key: jax.Array, greedy: bool = False) -> Played:
-        """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(key, i)`; `greedy`, whether the
-        likeliest tokens are written; what is sampled also depends on the number of rows. **Returns:** `Played`."""
+        """Play episodes. **Arguments:** `key`, episode `i` begins with `fold_in(split(key)[0], i)`; `greedy`, whether
+        the likeliest tokens are written; what is sampled also depends on the number of rows. **Returns:** `Played`."""
         begin_key, play_key = jax.random.split(key)
         number, begun = np.arange(self.rows), self.rows
         rows = self._begin(begin_key, self.env_params, number)

@@ -55,7 +55,7 @@ class GroupConfig(TurnLearnerConfig):
     """Weight of a start's earlier estimate of success beside that of a group which begins there again."""
     anchor_coef: NonNegativeFloat = 0.0
     """GiGPO's weight of the advantage of a turn among the group's turns with the same observation (2505.10978, with 1
-    and a gamma of 0.95); 0 is GRPO, and 1 with `algo` gigpo."""
+    and a gamma of 0.95, which nothing else reads); 0 is GRPO, and 1 with `algo` gigpo."""
 
     critic: ClassVar[bool] = False
 

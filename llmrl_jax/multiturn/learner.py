@@ -363,9 +363,10 @@ class TurnLearner:
         used, turns = (record.role != NOTHING) & new, jnp.sum(acts)
         many = jnp.maximum(turns, 1)
         closed = replies.closed[replies.step(record.state, record.token)]
-        info, done = steps.info, steps.done
+        info, done = steps.info, steps.done | steps.cut  # an episode that is cut for lack of room has failed
         agreement = {}
         if "success" in info:
+            info = {**info, "success": info["success"].astype(bool) & steps.done}
             returns, success = (info[name].astype(jnp.float32) for name in ("episode_return", "success"))
             agreement = {"agreement": correlation(returns, success, done)}
         return {

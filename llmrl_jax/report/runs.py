@@ -90,8 +90,9 @@ def read_values(folder: Path) -> dict[str, Any] | None:
 def find_folders(root: str | Path) -> Iterator[Path]:
     """The folders of all runs in `root`, including `root`, and in their subfolders, by name."""
     for folder, names, files in os.walk(root):
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in PRUNED)
-        if "config.json" in files and read_values(Path(folder)) is not None:
+        is_run = "config.json" in files and read_values(Path(folder)) is not None
+        names[:] = sorted(n for n in names if not n.startswith(".") and not (is_run and n in PRUNED))
+        if is_run:
             yield Path(folder)
 
 

@@ -260,7 +260,9 @@ def make_dqn(
     check(config, env, env_params, mesh)
     if config.share_encoder and not policy.heads:
         raise ValueError("dqn.share_encoder is True, but the network does not name its heads: leave it out")
-    if guide is not None and config.acting != "epsilon":
+    if guide is None:
+        refuse_unread(config, ("guide_fraction",), "DQN without a guide")
+    elif config.acting != "epsilon":
         raise ValueError(f"dqn.acting is {config.acting}; a guide needs epsilon")
     if bonus is not None:
         bonus.check_one_reward()
@@ -334,6 +336,7 @@ class DQN:
     def update(self, state: DQNState) -> tuple[DQNState, dict[str, jax.Array]]:
         """Play, store the steps, take gradient steps, update the target network."""
         pool_key, play_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update), 3)
+        epsilon = {"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}
         runner, steps, played = self._play(state, pool_key, play_key)
         state, steps, report = self._rewarded(state, steps, played)
         replay = self._placed(self.memory.add(state.replay, steps, played.done))
@@ -345,7 +348,7 @@ class DQN:
             "entropy": jnp.mean(played.entropy),
             "value_mean": jnp.mean(played.value),
             "replay_size": self.memory.num_readable(replay),
-            **({"epsilon": self._epsilon(state)} if self.config.acting == "epsilon" else {}),
+            **epsilon,
             **episode_metrics(played.info, played.done, self.task_names),
         }
         state = state.replace(

@@ -147,21 +147,23 @@ class Job:
         for number in (save, signal.SIGTERM):
             signal.signal(number, ask)
         code = child.wait()
-        if signals and code == 0:
+        # the passed-on SIGTERM ends a run that is not in its updates: the next start goes on from the last checkpoint
+        if signals and code in (0, -signal.SIGTERM):
             self._leave(signals, restarts)
         if code:
             sys.exit(code if code > 0 else 128 - code)
 
     def _leave(self, signals: Sequence[int], restarts: int) -> None:
-        """After the run has saved: requeue the job if its time is up, and wait for SLURM to end the process."""
+        """After the run has ended on a signal: requeue the job if its time is up, and wait for SLURM to end the
+        process."""
         if signal.SIGTERM in signals:
-            print("SIGTERM: the run has saved; SLURM decides whether the job is queued again", flush=True)
+            print("SIGTERM: the run has ended; SLURM decides whether the job is queued again", flush=True)
         elif restarts >= self.requeues:
             print(f"the time is up, and the job was queued again {restarts} times already: it ends here", flush=True)
             return
         elif int(os.environ.get("SLURM_PROCID", "0")) == 0:
             job = os.environ["SLURM_JOB_ID"]
-            print(f"the time is up: the run has saved; job {job} goes back to the queue", flush=True)
+            print(f"the time is up: the run has ended; job {job} goes back to the queue", flush=True)
             subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)
         time.sleep(_LINGER_S)
         sys.exit(128 + signal.SIGTERM)

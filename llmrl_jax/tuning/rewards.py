@@ -38,7 +38,7 @@ _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d{{1,3}}(?!\w))?"
 NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}.])[-\u2212])?(?:\\?[$\u20ac\u00a3](?P<inner>[-\u2212])?)?"
-    rf"(?:(?<![\d/.])(?P<fraction>(?:\d+\ )?\d+/\d+)(?![/\d]|\.\d)|(?P<plain>{_DECIMAL}))"
+    rf"(?:(?<![\d/.])(?P<fraction>(?:{_INTEGER}\ )?\d+/\d+)(?![/\d]|\.\d)|(?P<plain>{_DECIMAL}))"
 )
 """A number as people write it: -1,234.5, .50, 1e-3, 3/4, 1 3/4, $5. Not a minus: the one in 5-3 or a-1."""
 
@@ -57,7 +57,8 @@ def read_number(text: str) -> Fraction | None:
         numerator, denominator = (Fraction(Decimal(n)) for n in fraction.split("/"))
         if not denominator:
             return denominator  # the last number of "1/0" is its 0
-        value = numerator / denominator + (Fraction(Decimal(integer[0])) if integer and numerator < denominator else 0)
+        whole = Fraction(integer[0].replace(",", "")) if integer and numerator < denominator else 0
+        value = whole + numerator / denominator
     else:
         value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
     return -value if last["sign"] or last["inner"] else value

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from llmrl_jax.core.checks import (
     Checked,
     Fraction,
     FractionBelowOne,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -65,7 +66,7 @@ class SFTConfig(Checked):
     """Fall of the learning rate after the warm-up, to `final_fraction` of its peak at the last update."""
     warmup: FractionBelowOne = 0.03
     """Fraction of the updates over which the learning rate rises from zero."""
-    final_fraction: Fraction = 0.0
+    final_fraction: Annotated[Fraction, Needs("schedule", ("cosine", "linear"))] = 0.0
     """Learning rate of the last update, as a fraction of the peak; at 0, that update changes nothing."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; norms and biases are not decayed."""

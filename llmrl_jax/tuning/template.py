@@ -113,7 +113,7 @@ class ChatTemplate:
         from llmrl_jax.tuning.sandbox import Unbounded
 
         context = {
-            "messages": [{key: value for key, value in m.items() if value is not None} for m in messages],
+            "messages": [_plain(message) for message in messages],
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -185,3 +185,18 @@ def _is_file(path: str) -> bool:
         return Path(path).is_file()
     except OSError:  # as a whole template is too long for a path
         return False
+
+
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""The names that templates and servers have for the thoughts of a message."""
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as transformers gives it to templates: without keys whose value is None, its thoughts as
+    `reasoning_content` and `thinking`, whichever name they have."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    thoughts = next((plain[name] for name in _THOUGHTS if name in plain), None)
+    if thoughts is not None:
+        plain["reasoning_content"] = thoughts
+        plain.setdefault("thinking", thoughts)
+    return plain

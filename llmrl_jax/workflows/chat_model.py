@@ -24,7 +24,7 @@ from llmrl_jax.chat import (
     Spent,
     check_server,
 )
-from llmrl_jax.core.checks import Checked, FiniteFloat, In, NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl_jax.core.checks import Checked, FiniteFloat, In, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl_jax.core.config import FREE
 
 
@@ -62,6 +62,9 @@ class ChatConfig(Checked):
     """Maximum number of tokens of a reply."""
     concurrency: Annotated[int, In("[1, 1024]")] = field(default=8, metadata=FREE)
     """Number of concurrent requests."""
+    timeout: PositiveFloat = field(default=120.0, metadata=FREE)
+    """Seconds that a server may take for one answer, after which it is asked again; more for models that are slow or
+    think for long."""
     split: bool = field(default=False, metadata=FREE)
     """Request one sample at a time, for servers that ignore `n` (Ollama, llama.cpp)."""
     send_stop: bool = field(default=False, metadata=FREE)
@@ -99,6 +102,7 @@ class ChatConfig(Checked):
             key_variable=self.key_variable,
             api_version=self.api_version,
             concurrency=self.concurrency,
+            timeout=self.timeout,
             split=self.split,
             send_stop=self.send_stop,
             token_limit=self.token_limit,  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from llmrl_jax.workflows.experiment import (
     Results,
     check_saved,
     experiment_of,
+    larger_results,
     record,
     restore,
     write_results,
@@ -39,7 +40,7 @@ def evaluate(
     json: bool = False,
 ) -> Results:
     """Evaluate a run's checkpoint on held-out episodes beside random actions, print the results, and write
-    `eval-UPDATE.json`.
+    `eval-UPDATE.json`, unless it has those of more episodes.
 
     **Arguments:** `folder`, the run's; `config`, its settings, with `experiment()` (None: read from the folder);
     `episodes`, for each way of acting
@@ -71,17 +72,25 @@ def evaluate(
     x = _experiment(folder, config)
     state, update = restore(folder, config, x.learner, checkpoint)
     results = x.results(state, x.key(seed), episodes)
-    written = write_results(x, folder, update, seed, episodes, results)
+    before = larger_results(folder, update, episodes)
+    written = None if before else write_results(x, folder, update, seed, episodes, results)
     video = record_video(x, state, x.key(seed), folder / "episode.gif") if gif else None
     if json:
-        files = {"file": written} | ({"gif": video} if video else {})
+        files = ({"file": written} if written else {}) | ({"gif": video} if video else {})
         print(json_text({"run": folder, "episodes": episodes, "update": update, **x.about, **results, **files}))
         return results
     in_env = f", {x.about['env']}" if x.about.get("env") else ""
     print(f"{folder}, checkpoint of update {update}{in_env}, {episodes} episodes each")
     print(x.report(results, episodes))
-    print(f"The results are in {written}" + (f", and the episode in {video}" if video else ""))
+    print(where_written(folder, update, before, video))
     return results
+
+
+def where_written(folder: Path, update: int, before: int, video: Path | None) -> str:
+    """A sentence on the files of an evaluation. **Arguments:** `before`, see `larger_results`."""
+    file = folder / f"eval-{update}.json"
+    results = f"{file} stays: it has {before} episodes" if before else f"The results are in {file}"
+    return results + (f", and the episode {'is ' if before else ''}in {video}" if video else "")
 
 
 def play(

@@ -7,7 +7,6 @@ writes the run's results; `restore` reads a checkpoint into it; `evaluate` is `l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,6 +176,15 @@ def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes:
     return path
 
 
+def larger_results(folder: Path, update: int, episodes: int) -> int:
+    """The episodes of the results of an update that are there already, if they are more than `episodes`; else 0. A look
+    at a few episodes does not replace them."""
+    path = folder / f"eval-{update}.json"
+    before = configs.read_object(path) if path.exists() else {}
+    count = int(before.get("episodes") or before.get("agent", {}).get("episodes", 0))
+    return count if count > episodes else 0
+
+
 # --- several seeds ----------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +242,7 @@ def kind_of_run(folder: Path, *kinds: str) -> str:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"there is no run in {folder}: it has no config.json")
-    kind = json.loads(path.read_text(encoding="utf-8")).get("kind", "")
+    kind = configs.read_object(path).get("kind", "")
     if kinds and kind not in kinds:
         named = " or ".join(f"llmrl {name}" for name in kinds)
         raise ValueError(f"{folder} is a run of llmrl {kind or '(unknown)'}; one of {named} is needed")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmrl_jax.core import config as configs
 from llmrl_jax.options import kinds
 from llmrl_jax.workflows.experiment import Experiment, check_saved, experiment_of, kind_of_run, restore
 
@@ -19,7 +19,7 @@ def settings_of(folder: str | Path) -> Any:
     folder = Path(folder)
     kind_of_run(folder)
     file = folder / "config.json"
-    values = json.loads(file.read_text(encoding="utf-8"))
+    values = configs.read_object(file)
     config = kinds.loaded(values, file)
     if not hasattr(config, "experiment"):
         kind, supported = kinds.kind_of(values) or "(unknown)", ", ".join(kinds.with_attribute("experiment"))

@@ -162,3 +162,11 @@ def test_pictures_keep_to_the_screen():
     assert np.argwhere(small[..., 0]).tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]] and small.max() == 255
     lines = play.colour_text(picture, 100, 40).split("\n")
     assert len(lines) == 22 and lines[0].count("▀") == 44
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_configuration_is_named(tmp_path, capsys, text):
+    (tmp_path / "config.json").write_text(text)
+    for command in ("eval", "play"):
+        assert cli.main([command, str(tmp_path)]) == 2
+        assert "config.json" in capsys.readouterr().err

@@ -65,6 +65,8 @@ TABLE = Table(
         "wide": switch("ppo.wide"),
         "always": Choice({"true": ()}, "it is always so", bare="true"),
         "device": Instead("give --mesh"),
+        "more": Choice({"true": ("--ppo.more", "2")}, "give --ppo.more", last=True),
+        "some": Choice({"a": ("--ppo.more", "1")}, "give --ppo.more"),
     },
     hydra=True,
 )
@@ -78,6 +80,7 @@ TABLE = Table(
         ("part.lr=1e-4 +part.lr=2 --part.lr 3", "--ppo.learning-rate=1e-4 --ppo.learning-rate=2 --ppo.learning-rate=3"),
         ("wide=True --wide False --always --other x", "--ppo.wide --ppo.no-wide --other x"),
         ("--data_path", "--data"),
+        ("more=true some=a x", "--ppo.more 1 x --ppo.more 2"),
         ("--mesh data=4 device", "--mesh data=4 device"),
     ],
 )

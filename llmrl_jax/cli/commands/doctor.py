@@ -185,9 +185,8 @@ def models() -> dict[str, Any]:
 
 def cache() -> dict[str, Any]:
     """The persistent compilation cache that commands use, and its size."""
-    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.environ.get(
-        "LLMRL_COMPILATION_CACHE", "~/.cache/llmrl_jax"
-    )
+    set_by = ("JAX_COMPILATION_CACHE_DIR", "LLMRL_COMPILATION_CACHE")
+    chosen = next((os.environ[name] for name in set_by if os.environ.get(name)), "~/.cache/llmrl_jax")
     if chosen == "off":
         return {"folder": None, "bytes": 0, "programs": 0, "writable": False}
     folder = expanded(chosen)

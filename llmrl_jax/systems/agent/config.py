@@ -172,8 +172,8 @@ DEMO_RL = {
     "kl_coef": 0.03,
     "invalid_reward": -1.0,
 }
-"""The demo's RL: a short horizon makes detours cost more, and a learning rate that falls to zero, without an entropy
-bonus, lets the policy decide."""
+"""The demo's RL: a short horizon makes detours cost more (not with `grpo`, which discounts nothing), and a learning
+rate that falls to zero, without an entropy bonus, lets the policy decide."""
 DEMO_UPDATES = 40
 """Updates of the demo's RL: about 28,000 turns with PPO, 17,000 to 27,000 with groups, as episodes get shorter."""
 DEMO_TOKENS = {"ppo": 512, "group": 1728}

@@ -45,7 +45,7 @@ def summarise(played: Played) -> dict[str, float]:
 
 
 def random_summary(agent: WritingAgent, key: jax.Array, episodes: int) -> dict[str, float]:
-    """Success and return of random actions."""
+    """Success and return of random actions, in other episodes than those of replies: their keys are split otherwise."""
     actions = len(agent.env.action_names)
     played = play_random(agent.env, agent.env_params, key, episodes=episodes, num_actions=actions)
     return {

@@ -117,8 +117,8 @@ class EllmConfig(Checked):
     learner: Literal["dqn", "ppo"] = "dqn"
     """The learning algorithm."""
     compat: Literal["none", "paper"] = "none"
-    """`paper`: as the published code, time-outs are terminal, DQN's target network shares the encoder, and gate `effect`
-    stands for `lenient`, with suggester `novelty` for `none`."""
+    """`paper`: as the published code, time-outs are terminal, DQN's target network shares the encoder, and gate
+    `effect` stands for `lenient`, with suggester `novelty` for `none`."""
     mesh: str = field(default="", metadata=FREE)
     """Devices by axis, as in `data=4`: environments are split over `data` and `fsdp`. Empty: one device."""
     goals: Annotated[ChatGoals, Needs("suggester", "chat")] = field(default_factory=ChatGoals)

@@ -30,6 +30,7 @@ from llmrl_jax.systems.ellm.config import EllmConfig
 from llmrl_jax.systems.ellm.goals import CATEGORIES, GoalSpec, GoalWrapper
 from llmrl_jax.systems.ellm.open_goals import OpenGoalSpec, read_names
 from llmrl_jax.workflows import evaluation as run_evaluation
+from llmrl_jax.workflows.experiment import larger_results
 
 
 ALL_GOALS = "all"
@@ -205,7 +206,8 @@ def evaluate(
     gif: bool = False,
     json: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint on held-out episodes beside random play, print the results, and write `eval-UPDATE.json`.
+    """Evaluate a checkpoint on held-out episodes beside random play, print the results, and write `eval-UPDATE.json`,
+    unless it has those of more episodes.
 
     **Arguments:** `folder`, the run's; `episodes`, of each agent and goal; `goals`, single goals to give the agent, one
     after another (`all`: those that can have an effect); `checkpoint`, by update number (-1: newest); `seed`, of the
@@ -242,12 +244,13 @@ def evaluate(
     results: dict[str, Any] = {"update": update, "env": built.config.env, "seed": seed, **summaries}
     if single:
         results["goals"] = sweep(built, state, single, key, episodes)
-    written = folder / f"eval-{update}.json"
-    configs.save_config(results, written)
+    before = larger_results(folder, update, episodes)
+    if not before:
+        configs.save_config(results, folder / f"eval-{update}.json")
     weights = (state.params, state.frozen, params)
     video = write_video(built, weights, key, folder / "episode.gif") if gif else None
     if json:
-        files = {"file": written} | ({"gif": video} if video else {})
+        files = ({} if before else {"file": folder / f"eval-{update}.json"}) | ({"gif": video} if video else {})
         print(json_text({"run": folder, "episodes": episodes, **results, **files}))
         return results
     print(f"{folder}, checkpoint of update {update}, {built.config.env}, {episodes} episodes each")
@@ -257,7 +260,7 @@ def evaluate(
     print(report(summaries, built.spec))
     if single:
         print("\n" + sweep_table(results["goals"]))
-    print(f"The results are in {written}" + (f", and the episode in {video}" if video else ""))
+    print(run_evaluation.where_written(folder, update, before, video))
     return results
 
 

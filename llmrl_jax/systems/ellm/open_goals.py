@@ -134,8 +134,8 @@ def find(answers: Answers, key: UInt32[Array, "*B"]) -> tuple[Int[Array, "*B"], 
 
 
 def distinct(keys: UInt32[Array, " N"], size: int) -> tuple[UInt32[Array, "size"], Int[Array, ""]]:
-    """The distinct keys, filled up with `NO_KEY`, and how many had no place. Their order is that of their mixed bits: by
-    the keys themselves states with full inventories, whose keys are large, would always come last."""
+    """The distinct keys, filled up with `NO_KEY`, and how many had no place. Their order is that of their mixed bits:
+    by the keys themselves states with full inventories, whose keys are large, would always come last."""
     ranks = jnp.where(keys == NO_KEY, NO_KEY, mixed_bits(keys))
     _, ordered = jax.lax.sort((ranks, keys), num_keys=2)
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]]) & (ordered != NO_KEY)

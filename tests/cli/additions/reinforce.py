@@ -16,7 +16,7 @@ from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import AdamConfig, apply_gradients, clipped_adam, traced_floats
 from llmrl_jax.rl.networks import network_policy
 from llmrl_jax.rl.registry import Algorithm
-from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, shard_runner, start, task_names
+from llmrl_jax.rl.rollout import Runner, collect, episode_metrics, gae, shard_runner, start, task_names, with_pool
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ def make_reinforce(config: ReinforceConfig, env: Any, env_params: Any, policy: A
         return jnp.mean((value - returns) ** 2) - jnp.mean(distribution.log_prob(rollout.action) * advantage)
 
     def update(state: ReinforceState) -> tuple[ReinforceState, dict[str, jax.Array]]:
-        key = jax.random.fold_in(state.key, state.update)
-        seen = (state.params, state.frozen, state.runner, key)
+        pool_key, key = jax.random.split(jax.random.fold_in(state.key, state.update))
+        started = with_pool(vector, state.runner, pool_key, state.update, 1)  # new episodes
+        seen = (state.params, state.frozen, started, key)
         runner, rollout = collect(vector, policy, *seen, config.num_steps)
         loss, grads = jax.value_and_grad(loss_fn)(state.params, state, rollout)
         optimizer, rate = clipped_adam(state.hparams), state.hparams["learning_rate"]

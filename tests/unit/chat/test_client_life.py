@@ -23,7 +23,7 @@ from llmrl_jax.chat import (
     ServerError,
 )
 from llmrl_jax.chat.store import Store
-from tests.chat_server import KEY, answer, ask, cut, say, silent, status
+from tests.chat_server import KEY, answer, ask, completion, cut, say, silent, status
 
 
 pytest.importorskip("openai", reason="needs the extra api")
@@ -74,8 +74,18 @@ def test_a_key_that_a_server_repeats_is_taken_out_also_where_a_quote_ends(server
 
 def test_openai_s_key_is_not_sent_to_others(server, chat, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_ORG_ID", KEY)
+    monkeypatch.setenv("OPENAI_PROJECT_ID", KEY)
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"Authorization: Bearer {KEY}\nX-Gateway-Key: {KEY}")
     chat().complete([ask()])
     assert KEY not in str(server.seen[0][1])
+
+
+def test_a_key_that_is_a_word_stays_in_replies(server, chat, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "token")
+    server.always = answer(completion({}, "take the token"))
+    (reply,) = chat(key_variable="MY_KEY").complete([ask()])
+    assert reply.text == "take the token 0" and reply.usage is not None and reply.usage.prompt_tokens == 11
 
 
 def test_a_key_that_is_missing_or_broken_is_named_before_anything_is_sent(server, chat, monkeypatch):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from llmrl_jax.data.columns import parse_names
+from llmrl_jax.data.columns import from_columns, parse_names
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.data.transitions import DataError, to_trajectories
 
@@ -60,6 +60,14 @@ FORMS = ["data.hdf5", "data.npz", "data.parquet"]
 
 def flags(data):
     return [np.flatnonzero(x).tolist() for x in (data.terminated, data.truncated)]
+
+
+def test_numbers_may_have_the_order_of_bytes_of_other_machines():
+    columns = {"obs": [[1.0], [2.0]], "action": [0, 1], "reward": [0.0, 1.0], "next_obs": [[2.0], [3.0]]}
+    arrays = {name: np.array(values, ">i4" if name == "action" else ">f4") for name, values in columns.items()}
+    ends = {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+    data = from_columns(arrays | ends, "data.npz")
+    assert data.obs.dtype == np.float32 and data.action.tolist() == [0, 1] and data.next_obs.tolist() == [[2.0], [3.0]]
 
 
 @pytest.mark.parametrize("name", FORMS)

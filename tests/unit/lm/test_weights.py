@@ -155,6 +155,31 @@ def test_a_fault_is_named_before_anything_is_allocated(fault, message, params, t
         lm.load(folder)
 
 
+def test_one_file_is_read_before_an_index_of_others(folder, params, tmp_path):
+    """As transformers leaves a folder where a sharded model was saved before, and as it reads it."""
+    lm.save_hf(tmp_path / "earlier", CONFIG, jax.tree.map(jnp.zeros_like, params), max_shard_bytes=5000)
+    for file in (tmp_path / "earlier").glob("*.safetensors*"):
+        file.rename(folder / file.name)
+    read = lm.load(folder)[1]["params"]
+    assert all(map(np.array_equal, jax.tree.leaves(read), jax.tree.leaves(params)))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_stored_head_is_the_embedding_to_which_it_is_tied(tmp_path, same, monkeypatch):
+    monkeypatch.setattr(weights, "_ROWS", 20)
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=True)
+    folder = lm.save_hf(tmp_path / "model", config, random_variables(lm.Llama(config))["params"])
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    head = embedding.copy()
+    head[-1, 0] += 0 if same else 1
+    rewrite(folder, lambda t: t.update({"lm_head.weight": head}))
+    if same:
+        lm.load(folder)
+    else:
+        with pytest.raises(ValueError, match=r"lm_head\.weight.*tie_word_embeddings to false"):
+            lm.load(folder)
+
+
 def test_missing_files_are_named(folder, tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors.*pytorch_model\.bin"):

@@ -22,6 +22,13 @@ def test_a_number_that_is_none_does_not_end_a_list(tmp_path, steps):
     assert "loss 48" in runs.runs_table([odd, whole])
 
 
+def test_a_run_may_have_the_name_of_a_part_of_one(tmp_path):
+    for name in ("model", "model/checkpoints", "group/prior"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    assert [run.name for run in runs.list_runs(tmp_path)] == ["group/prior", "model"]
+
+
 def test_files_that_cannot_be_read_do_not_end_a_list(tmp_path, monkeypatch):
     def refused(path, size=0):
         raise PermissionError(13, "Permission denied")

@@ -81,6 +81,8 @@ def test_a_guide_plays_the_random_actions():
     assert "guide_fraction" in states[0].hparams and "reward_clip" not in states[0].hparams
     with pytest.raises(ValueError, match=r"dqn\.acting.*softmax.*epsilon"):
         make_dqn(replace(TINY, acting="softmax", epsilon_steps=50_000), ENV, PARAMS, Heads(), guide=Knows())
+    with pytest.raises(ValueError, match=r"dqn\.guide-fraction is 1\.0"):
+        make_dqn(config, ENV, PARAMS, Heads())
 
 
 def test_epsilon_waits_for_the_first_reward():
@@ -95,6 +97,8 @@ def test_epsilon_waits_for_the_first_reward():
     states, metrics = updated(replace(TINY, epsilon_after_reward=True), updates=3)
     assert int(states[1].first_reward.update) == 1  # random play names some symbols
     assert float(metrics["epsilon"]) == pytest.approx(1 - 0.95 * 1 / 2)
+    _, metrics = updated(replace(TINY, epsilon_after_reward=True), updates=1)
+    assert float(metrics["epsilon"]) == 1  # that with which it played, though the update had the first reward
     assert updated(TINY)[0][0].first_reward == ()
 
 

@@ -226,7 +226,9 @@ def stop(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
 (folder / "started.json").write_text(json.dumps(sys.argv[2:]))
-while "wait" in sys.argv:
+if "loading" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+while {"wait", "loading"} & set(sys.argv):
     time.sleep(0.02)
 sys.exit(3 if "fail" in sys.argv else 0)
 """
@@ -260,6 +262,17 @@ def test_when_the_time_is_up_it_saves_and_goes_back_to_the_queue(tmp_path):
     wait_for(tmp_path / "scontrol")
     assert (tmp_path / "saved").exists() and (tmp_path / "scontrol").read_text() == "requeue 4711\n"
     assert process.poll() is None  # it waits for SLURM to end it
+    process.kill()
+    process.wait()
+
+
+def test_a_run_that_is_not_in_its_updates_goes_back_to_the_queue_too(tmp_path):
+    process = start(tmp_path, "loading")
+    wait_for(tmp_path / "started.json")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGUSR2)
+    wait_for(tmp_path / "scontrol")
+    assert not (tmp_path / "saved").exists() and process.poll() is None
     process.kill()
     process.wait()
 

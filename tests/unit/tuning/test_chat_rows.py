@@ -256,6 +256,16 @@ def test_a_null_key_is_no_key(joining, kind, tmp_path):
     assert encode_prompt(pair, "f:1", joining)[0] == "a"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_are_rendered_whichever_name_they_have(name):
+    """As transformers: templates read `reasoning_content` or `thinking`."""
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }}{% endfor %}"
+    messages = [{"role": "assistant", "content": "2", name: "one and one"}]
+    assert ChatTemplate(source, {}).render(messages) == "one and one|one and one|2"
+    both = [{"role": "assistant", "content": "2", "thinking": "a", "reasoning_content": "b"}]
+    assert ChatTemplate(source, {}).render(both) == "b|a|2"
+
+
 def test_calls_of_tools_have_no_null_keys(joining, tmp_path):
     """In JSON the null argument of a call is a value; in parquet every call has the arguments of all of them."""
     how = ChatTemplate(CALLS, {})

@@ -78,6 +78,7 @@ def test_the_named_rewards_by_hand(name, completion, response, want):
         ("and so on...5", "5"),
         ("3/4", "3/4"),
         ("-1 1/2", "-3/2"),
+        ("1,234 1/2", "2469/2"),
         ("step 2 13/4", "13/4"),
         ("on 1/2/2024", "2024"),  # a date
         ("3/0", "0"),
