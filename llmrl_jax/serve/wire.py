@@ -169,7 +169,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (False,),
-    "skip_special_tokens": (True,),
+    "skip_special_tokens": (False,),
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": ({},),

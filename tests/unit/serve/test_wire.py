@@ -23,7 +23,7 @@ NO_EFFECT = [
     {"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"reasoning": {"effort": "none"}},
     {"reasoning": {}},
     {"ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "include_stop_str_in_output": False},
-    {"skip_special_tokens": True, "spaces_between_special_tokens": True, "add_special_tokens": False},
+    {"skip_special_tokens": False, "spaces_between_special_tokens": True, "add_special_tokens": False},
     {"add_generation_prompt": True, "continue_final_message": False, "echo": False, "documents": []},
     {"use_beam_search": False, "length_penalty": 1.0, "best_of": 1, "early_stopping": False, "do_sample": True},
     {"logit_bias": {}, "parallel_tool_calls": False, "tools": [], "tool_choice": "none", "functions": []},
