@@ -52,7 +52,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	@! test -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
 
 bench: $(VENV)/.torch $(PEERS)/.peers $(D3RLPY)/.peers
