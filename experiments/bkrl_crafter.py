@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bkrl_red_ball import draw, finished, steps_to
+from bkrl_red_ball import draw, steps_to
 from commands import command
+from finished import complete, continued, finished
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
@@ -54,13 +55,8 @@ class Experiment:
 
 def episodes(x: Experiment) -> Path:
     """The folder of the collected episodes, which are played if they are not there."""
-    folder = Path(x.out) / "episodes"
-    if not finished(folder, x.collected):
-        run = RunConfig(out=x.out, name=folder.name, log_every=5, checkpoint_every=50, eval_every=12)
-        run = replace(run, resume=(folder / "config.json").exists())
-        if collect(CollectRun(agent=preset("crafter", collects=True), steps=x.collected, run=run)).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command continues it")
-    return folder
+    run = RunConfig(out=x.out, name="episodes", log_every=5, checkpoint_every=50, eval_every=12)
+    return complete(CollectRun(agent=preset("crafter", collects=True), steps=x.collected, run=run), collect)
 
 
 def who(x: Experiment) -> str:
@@ -70,28 +66,23 @@ def who(x: Experiment) -> str:
 
 def program(x: Experiment) -> Path:
     """The folder of the program, which is written if it is not there."""
-    folder = Path(x.out) / f"bk-code-{who(x)}"
-    if not (folder / "potential.json").exists():
-        windows = WindowConfig(data=str(episodes(x)), env=COLLECT_ENVS["crafter"])
-        run = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
-        config = CodeRun(windows=windows, rounds=x.rounds, run=run)
-        write_programs(replace(config, chat=replace(config.chat, model=x.chat)))
-    return folder
+    run = BaseRunConfig(out=x.out, name=f"bk-code-{who(x)}")
+    windows = WindowConfig(data=str(episodes(x)), env=COLLECT_ENVS["crafter"])
+    config = CodeRun(windows=windows, rounds=x.rounds, run=run)
+    config = replace(config, chat=replace(config.chat, model=x.chat))
+    if not (finished(run.folder, config) and (run.folder / "potential.json").exists()):
+        write_programs(continued(config))
+    return run.folder
 
 
 def learned(x: Experiment, alg: Literal["bk-code", "none", "random"], seed: int) -> dict[str, Any]:
     """One run: its curve, its held-out episodes, the steps until it was good, and its seconds of training."""
-    folder = Path(x.out) / (f"learn-{alg}-{who(x)}-{seed}" if alg == "bk-code" else f"learn-{alg}-{seed}")
-    if not finished(folder, x.steps):
-        source = {"bk-code": program, "random": episodes}
-        given = {"bk-code": "potential", "random": "data"}
-        options = {given[alg]: str(source[alg](x))} if alg in source else {}
-        run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
-        run = replace(run, resume=(folder / "config.json").exists())
-        agent = preset("crafter")
-        config = TrainRun(agent=agent, alg=alg, steps=x.steps, run=run, **options)  # type: ignore[arg-type]
-        if train(replace(config, eval_episodes=x.episodes)).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command continues it")
+    name = f"learn-{alg}-{who(x)}-{seed}" if alg == "bk-code" else f"learn-{alg}-{seed}"
+    run = RunConfig(out=x.out, name=name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
+    config = TrainRun(agent=preset("crafter"), steps=x.steps, eval_episodes=x.episodes, run=run)
+    given = {"bk-code": ("potential", program), "random": ("data", episodes)}
+    options = {given[alg][0]: str(given[alg][1](x))} if alg in given else {}
+    folder = complete(replace(config, alg=alg, **options), train)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]
     curve = [(line["steps"], line["success"], line["episodes"]) for line in lines]

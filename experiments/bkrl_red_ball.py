@@ -19,9 +19,12 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
+from commands import command
+from finished import complete, continued, same_settings
 
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.lm.encoder_weights import AUTO, resolved
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
@@ -31,7 +34,6 @@ from llmrl_jax.systems.bkrl.goals import propose
 from llmrl_jax.systems.bkrl.preferences import prefer
 from llmrl_jax.systems.bkrl.programs import write_programs
 from llmrl_jax.systems.bkrl.train import train
-from llmrl_jax.workflows.chat_model import ChatConfig
 
 
 NAMES = {
@@ -78,65 +80,57 @@ class Experiment:
     """Folder of the runs and of the results."""
 
 
-def finished(folder: Path, steps: int = 0) -> bool:
-    """Return whether a run has ended as it should, with as many steps."""
-    file = folder / "summary.json"
-    found = json.loads(file.read_text()) if file.exists() else {"stopped": "not begun"}
-    return not found.get("stopped") and found.get("steps", 0) >= steps
-
-
 def who(x: Experiment) -> str:
     """Name of the adviser, as a part of file names."""
     return x.chat.replace(":", "-").replace("/", "-")
 
 
-def asked(x: Experiment, alg: str) -> Path:
-    """The folder of a potential, which is made if it is not there."""
-    out = Path(x.out)
-    episodes = out / "episodes"
-    if not finished(episodes, x.collected):
-        run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
-        run = replace(run, resume=(episodes / "config.json").exists())
-        collect(CollectRun(agent=preset("babyai", collects=True), steps=x.collected, run=run))
-    if alg == "random":
-        return episodes
-    folder = out / f"{alg}-{who(x)}"
-    if (folder / "summary.json").exists() and (folder / "potential.json").exists():
-        return folder
-    run: Any = BaseRunConfig(out=x.out, name=folder.name, resume=(folder / "config.json").exists())
-    windows = WindowConfig(data=str(episodes), window=x.window)
+def episodes(x: Experiment) -> Path:
+    """The folder of the collected episodes, which are played if they are not there."""
+    run = RunConfig(out=x.out, name="episodes", log_every=10, checkpoint_every=100, eval_every=50)
+    return complete(CollectRun(agent=preset("babyai", collects=True), steps=x.collected, run=run), collect)
 
-    def chat(usual: ChatConfig) -> ChatConfig:
-        return replace(usual, model=x.chat, max_calls=x.max_calls)
 
+def asked(x: Experiment, alg: str) -> dict[str, Any]:
+    """The summary of a potential, which is made if it is not there; `nothing` says why it cannot be."""
+    run = BaseRunConfig(out=x.out, name=f"{alg}-{who(x)}")
+    windows = WindowConfig(data=str(episodes(x)), window=x.window)
+    config: Any
     if alg == "bk-code":
-        config = CodeRun(windows=windows, run=run)
-        write_programs(replace(config, chat=chat(config.chat)))
+        make, config = write_programs, CodeRun(windows=windows, run=run)
     elif alg == "bk-pref":
-        chosen = PreferRun(windows=windows, pairs=x.pairs, run=run)
-        prefer(replace(chosen, chat=chat(chosen.chat), answers=x.answers))
+        make, config = prefer, PreferRun(windows=windows, pairs=x.pairs, run=run)
     else:
         windows = replace(windows, window=GoalsRun().windows.window)
-        goals = GoalsRun(windows=windows, situations=x.situations, run=run)
-        propose(replace(goals, chat=chat(goals.chat)))
-    return folder
+        make, config = propose, GoalsRun(windows=windows, situations=x.situations, encoder=resolved(AUTO), run=run)
+    config = replace(config, chat=replace(config.chat, model=x.chat, max_calls=x.max_calls))
+    if alg == "bk-pref":
+        config = replace(config, answers=x.answers)
+    summary, potential = run.folder / "summary.json", run.folder / "potential.json"
+    begun = same_settings(run.folder / "config.json", config)
+    if not (begun and summary.exists() and potential.exists()):  # one of a budget that ended is whole
+        try:
+            make(continued(config))
+        except ValueError as error:  # nothing to learn from, which is a result too
+            if not summary.exists():
+                raise
+            return {"nothing": str(error)}
+    return json.loads(summary.read_text())
 
 
 def learned(x: Experiment, alg: str, seed: int) -> dict[str, Any]:
     """One run: its curve, its held-out episodes, and the steps until it was good."""
     made = alg.startswith("bk-")
-    folder = Path(x.out) / (f"learn-{alg}-{who(x)}-{seed}" if made else f"learn-{alg}-{seed}")
-    config = TrainRun(agent=preset("babyai"), steps=x.steps)
+    name = f"learn-{alg}-{who(x)}-{seed}" if made else f"learn-{alg}-{seed}"
+    run = RunConfig(out=x.out, name=name, seed=seed, log_every=4, checkpoint_every=100, keep=1)
+    config = TrainRun(agent=preset("babyai"), steps=x.steps, eval_episodes=x.episodes, run=run)
     if alg == "heavy":
         config = replace(config, shaping=replace(config.shaping, extrinsic_coef=10.0))
     else:
-        source = {"potential" if made else "data": str(asked(x, alg))} if made or alg == "random" else {}
+        source = {"potential": str(Path(x.out) / f"{alg}-{who(x)}")} if made else {}
+        source |= {"data": str(episodes(x))} if alg == "random" else {}
         config = replace(config, alg=alg, **source)  # type: ignore[arg-type]
-    if not finished(folder, x.steps):
-        run = RunConfig(out=x.out, name=folder.name, seed=seed, log_every=4, checkpoint_every=100, keep=1)
-        run = replace(run, resume=(folder / "config.json").exists())
-        if train(replace(config, eval_episodes=x.episodes, run=run)).stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    folder = complete(config, train)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]
     curve = [(line["steps"], line["success"], line["episodes"]) for line in lines]
@@ -191,16 +185,11 @@ def main() -> None:
     advice: dict[str, Any] = {}
     for alg in x.algs:
         if alg.startswith("bk-"):
-            try:
-                advice[alg] = json.loads((asked(x, alg) / "summary.json").read_text())
-            except ValueError as error:  # nothing to learn from, which is a result too
-                advice[alg] = {"nothing": str(error)}
+            advice[alg] = asked(x, alg)
 
     def write() -> None:
         results = {
-            "command": f"python experiments/bkrl_red_ball.py --algs {' '.join(x.algs)} --chat {x.chat} "
-            f"--seeds {x.seeds} --steps {x.steps} --pairs {x.pairs} --answers {x.answers} "
-            f"--situations {x.situations} --max-calls {x.max_calls} --window {x.window}",
+            "command": command(Path(__file__).name, x),
             "date": datetime.date.today().isoformat(),
             "steps": x.steps,
             "machine": info.stamp("experiments"),

@@ -15,7 +15,7 @@ def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
     the options that differ from the defaults of its class. Places (`left_out`) do not decide the results."""
     default = type(x)()
     options = [
-        f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        " ".join([f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))])
         for name, value in vars(x).items()
         if name not in left_out and value != getattr(default, name)
     ]

@@ -13,7 +13,9 @@ agents and those of random play, and `<out>/curves.png` their picture.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from commands import command
 from ellm_runs import Agents, Runs, compare
 
 from llmrl_jax.options.command import parse
@@ -61,8 +63,8 @@ class Experiment:
 
 def main() -> None:
     x = parse(Experiment, description=__doc__)
-    command = "python experiments/ellm_crafter.py"
-    agents = Agents(PRESETS | CHANGED, NAMES, "achievements", "achievements per episode", command)
+    line = command(Path(__file__).name, x)
+    agents = Agents(PRESETS | CHANGED, NAMES, "achievements", "achievements per episode", line)
     compare(agents, x.agents, Runs(x.seeds, x.steps, x.episodes, x.out))
 
 

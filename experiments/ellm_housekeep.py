@@ -14,8 +14,10 @@ of random play, and `<out>/curves.png` their picture.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from commands import command
 from ellm_runs import Agents, Runs, compare
 
 from llmrl_jax.options.command import parse
@@ -68,8 +70,8 @@ def main() -> None:
     x = parse(Experiment, description=__doc__)
     base = preset("housekeep-macro" if x.tier == "macro" else "housekeep")
     base = replace(base, env=base.env.replace("Task1", f"Task{x.task}"))
-    command = f"python experiments/ellm_housekeep.py --tier {x.tier} --task {x.task}"
-    agents = Agents(configs(base), NAMES, "place_success", "misplaced objects put right", command)
+    line = command(Path(__file__).name, x)
+    agents = Agents(configs(base), NAMES, "place_success", "misplaced objects put right", line)
     out = x.out or f"runs/ellm_housekeep_{x.tier}_{x.task}"
     compare(agents, x.agents, Runs(x.seeds, x.steps, x.episodes, out))
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from commands import command
 from ellm_runs import evaluated
 
 from envs_jax import tracing
@@ -147,8 +148,7 @@ def main() -> None:
             evaluated(PretrainRun(ellm=config, steps=x.steps, eval_episodes=x.episodes, run=run))
             found.setdefault(agent, []).append(examined(folder, x.episodes))
             results = {
-                "command": f"python experiments/ellm_novelty.py --agents {' '.join(x.agents)} --seeds {x.seeds} "
-                f"--steps {x.steps} --episodes {x.episodes}",
+                "command": command(Path(__file__).name, x),
                 "date": datetime.date.today().isoformat(),
                 "machine": info.stamp("experiments"),
                 "agents": found,

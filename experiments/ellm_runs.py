@@ -11,9 +11,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from finished import complete
 
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
+from llmrl_jax.lm.encoder_weights import resolved
 from llmrl_jax.run import info
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.ellm.config import EllmConfig, PretrainRun
@@ -33,7 +35,7 @@ class Agents:
     axis: str
     """What it is called in pictures."""
     command: str
-    """How the experiment is started."""
+    """The command of the experiment."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,12 @@ class Runs:
 
 
 def evaluated(config: PretrainRun) -> dict[str, Any]:
-    """The held-out episodes at the end of a run. It is begun, or continued, or only read if it has all of its steps.
-    **Raises:** `SystemExit` if it is stopped before its end, or was begun with another seed."""
-    folder = Path(config.run.out) / config.run.name
-    begun = (folder / "config.json").exists()
-    if begun and (seed := json.loads((folder / "config.json").read_text())["run"]["seed"]) != config.run.seed:
-        raise SystemExit(f"{folder} has the seed {seed}, but {config.run.seed} is asked for: choose another --out")
-
-    def evaluations() -> list[Path]:
-        return sorted(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-
-    summary = folder / "summary.json"
-    steps = json.loads(summary.read_text())["steps"] if summary.exists() else 0
-    each = config.ellm.dqn.num_envs * config.ellm.dqn.num_steps
-    if steps - config.steps >= each:
-        raise SystemExit(f"{folder} has {steps} steps, but {config.steps} are asked for: choose another --out")
-    if not evaluations() or steps < config.steps:
-        result = pretrain(replace(config, run=replace(config.run, resume=begun)))
-        if result.stopped:
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return json.loads(evaluations()[-1].read_text())
+    """The held-out episodes at the end of a run, which is begun, continued, or only read if it has ended.
+    **Raises:** what `complete` raises."""
+    ellm = replace(config.ellm, encoder=resolved(config.ellm.encoder))  # a run is saved with the one that it has
+    folder = complete(replace(config, ellm=ellm), pretrain)
+    last = max(folder.glob("eval-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    return json.loads(last.read_text())
 
 
 def learned(agents: Agents, runs: Runs, agent: str, seed: int, chance: bool) -> dict[str, Any]:
@@ -127,7 +115,7 @@ def compare(agents: Agents, names: tuple[str, ...], runs: Runs) -> None:
             chance = seed == 0 and agent == names[0]
             found.setdefault(agent, []).append(learned(agents, runs, agent, seed, chance))
             results = {
-                "command": f"{agents.command} --agents {' '.join(names)} --seeds {runs.seeds} --steps {runs.steps}",
+                "command": agents.command,
                 "date": datetime.date.today().isoformat(),
                 "steps": runs.steps,
                 "machine": info.stamp("experiments"),

@@ -10,7 +10,8 @@
 4. Agents learn from the suggesters' goals (`llmrl ellm pretrain --suggester chat`).
 
 Runs are written to `<out>/NAME`; what is finished is read, what is not is continued, so it can be stopped at any time.
-`<out>/results.json` has the table, the held-out episodes of the agents, and the time that each part took.
+`<out>/results.json` has the table and the held-out episodes of the agents that are asked for, and the time that each
+part took.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from commands import command
 from ellm_runs import evaluated
+from finished import complete, continued, same_settings
 
+from llmrl_jax.core.config import save_config
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.options.command import parse
 from llmrl_jax.run import info
@@ -78,15 +82,23 @@ def learned(x: Experiment, name: str, **changes: Any) -> dict[str, Any]:
     return evaluated(PretrainRun(**{"ellm": x.ellm, "steps": x.steps, "run": run, **changes}))
 
 
+def answered(x: Experiment, met: dict[str, Any]) -> Path:
+    """The file of the oracle's answers, which is written if it is not there. **Arguments:** `met`, where states are."""
+    file, settings = (Path(x.out) / f"answers.{kind}" for kind in ("jsonl", "json"))
+    none = replace(x.ellm, suggester="chat", goals=replace(x.ellm.goals, shots=0))
+    config = AnswersRun(file=file, ellm=none, states=x.rows, seed=x.seed, **met)
+    if not (same_settings(settings, config) and file.exists()):
+        write_answers(config)
+        save_config(config, settings)
+    return file
+
+
 def tuned(x: Experiment, answers: Path) -> Path:
     """The folder of the adapters that are tuned on the oracle's answers."""
-    folder = Path(x.out) / "tuned"
-    if not (folder / "adapter").exists():
-        run = RunConfig(out=x.out, name="tuned", log_every=2, checkpoint_every=10)
-        run = replace(run, resume=(folder / "config.json").exists())
-        how = SFTConfig(batch_size=2, learning_rate=1e-3)
-        sft(TuneConfig(model=x.model, data=answers, length=512, epochs=x.epochs, sft=how, run=run))
-    return folder / "adapter"
+    run = RunConfig(out=x.out, name="tuned", log_every=2, checkpoint_every=10)
+    how = SFTConfig(batch_size=2, learning_rate=1e-3)
+    config = TuneConfig(model=x.model, data=answers, length=512, epochs=x.epochs, sft=how, run=run)
+    return complete(config, sft) / "adapter"
 
 
 def asked(x: Experiment, name: str, answers: Path) -> dict[str, Any]:
@@ -109,37 +121,34 @@ def _cached(x: Experiment, name: str, chat: ChatConfig) -> ChatConfig:
 def main() -> None:
     x = parse(Experiment, description=__doc__)
     out = Path(x.out)
-    answers, before = out / "answers.jsonl", f"{x.out}/oracle"
     results = out / "results.json"
+    seconds = json.loads(results.read_text())["seconds"] if results.exists() else {}
+    found: dict[str, Any] = {"table": {}, "agents": {}, "seconds": seconds}
 
-    def note(part: str, name: str, value: dict[str, Any], seconds: float) -> None:
+    def note(part: str, name: str, value: dict[str, Any], took: float) -> None:
         """Add to the results; the time only of what was not read from a finished run."""
-        found = json.loads(results.read_text()) if results.exists() else {"table": {}, "agents": {}, "seconds": {}}
         found[part][name] = value
-        found["seconds"] |= {f"{part}/{name}": round(seconds)} if seconds > 1 else {}
-        rest = {"command": "python experiments/ellm_suggesters.py", "date": datetime.date.today().isoformat()}
+        seconds.update({f"{part}/{name}": round(took)} if took > 1 else {})
+        rest = {"command": command(Path(__file__).name, x), "date": datetime.date.today().isoformat()}
         rest |= {"machine": info.stamp("experiments")}
         write_whole(results, json.dumps({**found, **rest}, indent=1) + "\n")
 
     started = time.monotonic()
     oracle = learned(x, "oracle")
     note("agents", "oracle", oracle, time.monotonic() - started)
-    met = {"from_run": before, "episodes": x.episodes}
-    if not answers.exists():
-        none = replace(x.ellm, suggester="chat", goals=replace(x.ellm.goals, shots=0))
-        write_answers(AnswersRun(file=answers, ellm=none, states=x.rows, seed=x.seed, **met))
+    met: dict[str, Any] = {"from_run": f"{x.out}/oracle", "episodes": x.episodes}
+    answers = answered(x, met)
     met |= {"states": x.states, "half": "held-out"}
     states = None
     for name in x.table:
-        folder = out / f"table-{name}"
+        run = BaseRunConfig(out=x.out, name=f"table-{name}", seed=x.seed)
+        config, file = AccuracyRun(**asked(x, name, answers), **met, run=run), run.folder / "accuracy.json"
         started = time.monotonic()
-        if not (folder / "accuracy.json").exists():
-            run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed)
-            config = AccuracyRun(**asked(x, name, answers), **met, run=run)
+        if not (same_settings(run.folder / "config.json", config) and file.exists()):
             states = visited_states(config, x.seed) if states is None else states
             started = time.monotonic()
-            accuracy(config, states)
-        note("table", name, json.loads((folder / "accuracy.json").read_text()), time.monotonic() - started)
+            accuracy(continued(config), states)
+        note("table", name, json.loads(file.read_text()), time.monotonic() - started)
     for name in x.learn:
         started = time.monotonic()
         agent = learned(x, f"learned-{name}", **asked(x, name, answers))

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from commands import command
-from finished import finished
+from finished import complete
 
 from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.babyai import read_demos
@@ -113,15 +113,8 @@ def settings(x: Experiment, glam: GlamConfig) -> GlamConfig:
 
 
 def run_of(x: Experiment, name: str, **more: Any) -> RunConfig:
-    """The settings of a run, which is continued if it was begun."""
-    begun = (Path(x.out) / name / "config.json").exists()
-    return RunConfig(out=x.out, name=name, seed=x.seed, log_every=1, keep=1, resume=begun, **more)
-
-
-def ended(folder: Path, stopped: str) -> Path:
-    if stopped:
-        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return folder
+    """The settings of a run."""
+    return RunConfig(out=x.out, name=name, seed=x.seed, log_every=1, keep=1, **more)
 
 
 def bot_steps(x: Experiment, name: str, steps: int, seed: int) -> Path:
@@ -175,31 +168,25 @@ def success(x: Experiment, model: str, init: Init, episodes: int) -> dict[str, d
 
 def imitated(x: Experiment, init: Init, pairs: int) -> Path:
     """The folder of a model that imitates the bot."""
-    folder = Path(x.out) / f"clone-{init}-{pairs}-{x.seed}"
     glam, how = CLONE_PRESETS["bc-demo"]
     sft = replace(how.sft, batch_size=x.clone_rows, learning_rate=x.clone_rate)
     how = replace(how, pairs=pairs, epochs=1.0, pack=False, held_out=0.0, sft=sft)
     glam = replace(settings(x, glam), init=init)
-    run = run_of(x, folder.name, checkpoint_every=50)
+    run = run_of(x, f"clone-{init}-{pairs}-{x.seed}", checkpoint_every=50)
     demos = str(bot_steps(x, "taught", max(x.pairs), x.seed))
     config = CloneRun(glam=glam, demos=demos, clone=how, eval_episodes=0, run=run)
-    if not finished(folder, config):
-        ended(folder, clone(config).stopped)
-    return folder
+    return complete(config, clone)
 
 
 def improved(x: Experiment, init: Init) -> Path:
     """The folder of PPO, from a model that imitated."""
-    folder = Path(x.out) / (f"ppo-{init}-from-{x.start}-{x.seed}" if x.start else f"ppo-{init}-{x.seed}")
+    name = f"ppo-{init}-from-{x.start}-{x.seed}" if x.start else f"ppo-{init}-{x.seed}"
     start = str(imitated(x, init, x.start or x.pairs[-1]) / "model")
     sizes = {"num_envs": x.num_envs, "num_steps": x.num_steps, "epochs": x.ppo_epochs, "minibatches": x.minibatches}
     ppo = replace(DEMO.ppo, **sizes, microbatches=1)
     ppo = replace(ppo, learning_rate=x.learning_rate)
     glam = replace(settings(x, DEMO), model=start, ppo=ppo)
-    config = TrainConfig(glam=glam, steps=x.steps, run=run_of(x, folder.name, checkpoint_every=5))
-    if not finished(folder, config):
-        ended(folder, training.train(config).stopped)
-    return folder
+    return complete(TrainConfig(glam=glam, steps=x.steps, run=run_of(x, name, checkpoint_every=5)), training.train)
 
 
 def judged(folder: Path, x: Experiment) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import command
-from finished import finished
+from finished import complete
 
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.core.statistics import wilson
@@ -69,24 +69,17 @@ def ppo(x: Experiment) -> PPOConfig:
 
 def trained(x: Experiment) -> Path:
     """The folder of the agent."""
-    folder = Path(x.out) / f"ppo-{x.seed}"
-    again = (folder / "config.json").exists()
-    run = RunConfig(out=x.out, name=folder.name, seed=x.seed, log_every=20, checkpoint_every=100, keep=1, resume=again)
+    run = RunConfig(out=x.out, name=f"ppo-{x.seed}", seed=x.seed, log_every=20, checkpoint_every=100, keep=1)
     make: Any = settings_class("ppo")
     network = NetworkConfig(hidden=(256, 256))
     config = make(env=WORLD, steps=x.steps, eval_episodes=x.evaluated, network=network, ppo=ppo(x), run=run)
-    if not finished(folder, config) and train(config).stopped:
-        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return folder
+    return complete(config, train)
 
 
 def collected(x: Experiment, agent: Path, noise: float) -> dict[str, Any]:
     """Summary by `llmrl kalm collect` of the agent's episodes."""
-    folder = Path(x.out) / f"recorded-{noise:g}-{x.seed}"
-    run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed, resume=folder.exists())
-    config = CollectRun(agent=str(agent), episodes=x.episodes, noise=noise, run=run)
-    if not finished(folder, config):
-        collect(config)
+    run = BaseRunConfig(out=x.out, name=f"recorded-{noise:g}-{x.seed}", seed=x.seed)
+    folder = complete(CollectRun(agent=str(agent), episodes=x.episodes, noise=noise, run=run), collect)
     found = json.loads((folder / "summary.json").read_text())
     rate = wilson(round(found["success"] * x.episodes), x.episodes)
     return {

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from commands import command
-from finished import finished
+from finished import complete
 
 from envs_jax.clevr import rules
 from llmrl_jax.core import statistics as stats
@@ -123,19 +123,14 @@ def who(x: Experiment) -> str:
 
 def recorded(x: Experiment, episodes: int) -> str:
     """The folder of recorded episodes, which are made if they are not there."""
-    folder = Path(x.out) / f"recorded-{episodes}"
-    run = BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
-    config = CollectRun(world=x.WORLD, episodes=episodes, run=run)
-    if not finished(folder, config):
-        collect(config)
-    return str(folder)
+    run = BaseRunConfig(out=x.out, name=f"recorded-{episodes}")
+    return str(complete(CollectRun(world=x.WORLD, episodes=episodes, run=run), collect))
 
 
 def grounded(x: Experiment, *, returns: bool = False) -> Path:
     """The folder of the grounded model; with `returns` that of the decision transformer, a small model."""
-    folder = Path(x.out) / ("decision-transformer" if returns else f"grounded-{who(x)}")
-    again = (folder / "config.json").exists()
-    run = RunConfig(out=x.out, name=folder.name, log_every=20, checkpoint_every=100, resume=again)
+    name = "decision-transformer" if returns else f"grounded-{who(x)}"
+    run = RunConfig(out=x.out, name=name, log_every=20, checkpoint_every=100)
     config = GroundRun(data=recorded(x, x.episodes if returns else x.episodes_grounded or x.episodes), run=run)
     config = replace(config, epochs=x.decision_epochs if returns else x.epochs)
     if returns:
@@ -144,24 +139,20 @@ def grounded(x: Experiment, *, returns: bool = False) -> Path:
         sft = replace(config.sft, learning_rate=x.learning_rate, batch_size=x.rows)
         how: Any = {"model": x.model, "init": x.init, "dtype": x.dtype, "tune": x.tune, "patterns": x.patterns}
         config = replace(config, sft=sft, **how)
-    if not finished(folder, config) and ground(config).stopped:
-        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return folder
+    return complete(config, ground)
 
 
 def imagined(x: Experiment, level: str) -> str:
     """The folder of imagined episodes of a level."""
     folder = Path(x.out) / f"imagined-{who(x)}-{level}"
     count = x.imagined[IMAGINED.index(level)]
-    data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name, resume=folder.exists())
+    data, run = recorded(x, x.episodes), BaseRunConfig(out=x.out, name=folder.name)
     if x.imagined_by == "random":
         if not (folder / "summary.json").exists():
             random_actions(folder, data, level, count)
         return str(folder)
     config = ImagineRun(grounded=str(grounded(x)), data=data, level=level, episodes=count, together=x.together, run=run)
-    if not finished(folder, config):
-        imagine_run(config)
-    return str(folder)
+    return str(complete(config, imagine_run))
 
 
 def random_actions(folder: Path, data: str, level: str, count: int) -> None:
@@ -197,17 +188,13 @@ def learned(x: Experiment, agent: str, level: str, kept: str, seed: int) -> dict
     """The test of an agent. **Arguments:** `level`, of the imagined episodes, or `none`; `kept`, which of them."""
     made = REAL_ONLY if level == REAL_ONLY else f"{who(x)}-{level}" + ("-successes" if kept == "successes" else "")
     name = f"{agent}-{made}-{seed}"
-    folder = Path(x.out) / name
-    again = (folder / "config.json").exists()
-    run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1, resume=again)
+    run = RunConfig(out=x.out, name=name, seed=seed, log_every=20, checkpoint_every=200, keep=1)
     more = {} if level == REAL_ONLY else {"imagined": imagined(x, level), "successes": kept == "successes"}
     config: Any = settings_class(agent)(
         data=recorded(x, x.episodes), encoder=x.encoder, steps=x.steps, eval_episodes=x.tests, run=run, **more
     )
     config = replace(config, **{agent: replace(getattr(config, agent), batch_size=x.batch_size)})
-    if not finished(folder, config) and train(config).stopped:
-        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return json.loads(next(folder.glob("eval-*.json")).read_text())
+    return json.loads(next(complete(config, train).glob("eval-*.json")).read_text())
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

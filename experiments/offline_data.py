@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from finished import refuse_others
 from offline_policies import HIDDEN, SAC, World, learn, looks, read_actor, write_actor
 
 from llmrl_jax.agents.evaluate import make_evaluator
@@ -175,8 +176,11 @@ def make_data(world_id: str, data: Set, steps: int, folder: Path, out: Path) -> 
     """
     path = out / f"{world_id}-{data}.npz"
     about = path.with_suffix(".json")
+    digest = hashlib.sha256((folder / "policies.json").read_bytes()).hexdigest()
     if about.exists():
-        return path, json.loads(about.read_text())
+        known = json.loads(about.read_text())
+        refuse_others(about, {"policies": known.get("policies", digest)}, {"policies": digest})
+        return path, known
     out.mkdir(parents=True, exist_ok=True)
     names = sources(data)
     parts: list[dict[str, np.ndarray]] = []
@@ -196,6 +200,7 @@ def make_data(world_id: str, data: Set, steps: int, folder: Path, out: Path) -> 
         "mean_return": round(float(np.mean(every)), 1),
         "mean_return_of": {name: round(float(np.mean(some)), 1) for name, some in returns.items() if some},
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "policies": digest,
     }
     write_whole(about, json.dumps(known, indent=1) + "\n")
     return path, known

@@ -31,10 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from commands import command
-from offline_data import BEST, SETS, Set, make_data, policies, random_return, world_of
+from finished import refuse_others
+from offline_data import BEST, JUDGED, SETS, Set, make_data, policies, random_return, world_of
 from offline_policies import layers_of
 
 from llmrl_jax.agents.evaluate import make_evaluator
+from llmrl_jax.core import config as configs
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.reading import read_data
 from llmrl_jax.options.command import parse
@@ -179,14 +181,32 @@ def returns(world_id: str, policy: Any, episodes: int) -> Callable[[Any, Any], f
     return lambda params, frozen: float(np.mean(play(params, frozen, key, greedy=True).episode_return))
 
 
-def made_once(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Contents of a JSON file, which `make` makes if it is not there."""
+def made_once(path: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Contents of a JSON file, which `make` makes if it is not there. **Arguments:** `settings`, on which they depend
+    beside what the path names. **Raises:** `ValueError` if they were made with others; files of earlier versions do
+    not say."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         today = datetime.date.today().isoformat()
         made = make() | {"date": today, "commit": info.commit("experiments"), "device": info.device()}
-        write_whole(path, json.dumps(made, indent=1) + "\n")
-    return json.loads(path.read_text())
+        write_whole(path, json.dumps(made | {"settings": settings}, indent=1) + "\n")
+    contents = json.loads(path.read_text())
+    refuse_others(path, settings | contents.get("settings", {}), settings)
+    return contents
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A run of ours, as its config.json has it."""
+
+    settings: dict[str, Any]
+    run: RunConfig
+
+
+def depends_on(x: Experiment, data: Path, name: str) -> dict[str, Any]:
+    """What the results of an algorithm depend on, on both sides, beside what their paths name."""
+    digest = json.loads(data.with_suffix(".json").read_text())["sha256"]
+    return {**configs.to_json(config_of(x, name)), "data": digest, "episodes": x.episodes}
 
 
 def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[str, Any]:
@@ -201,6 +221,7 @@ def ours(x: Experiment, world_id: str, data: Path, name: str, run: str) -> dict[
         vmap_learners(learner, seeds, jax.random.split),
         options,
         num_updates=steps_of(x, name) // config.gradient_steps,
+        full_config=Learning(depends_on(x, data, name), options),
     )
     if result.stopped:
         raise SystemExit(f"{folder} was stopped: the same command goes on with it")
@@ -300,7 +321,7 @@ def cases(x: Experiment) -> Iterator[tuple[str, Set, str]]:
 def random_of(out: str, world_id: str) -> float:
     """The return of random actions, measured once."""
     path = Path(out) / "data" / f"{world_id}-random.json"
-    return float(made_once(path, lambda: {"mean_return": random_return(world_id)})["mean_return"])
+    return float(made_once(path, {"episodes": JUDGED}, lambda: {"mean_return": random_return(world_id)})["mean_return"])
 
 
 def runs_of(x: Experiment, world: str, data: Set, name: str) -> dict[str, Path]:
@@ -316,12 +337,12 @@ def known_worlds(x: Experiment) -> dict[str, Any]:
     if not x.known:
         return {}
     found = json.loads(Path(x.known).read_text())
-    for name in ("batch_size", "episodes"):
-        if found[name] != getattr(x, name):
-            raise ValueError(
-                f"{name} is {getattr(x, name)}, and the table {x.known} was made with {found[name]}: give --known '' "
-                "to make everything"
-            )
+    now = {name: getattr(x, name) for name in ("batch_size", "episodes")}
+    saved = {name: found[name] for name in now}
+    for name in x.algorithms:
+        now[name] = configs.to_json(settings_of(x, name))
+        saved[name] = now[name] | found["settings"].get(name, {})
+    refuse_others(Path(x.known), saved, now, "give --known '' to make everything")
     return found["worlds"]
 
 
@@ -329,8 +350,7 @@ def check_folder(x: Experiment) -> None:
     """Note the settings that all files of a folder share. **Raises:** `ValueError` if it was made with others."""
     path = Path(x.out) / "settings.json"
     now = {name: getattr(x, name) for name in ("batch_size", "episodes", "data_steps", "sac_steps")}
-    if path.exists() and (saved := json.loads(path.read_text())) != now:
-        raise ValueError(f"the files in {x.out} were made with {saved}, and {now} is asked for: choose another --out")
+    refuse_others(path, json.loads(path.read_text()) if path.exists() else now, now)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(now) + "\n")
 
@@ -436,7 +456,7 @@ def main() -> None:
             made = functools.partial(peer, x, world, file, name, int(who.split()[1]), path.with_suffix(".npz"))
         else:
             continue
-        print(line(world, data, name, who, made_once(path, made)), flush=True)
+        print(line(world, data, name, who, made_once(path, depends_on(x, file, name), made)), flush=True)
         tabulate(x)
     tabulate(x)
     known = sum(1 for case in cases(x) for _ in runs_of(x, *case)) - len(to_make(x))

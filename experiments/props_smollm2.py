@@ -11,7 +11,7 @@
    with one number of proposals; random search draws about as many.
 
 Runs are written to `<out>`; what is finished is read, what is not is continued, so that it can be stopped at any time.
-`<out>/results.json` has the table, with the seconds that each part took.
+`<out>/results.json` has the table of what is asked for, with the seconds that each part took.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 from commands import command
+from finished import complete, continued, finished
 
 from llmrl_jax import lm
 from llmrl_jax.chat import Message
@@ -97,55 +98,34 @@ class Experiment:
 ADAPTERS = lm.LoRAConfig(rank=16, alpha=32.0, targets=lm.lora.TARGETS)
 
 
-def ended(folder: Path) -> bool:
-    """Return whether a run has ended as it should."""
-    file = folder / "summary.json"
-    return file.exists() and not json.loads(file.read_text()).get("stopped")
-
-
-def searches_ended(folder: Path) -> bool:
-    """Return whether all searches of a run ended, some perhaps because no reply could be read any more."""
-    file = folder / "summary.json"
-    found = json.loads(file.read_text()) if file.exists() else {"searches": []}
-    return bool(found["searches"]) and all(one["finished"] for one in found["searches"])
-
-
 def run_of(x: Experiment, name: str, **more: Any) -> RunConfig:
-    """The settings of a run, which is continued if it was begun."""
-    begun = (Path(x.out) / name / "config.json").exists()
-    return RunConfig(out=x.out, name=name, seed=x.seed, log_every=1, keep=1, resume=begun, **more)
-
-
-def go_on(folder: Path) -> None:
-    """**Raises** `SystemExit` if a run was stopped."""
-    if not ended(folder):
-        raise SystemExit(f"{folder} was stopped: the same command goes on with it")
+    """The settings of a run."""
+    return RunConfig(out=x.out, name=name, seed=x.seed, log_every=1, keep=1, **more)
 
 
 def advised(x: Experiment) -> Path:
-    """A file of prompts with the adviser's replies."""
+    """A file of prompts with the adviser's replies. **Raises:** `ValueError` if it has others."""
     file = Path(x.out) / "replies.jsonl"
-    if not file.exists():
-        data = x.data(x.replies * x.shown * 5 // 4)  # a fifth is held out, and not used here
-        settings = make_settings(data, jax.random.fold_in(jax.random.key(x.seed), TAUGHT))
-        adviser, rng, rows = PolicyAdviser(), random.Random(x.seed), []
-        for question in make_questions(data, settings)[0]:
-            line = adviser.advise([Message("user", question.text)], rng).splitlines()[0]
-            said = (("user", question.text), ("assistant", line))
-            rows.append({"messages": [{"role": role, "content": text} for role, text in said]})
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
+    data = x.data(x.replies * x.shown * 5 // 4)  # a fifth is held out, and not used here
+    settings = make_settings(data, jax.random.fold_in(jax.random.key(x.seed), TAUGHT))
+    adviser, rng, lines = PolicyAdviser(), random.Random(x.seed), []
+    for question in make_questions(data, settings)[0]:
+        line = adviser.advise([Message("user", question.text)], rng).splitlines()[0]
+        said = (("user", question.text), ("assistant", line))
+        lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+    text = "".join(lines)
+    if file.exists() and file.read_text() != text:
+        raise ValueError(f"{file} was made with other settings: put these back, or choose another --out")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text)
     return file
 
 
-def taught(x: Experiment) -> dict[str, Any]:
+def taught(x: Experiment, replies: Path) -> dict[str, Any]:
     """Imitate the adviser, and write the merged model to `<out>/sft/model`. **Returns:** the last loss."""
-    folder, replies = Path(x.out) / "sft", advised(x)
-    if not ended(folder):
-        how = SFTConfig(batch_size=4, learning_rate=x.learning_rate)
-        run = run_of(x, "sft", checkpoint_every=20)
-        sft(TuneConfig(model=x.model, data=replies, length=704, lora=ADAPTERS, sft=how, run=run))
-        go_on(folder)
+    how, run = SFTConfig(batch_size=4, learning_rate=x.learning_rate), run_of(x, "sft", checkpoint_every=20)
+    config = TuneConfig(model=x.model, data=replies, length=704, lora=ADAPTERS, sft=how, run=run)
+    folder = complete(config, sft)
     if not (folder / "model").exists():
         base = lm.locate(x.model)
         template, tokenizer = ChatTemplate.load(base), lm.load_tokenizer(base)
@@ -163,72 +143,80 @@ def taught(x: Experiment) -> dict[str, Any]:
 
 def improved(x: Experiment) -> dict[str, Any]:
     """GRPO from the taught model. **Returns:** its rewards on held-out prompts, before and after."""
-    folder = Path(x.out) / "grpo"
-    if not ended(folder):
-        how = GRPOConfig(
-            prompts=x.prompts,
-            group=x.group,
-            max_new_tokens=x.max_tokens,
-            microbatches=x.group,
-            learning_rate=x.grpo_rate,
-        )
-        config = FinetuneRun(
-            model=str(Path(x.out) / "sft" / "model"),
-            data=x.data(600),
-            lora=ADAPTERS,
-            updates=x.updates,
-            grpo=how,
-            run=run_of(x, "grpo", checkpoint_every=1),
-        )
-        finetune(config)
-        go_on(folder)
-    summary = json.loads((folder / "summary.json").read_text())
+    how = GRPOConfig(
+        prompts=x.prompts,
+        group=x.group,
+        max_new_tokens=x.max_tokens,
+        microbatches=x.group,
+        learning_rate=x.grpo_rate,
+    )
+    config = FinetuneRun(
+        model=str(Path(x.out) / "sft" / "model"),
+        data=x.data(600),
+        lora=ADAPTERS,
+        updates=x.updates,
+        grpo=how,
+        run=run_of(x, "grpo", checkpoint_every=1),
+    )
+    summary = json.loads((complete(config, finetune) / "summary.json").read_text())
     return {name: summary[name] for name in ("updates", "scales", "before", "after")}
 
 
 def searched(x: Experiment, who: str) -> dict[str, Any]:
     """The searches of one searcher: the best policy of each in fresh episodes, and the replies that were valid."""
-    folder = Path(x.out) / f"search-{who}"
-    if not searches_ended(folder):
-        search = PropsConfig(
-            iterations=x.iterations,
-            warmup=x.warmup,
-            explain=False,
-            history=HistoryView(top=x.shown),
-            reply=ReplyConfig(retries=0),
-        )
-        if who == "random_search":
-            search = PropsConfig(method=who, iterations=x.warmup + x.iterations)
-        models = {"plain": x.model, "sft": f"{x.out}/sft/model", "tuned": f"{x.out}/sft/model"}
-        chat = ChatConfig()
-        if who in models:
-            adapter = f"{x.out}/grpo/adapter" if who == "tuned" else ""
-            chat = ChatConfig(model=f"local:{models[who]}", adapter=adapter, max_tokens=x.max_tokens)
-        run = BaseRunConfig(out=x.out, name=folder.name, seed=x.seed, resume=(folder / "config.json").exists())
-        run_searches(PropsRun(x.tasks, x.seeds, search, chat, workers=1, print_every=10, run=run))
-        if not searches_ended(folder):
-            raise SystemExit(f"{folder} was stopped: the same command goes on with it")
-    return {"searches": json.loads((folder / "summary.json").read_text())}
+    search = PropsConfig(
+        iterations=x.iterations,
+        warmup=x.warmup,
+        explain=False,
+        history=HistoryView(top=x.shown),
+        reply=ReplyConfig(retries=0),
+    )
+    if who == "random_search":
+        search = PropsConfig(method=who, iterations=x.warmup + x.iterations)
+    models = {"plain": x.model, "sft": f"{x.out}/sft/model", "tuned": f"{x.out}/sft/model"}
+    chat = ChatConfig()
+    if who in models:
+        adapter = f"{x.out}/grpo/adapter" if who == "tuned" else ""
+        chat = ChatConfig(model=f"local:{models[who]}", adapter=adapter, max_tokens=x.max_tokens)
+    run = BaseRunConfig(out=x.out, name=f"search-{who}", seed=x.seed)
+    config = PropsRun(x.tasks, x.seeds, search, chat, workers=1, print_every=10, run=run)
+    summary = run.folder / "summary.json"
+
+    def ended() -> bool:
+        """Return whether all searches ended, some perhaps because no reply could be read any more."""
+        searches = json.loads(summary.read_text())["searches"] if finished(run.folder, config) else []
+        return bool(searches) and all(one["finished"] for one in searches)
+
+    if not ended():
+        run_searches(continued(config))
+        if not ended():
+            raise SystemExit(f"{run.folder} was stopped: the same command goes on with it")
+    return {"searches": json.loads(summary.read_text())}
 
 
 def main() -> None:
     x = parse(Experiment, description=__doc__)
     file = Path(x.out) / "results.json"
+    seconds = json.loads(file.read_text())["seconds"] if file.exists() else {}
+    rows: dict[str, Any] = {}
 
     def note(name: str, make: Callable[[], Any]) -> None:
         """Add to the results, with the time of what was not there yet."""
         started = time.monotonic()
-        value = make()
-        found = json.loads(file.read_text()) if file.exists() else {"rows": {}, "seconds": {}}
-        seconds = time.monotonic() - started
-        found["rows"][name] = value
-        found["seconds"] |= {name: round(seconds)} if seconds > 2 else {}
-        found["command"] = command(Path(__file__).name, x)
-        found["date"] = datetime.date.today().isoformat()
-        found |= {"machine": info.stamp("experiments")}
-        write_whole(file, json.dumps(found, indent=1) + "\n")
+        rows[name] = make()
+        took = time.monotonic() - started
+        seconds.update({name: round(took)} if took > 2 else {})
+        results = {
+            "rows": rows,
+            "seconds": seconds,
+            "command": command(Path(__file__).name, x),
+            "date": datetime.date.today().isoformat(),
+            "machine": info.stamp("experiments"),
+        }
+        write_whole(file, json.dumps(results, indent=1) + "\n")
 
-    note("imitation", lambda: taught(x))
+    replies = advised(x)
+    note("imitation", lambda: taught(x, replies))
     if x.updates:
         note("grpo", lambda: improved(x))
     for who in x.searchers:

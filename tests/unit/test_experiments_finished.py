@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.finished import finished
+from experiments.finished import complete, finished, same_settings
 from llmrl_jax.core import config as configs
 from llmrl_jax.run.config import BaseRunConfig
 from llmrl_jax.systems.kalm.config import CollectRun
+from llmrl_jax.workflows.tuning import TuneConfig
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path):
@@ -25,3 +28,30 @@ def test_a_run_of_other_settings_is_refused(tmp_path):
     assert finished(folder, replace(asked, run=replace(asked.run, resume=True)))
     with pytest.raises(ValueError, match=r"recorded.*episodes: 12 -> 13"):
         finished(folder, replace(asked, episodes=13))
+    with pytest.raises(ValueError, match=r"other settings: run.seed: 0 -> 3 \(there"):
+        finished(folder, replace(asked, run=replace(asked.run, seed=3)))
+
+
+def test_a_run_is_begun_then_continued_then_read(tmp_path):
+    asked = CollectRun(episodes=12, run=BaseRunConfig(out=str(tmp_path), name="recorded"))
+    resumes = []
+
+    def stopped_at_first(config: Any) -> None:
+        resumes.append(config.run.resume)
+        config.run.folder.mkdir(exist_ok=True)
+        configs.save_config(config, config.run.folder / "config.json")
+        configs.save_config({"stopped": "" if config.run.resume else "SIGTERM"}, config.run.folder / "summary.json")
+
+    with pytest.raises(SystemExit, match="recorded was stopped"):
+        complete(asked, stopped_at_first)
+    assert [complete(asked, stopped_at_first) for _ in range(2)] == [tmp_path / "recorded"] * 2
+    assert resumes == [False, True]
+
+
+def test_a_date_that_is_not_asked_for_is_that_of_the_start(tmp_path):
+    asked = TuneConfig(model="tiny", data=Path("rows.jsonl"))
+    file = tmp_path / "config.json"
+    configs.save_config(replace(asked, date="2026-11-23"), file)
+    assert same_settings(file, asked)
+    with pytest.raises(ValueError, match='date: "2026-11-23" -> "2026-11-24"'):
+        same_settings(file, replace(asked, date="2026-11-24"))

@@ -70,3 +70,11 @@ def test_two_sides_are_compared_by_their_standard_errors(modules):
     near = experiment.compared(ours, experiment.summary([3.5, 5.5], 0.0, 4.0))
     assert near["within_two_standard_errors"]
     assert experiment.summary([1.0], 0.0, 4.0)["standard_error"] is None
+
+
+def test_results_of_other_settings_are_refused(modules, tmp_path):
+    made_once, path = modules["mujoco"].made_once, tmp_path / "results.json"
+    assert made_once(path, {"beta": 1.0}, lambda: {"returns": [2.0]})["returns"] == [2.0]
+    assert made_once(path, {"beta": 1.0}, dict)["returns"] == [2.0]
+    with pytest.raises(ValueError, match=r"results.json was made with other settings: beta: 1.0 -> 2.0"):
+        made_once(path, {"beta": 2.0}, dict)
