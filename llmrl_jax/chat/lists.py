@@ -10,6 +10,6 @@ _EMPHASIS = re.compile(r"[*`]+|(?<![A-Za-z0-9])_+|_+(?![A-Za-z0-9])")
 
 
 def list_items(text: str) -> list[str]:
-    """The items of a list in their order: lines that begin with a dash, an asterisk, a bullet or a number, without it,
+    """Items of a list in their order: lines that begin with a dash, an asterisk, a bullet or a number, without it,
     and without the signs of bold, italic or code text."""
     return [_EMPHASIS.sub("", match[1]).strip() for line in text.splitlines() if (match := _ITEM.fullmatch(line))]

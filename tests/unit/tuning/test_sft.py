@@ -130,7 +130,9 @@ def test_learning_rates_by_hand():
     np.testing.assert_allclose([rate(8), rate(9), rate(10)], [0.5 + 0.5 / 7, 0.5, 0.5], rtol=1e-6)
     cosine = learning_rates(replace(config, schedule="cosine", warmup=0.0), 11)
     np.testing.assert_allclose([cosine(0), cosine(5), cosine(10)], [1.0, 0.75, 0.5], rtol=1e-6)
-    assert float(learning_rates(replace(config, schedule="constant"), 10)(9)) == 1.0
+    assert float(learning_rates(SFTConfig(learning_rate=1.0, warmup=0.2, schedule="constant"), 10)(9)) == 1.0
+    with pytest.raises(ValueError, match="sft.final_fraction is 0.5, but sft.schedule constant"):
+        replace(config, schedule="constant")
     for updates in (1, 2):  # with nothing to fall over, the step size is the peak
         one = learning_rates(replace(config, warmup=0.5 * (updates - 1)), updates)
         assert float(one(updates - 1)) == 1.0
