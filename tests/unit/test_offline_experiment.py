@@ -76,5 +76,5 @@ def test_results_of_other_settings_are_refused(modules, tmp_path):
     made_once, path = modules["mujoco"].made_once, tmp_path / "results.json"
     assert made_once(path, {"beta": 1.0}, lambda: {"returns": [2.0]})["returns"] == [2.0]
     assert made_once(path, {"beta": 1.0}, dict)["returns"] == [2.0]
-    with pytest.raises(ValueError, match=r"results.json was made with other settings: beta: 1.0 -> 2.0"):
+    with pytest.raises(ValueError, match=r"results.json.*beta: 1.0 -> 2.0"):
         made_once(path, {"beta": 2.0}, dict)
