@@ -80,8 +80,8 @@ def learned(x: Experiment, alg: Literal["bk-code", "none", "random"], seed: int)
     name = f"learn-{alg}-{who(x)}-{seed}" if alg == "bk-code" else f"learn-{alg}-{seed}"
     run = RunConfig(out=x.out, name=name, seed=seed, log_every=2, checkpoint_every=20, keep=1)
     config = TrainRun(agent=preset("crafter"), steps=x.steps, eval_episodes=x.episodes, run=run)
-    given = {"bk-code": ("potential", program), "random": ("data", episodes)}
-    options = {given[alg][0]: str(given[alg][1](x))} if alg in given else {}
+    sources = {"bk-code": ("potential", program), "random": ("data", episodes)}
+    options = {sources[alg][0]: str(sources[alg][1](x))} if alg in sources else {}
     folder = complete(replace(config, alg=alg, **options), train)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] == "train" and line["episodes"]]

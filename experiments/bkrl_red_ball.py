@@ -91,7 +91,7 @@ def episodes(x: Experiment) -> Path:
     return complete(CollectRun(agent=preset("babyai", collects=True), steps=x.collected, run=run), collect)
 
 
-def asked(x: Experiment, alg: str) -> dict[str, Any]:
+def advice_of(x: Experiment, alg: str) -> dict[str, Any]:
     """The summary of a potential, which is made if it is not there; `nothing` says why it cannot be."""
     run = BaseRunConfig(out=x.out, name=f"{alg}-{who(x)}")
     windows = WindowConfig(data=str(episodes(x)), window=x.window)
@@ -185,7 +185,7 @@ def main() -> None:
     advice: dict[str, Any] = {}
     for alg in x.algs:
         if alg.startswith("bk-"):
-            advice[alg] = asked(x, alg)
+            advice[alg] = advice_of(x, alg)
 
     def write() -> None:
         results = {

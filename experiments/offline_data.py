@@ -178,9 +178,9 @@ def make_data(world_id: str, data: Set, steps: int, folder: Path, out: Path) -> 
     about = path.with_suffix(".json")
     digest = hashlib.sha256((folder / "policies.json").read_bytes()).hexdigest()
     if about.exists():
-        known = json.loads(about.read_text())
-        refuse_others(about, {"policies": known.get("policies", digest)}, {"policies": digest})
-        return path, known
+        facts = json.loads(about.read_text())
+        refuse_others(about, {"policies": facts.get("policies", digest)}, {"policies": digest})
+        return path, facts
     out.mkdir(parents=True, exist_ok=True)
     names = sources(data)
     parts: list[dict[str, np.ndarray]] = []

@@ -57,8 +57,9 @@ def read_number(text: str) -> Fraction | None:
         numerator, denominator = (Fraction(Decimal(n)) for n in fraction.split("/"))
         if not denominator:
             return denominator  # the last number of "1/0" is its 0
-        whole = Fraction(integer[0].replace(",", "")) if integer and numerator < denominator else 0
-        value = whole + numerator / denominator
+        value = numerator / denominator
+        if integer and numerator < denominator:
+            value += Fraction(integer[0].replace(",", ""))
     else:
         value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
     return -value if last["sign"] or last["inner"] else value

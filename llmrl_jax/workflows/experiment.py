@@ -179,10 +179,13 @@ def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes:
 def larger_results(folder: Path, update: int, episodes: int) -> int:
     """The episodes of the results of an update that are there already, if they are more than `episodes`; else 0. A look
     at a few episodes does not replace them."""
-    path = folder / f"eval-{update}.json"
-    before = configs.read_object(path) if path.exists() else {}
-    count = int(before.get("episodes") or before.get("agent", {}).get("episodes", 0))
-    return count if count > episodes else 0
+    try:
+        before = configs.read_object(folder / f"eval-{update}.json")
+    except (FileNotFoundError, ValueError):  # a damaged one is replaced
+        return 0
+    agent = before.get("agent")  # of `ellm eval`, whose agents have their counts; of KALM its name
+    count = before.get("episodes") or (agent.get("episodes") if isinstance(agent, dict) else 0) or 0
+    return int(count) if count > episodes else 0
 
 
 # --- several seeds ----------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert main(["eval", str(folder), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert main(["eval", str(folder), "--episodes", "2"]) == 0 and (folder / "eval-3.json").read_text() == at_end
+    (folder / "eval-3.json").write_text("{")  # a damaged one is replaced
     assert main(["eval", str(folder), "--json"]) == 0
     assert (folder / "eval-3.json").read_text() == at_end, "as many episodes as the run's own evaluation, the same"
     assert printed["update"] == 3 and printed["greedy/episode_return"] == json.loads(at_end)["greedy/episode_return"]

@@ -16,24 +16,24 @@ from llmrl_jax.workflows.tuning import TuneConfig
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path):
-    asked = CollectRun(episodes=12, run=BaseRunConfig(out=str(tmp_path), name="recorded"))
+    config = CollectRun(episodes=12, run=BaseRunConfig(out=str(tmp_path), name="recorded"))
     folder = tmp_path / "recorded"
-    assert not finished(folder, asked)
+    assert not finished(folder, config)
     folder.mkdir()
-    configs.save_config(asked, folder / "config.json")
-    assert not finished(folder, asked)
+    configs.save_config(config, folder / "config.json")
+    assert not finished(folder, config)
     (folder / "summary.json").write_text('{"stopped": "SIGTERM"}')
-    assert not finished(folder, asked)
+    assert not finished(folder, config)
     (folder / "summary.json").write_text('{"episodes": 12}')
-    assert finished(folder, replace(asked, run=replace(asked.run, resume=True)))
+    assert finished(folder, replace(config, run=replace(config.run, resume=True)))
     with pytest.raises(ValueError, match=r"recorded.*episodes: 12 -> 13"):
-        finished(folder, replace(asked, episodes=13))
+        finished(folder, replace(config, episodes=13))
     with pytest.raises(ValueError, match=r"other settings: run.seed: 0 -> 3 \(there"):
-        finished(folder, replace(asked, run=replace(asked.run, seed=3)))
+        finished(folder, replace(config, run=replace(config.run, seed=3)))
 
 
 def test_a_run_is_begun_then_continued_then_read(tmp_path):
-    asked = CollectRun(episodes=12, run=BaseRunConfig(out=str(tmp_path), name="recorded"))
+    config = CollectRun(episodes=12, run=BaseRunConfig(out=str(tmp_path), name="recorded"))
     resumes = []
 
     def stopped_at_first(config: Any) -> None:
@@ -43,15 +43,15 @@ def test_a_run_is_begun_then_continued_then_read(tmp_path):
         configs.save_config({"stopped": "" if config.run.resume else "SIGTERM"}, config.run.folder / "summary.json")
 
     with pytest.raises(SystemExit, match="recorded.*stopped"):
-        complete(asked, stopped_at_first)
-    assert [complete(asked, stopped_at_first) for _ in range(2)] == [tmp_path / "recorded"] * 2
+        complete(config, stopped_at_first)
+    assert [complete(config, stopped_at_first) for _ in range(2)] == [tmp_path / "recorded"] * 2
     assert resumes == [False, True]
 
 
 def test_a_date_that_is_not_asked_for_is_that_of_the_start(tmp_path):
-    asked = TuneConfig(model="tiny", data=Path("rows.jsonl"))
+    config = TuneConfig(model="tiny", data=Path("rows.jsonl"))
     file = tmp_path / "config.json"
-    configs.save_config(replace(asked, date="2026-11-23"), file)
-    assert same_settings(file, asked)
+    configs.save_config(replace(config, date="2026-11-23"), file)
+    assert same_settings(file, config)
     with pytest.raises(ValueError, match='date: "2026-11-23" -> "2026-11-24"'):
-        same_settings(file, replace(asked, date="2026-11-24"))
+        same_settings(file, replace(config, date="2026-11-24"))

@@ -253,26 +253,17 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_when_the_time_is_up_it_saves_and_goes_back_to_the_queue(tmp_path):
-    process = start(tmp_path, "wait")
+@pytest.mark.parametrize(("state", "saves"), [("wait", True), ("loading", False)])
+def test_when_the_time_is_up_it_goes_back_to_the_queue(tmp_path, state, saves):
+    """A run in its updates saves first; one that loads or is evaluated is ended by the signal."""
+    process = start(tmp_path, state)
     wait_for(tmp_path / "started.json")
     time.sleep(0.2)
-    assert json.loads((tmp_path / "started.json").read_text()) == ["wait"]
+    assert json.loads((tmp_path / "started.json").read_text()) == [state]
     process.send_signal(signal.SIGUSR2)
     wait_for(tmp_path / "scontrol")
-    assert (tmp_path / "saved").exists() and (tmp_path / "scontrol").read_text() == "requeue 4711\n"
+    assert (tmp_path / "saved").exists() == saves and (tmp_path / "scontrol").read_text() == "requeue 4711\n"
     assert process.poll() is None  # it waits for SLURM to end it
-    process.kill()
-    process.wait()
-
-
-def test_a_run_that_is_not_in_its_updates_goes_back_to_the_queue_too(tmp_path):
-    process = start(tmp_path, "loading")
-    wait_for(tmp_path / "started.json")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGUSR2)
-    wait_for(tmp_path / "scontrol")
-    assert not (tmp_path / "saved").exists() and process.poll() is None
     process.kill()
     process.wait()
 
