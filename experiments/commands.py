@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from finished import refuse_others
+
+from llmrl_jax.core.files import write_whole
+
 
 def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
     """Command of the experiment `x`, a dataclass whose fields have defaults: `python experiments/<script>` with
@@ -25,8 +29,16 @@ def command(script: str, x: Any, left_out: tuple[str, ...] = ("out",)) -> str:
 def summary_of(out: Path, name: str, *arguments: str, resume: bool = False) -> dict[str, Any]:
     """The summary of the run `name` of `llmrl` with these arguments, which is run if it has none: in a process of its
     own with an empty compilation cache, as a user's first run is. **Arguments:** `resume`, whether one that was begun
-    is continued, whose seconds are then not those of one run."""
+    is continued, whose seconds are then not those of one run.
+
+    **Raises:** `ValueError` if that run was begun with other arguments.
+    """
     summary = out / name / "summary.json"
+    asked, now = out / f"{name}-arguments.json", {"arguments": " ".join(arguments)}
+    if asked.exists():
+        refuse_others(asked, json.loads(asked.read_text()), now)
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(asked, json.dumps(now) + "\n")
     if not summary.exists() or json.loads(summary.read_text()).get("stopped"):
         options = ["--run.name", name, "--run.out", str(out), "--run.progress", "off"]
         if resume and (out / name / "config.json").exists():

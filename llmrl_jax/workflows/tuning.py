@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from llmrl_jax import lm
 from llmrl_jax.core.activity import doing
-from llmrl_jax.core.checks import Checked, Epochs, PositiveInt
+from llmrl_jax.core.checks import Checked, Epochs, Needs, PositiveInt, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.files import replacing
 from llmrl_jax.kernels.attention import Attention
@@ -66,7 +66,7 @@ class Tuned(Checked):
     """A Hugging Face folder or hub id, a GGUF file, or smollm2-135m (`llmrl doctor` says how to get it)."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
-    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
+    lora: Annotated[lm.LoRAConfig, Needs("tune", "lora")] = field(default_factory=lm.LoRAConfig)
     """The adapters, if `tune` is `lora`."""
     quantize: Quantize = "none"
     """Store the frozen base's matrices in 8.5 (int8) or 4.5 (nf4) bits per weight; with adapters only."""
@@ -129,6 +129,11 @@ class TuneConfig(Tuned):
     sft: SFTConfig = field(default_factory=SFTConfig)
     """The learner."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.eval_data:
+            refuse_unread(self, ("run.eval_every",), "a run without --eval-data")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoRun(Tuned):
@@ -165,6 +170,11 @@ class GrpoRun(Tuned):
     """Strings that end a completion."""
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
     """The learner."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.eval_data:
+            refuse_unread(self, ("run.eval_every",), "a run without --eval-data")
 
 
 # --- the model ------------------------------------------------------------------------------------------------------

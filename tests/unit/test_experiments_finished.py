@@ -55,3 +55,19 @@ def test_a_date_that_is_not_asked_for_is_that_of_the_start(tmp_path):
     assert same_settings(file, config)
     with pytest.raises(ValueError, match='date: "2026-11-23" -> "2026-11-24"'):
         same_settings(file, replace(config, date="2026-11-24"))
+
+
+def test_a_command_with_other_arguments_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
+    from experiments import commands
+
+    def run(args: list[str], **_: Any) -> None:
+        folder = tmp_path / "runs" / args[args.index("--run.name") + 1]
+        folder.mkdir()
+        (folder / "summary.json").write_text('{"success": 1.0}')
+
+    monkeypatch.setattr(commands.subprocess, "run", run)
+    for _ in range(2):
+        assert commands.summary_of(tmp_path / "runs", "seed-0", "glam", "demo") == {"success": 1.0}
+    with pytest.raises(ValueError, match="seed-0.*glam demo.*glam demo --run.seed 1"):
+        commands.summary_of(tmp_path / "runs", "seed-0", "glam", "demo", "--run.seed", "1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from llmrl_jax import lm
-from llmrl_jax.core.checks import Checked, In, NonNegativeInt, PositiveInt, nearest
+from llmrl_jax.core.checks import Checked, In, Needs, NonNegativeInt, PositiveInt, nearest
 from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.parallel.absent import Target
 
@@ -50,7 +50,7 @@ class FitConfig(Checked):
     """sft, grpo: positions whose logits are in memory at once; 0: all."""
     tune: Literal["lora", "full"] = "lora"
     """Train adapters over a frozen base, or every weight."""
-    lora: lm.LoRAConfig = field(default_factory=lm.LoRAConfig)
+    lora: Annotated[lm.LoRAConfig, Needs("tune", "lora")] = field(default_factory=lm.LoRAConfig)
     """The adapters, if `tune` is `lora`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the computation."""

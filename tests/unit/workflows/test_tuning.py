@@ -1,4 +1,4 @@
-"""The date that chat templates write into the text of a fine-tuning run."""
+"""Settings of fine-tuning runs: the date that chat templates write, and options that nothing would read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import date
 
 import pytest
 
+from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.workflows.tuning import GrpoRun, with_template
+from llmrl_jax.workflows.tuning import GrpoRun, TuneConfig, with_template
 
 
 CONFIG = GrpoRun(model="here", data="rows.jsonl", reward="exact")
@@ -36,3 +37,15 @@ def test_other_templates_need_no_date(tmp_path):
 def test_dates_are_checked():
     with pytest.raises(ValueError, match="date.*'26 Jul 2024'.*2026-11-23"):
         replace(CONFIG, date="26 Jul 2024")
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [({"run": RunConfig(eval_every=5)}, "eval.every"), ({"tune": "full", "lora": LoRAConfig(rank=4)}, "lora.rank")],
+)
+def test_options_that_nothing_reads_are_refused(changes, option):
+    with pytest.raises(ValueError, match=option):
+        replace(CONFIG, **changes)
+    with pytest.raises(ValueError, match=option):
+        TuneConfig(model="here", data="rows.jsonl", **changes)
+    assert replace(CONFIG, eval_data="held_out.jsonl", run=RunConfig(eval_every=5)).run.eval_every == 5
