@@ -238,10 +238,13 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
       is then cut off after the step before. A terminal step, whose next observation targets do not read, gets its own
       observation.
 
-    Columns with `length` (padded episodes), or that lack something else, are returned as they are.
+    Columns with `length` (padded episodes), or that lack something else, are returned as they are; those with other
+    names are left out.
     **Raises:** `DataError` if neither `next_obs` nor the ends of episodes are there, or if no step remains.
     """
-    typed = {name: _typed(name, np.asarray(column)) for name, column in columns.items()}
+    ours = (*FIELDS, EPISODE, "length")
+    read = {name: column for name, column in columns.items() if name.partition(".")[0] in ours}
+    typed = {name: _typed(name, np.asarray(column)) for name, column in read.items()}
     parts = [name for name in typed if name.partition(".")[0] == "obs"]
     rows = {len(x) if x.ndim else -1 for name, x in typed.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
     if "length" in typed or not parts or "terminated" not in typed or len(rows) != 1 or rows & {0, -1}:
@@ -260,7 +263,7 @@ def _typed(name: str, column: np.ndarray) -> np.ndarray:
         column = column[:, 0]
     if flag and number and np.isin(column, (0, 1)).all():
         return column.astype(bool)
-    return column.astype(np.float32) if name == "reward" and column.dtype.kind in "biu" else column
+    return column.astype(np.float32) if name == "reward" and number else column
 
 
 def _ends(columns: Columns, parts: list[str], source: str, has_next: bool) -> np.ndarray:

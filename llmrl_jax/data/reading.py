@@ -204,7 +204,7 @@ _CONVERT = "read it with its own library and save observations, actions, rewards
 """The remedy for a layout that is not read."""
 
 
-def read_hdf5(path: Path, names: Mapping[str, str]) -> Transitions | Trajectories:
+def read_hdf5(path: str | Path, names: Mapping[str, str] | None = None) -> Transitions | Trajectories:
     """Read an `.h5` or `.hdf5` file.
 
     * Flat columns `[N, ...]`, of which groups are nested parts of observations; groups such as `infos` and `metadata`
@@ -219,14 +219,14 @@ def read_hdf5(path: Path, names: Mapping[str, str]) -> Transitions | Trajectorie
     episodes. **Raises:** `FileNotFoundError`; `ModuleNotFoundError` without h5py; `DataError` for another layout, and
     what `completed` and `from_columns` refuse.
     """
-    h5py = require("an hdf5 file", "data", "h5py")
+    h5py, path = require("an hdf5 file", "data", "h5py"), Path(path)
     if not path.is_file():
         raise missing_data(path)
     try:
         with h5py.File(path, "r") as file:
             if _is_masked(h5py, file):
                 return read_masked(path)
-            columns, present = _layout(h5py, file)(h5py, file, names, str(path)), list(file)
+            columns, present = _layout(h5py, file)(h5py, file, names or {}, str(path)), list(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as hdf5: {error}") from error
     return from_columns(completed(columns, str(path)), str(path), present)
@@ -288,7 +288,7 @@ def _minari(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Colu
 
 def _robomimic(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Columns:
     def episode(group: Any, location: str) -> Columns:
-        if "obs" not in group or "rewards" not in group or "dones" not in group:
+        if any(name not in group for name in ("obs", "actions", "rewards", "dones")):
             raise DataError(
                 f"{location} has {_listed(group)}; obs, actions, rewards and dones are needed: extract them with "
                 "robomimic's dataset_states_to_obs.py"

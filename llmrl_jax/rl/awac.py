@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from llmrl_jax.core.checks import PositiveFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor
+from llmrl_jax.rl.distributions import among
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import ActorCriticConfig, Context
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -53,9 +54,11 @@ class AWAC:
         params = {"actor": self.actor.init(actor_key, n), "critic": self.critics.init(critic_key, n)}
         return TrainState.create(params, ["critic"])
 
-    def value(self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int) -> Float[Array, " B"]:
+    def value(
+        self, actor: Any, critic: Any, x: jax.Array, key: jax.Array, samples: int, mask: Bool[Array, "B A"] | None
+    ) -> Float[Array, " B"]:
         """Mean over actions of the policy, `samples` of them if they are continuous, of the smallest critic."""
-        distribution = self.actor.distribution(actor, x)
+        distribution = among(self.actor.distribution(actor, x), mask)
         if self.actions.discrete:
             return jnp.sum(distribution.probs * jnp.min(self.critics.all_values(critic, x), axis=0), axis=-1)
         sampled = jax.vmap(distribution.sample, out_axes=1)(jax.random.split(key, samples))
@@ -64,17 +67,19 @@ class AWAC:
     def weights(self, state: TrainState, batch: Batch, key: jax.Array, temperature: Any) -> Float[Array, " B"]:
         """Weights of the recorded actions, whose mean is 1: a softmax of `(Q(s, a) - V(s)) / lambda` times B."""
         q = jnp.min(self.critics(state.params["critic"], batch.obs, batch.action), axis=0)
-        v = self.value(state.params["actor"], state.params["critic"], batch.obs, key, self.config.action_samples)
+        actor, critic = state.params["actor"], state.params["critic"]
+        v = self.value(actor, critic, batch.obs, key, self.config.action_samples, batch.mask)
         return q.shape[0] * jax.nn.softmax((q - v) / temperature)
 
     def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
         """`-mean w log pi(a | s)`."""
-        return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
+        return -jnp.mean(weight * among(self.actor.distribution(params, batch.obs), batch.mask).log_prob(batch.action))
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         target_key, weight_key = jax.random.split(context.key)
-        next_value = self.value(state.params["actor"], state.target["critic"], batch.next_obs, target_key, 1)
+        actor, critic = state.params["actor"], state.target["critic"]
+        next_value = self.value(actor, critic, batch.next_obs, target_key, 1, batch.next_mask)
         target = batch.reward + h["gamma"] * jnp.where(batch.terminated, 0.0, next_value)
         q_loss, grads = jax.value_and_grad(self.critics.loss)(state.params["critic"], target, batch)
         state = state.apply_gradients("critic", grads, h["critic_learning_rate"])
@@ -84,8 +89,8 @@ class AWAC:
         metrics = {"actor_loss": pi_loss, "critic_loss": q_loss, "weight_max": jnp.max(weight)}
         return state, metrics | {"target_mean": jnp.mean(target)}
 
-    def act(self, params, x):
-        return self.actor.distribution(params["actor"], x)
+    def act(self, params, x, mask=None):
+        return among(self.actor.distribution(params["actor"], x), mask)
 
 
 ALGORITHM = OfflineAlgorithm(AWACConfig, AWAC)

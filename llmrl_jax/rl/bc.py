@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, refuse_unread
 from llmrl_jax.rl.actors import CategoricalActor, DeterministicActor
-from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.distributions import Categorical, among
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -41,15 +41,19 @@ class BCConfig(OfflineConfig):
     """Discrete actions: the numbers that `beta` penalises; `log_probs`: d3rlpy from version 2.1 on."""
 
 
-def cloning_loss(cloned: Categorical, action: Int[Array, " B"], beta: Any, beta_on: BetaOn) -> Float[Array, ""]:
-    """`mean -log pi(a | s) + beta mean x^2`, with `x` the logits or the log-probabilities of all actions.
+def cloning_loss(
+    cloned: Categorical, action: Int[Array, " B"], beta: Any, beta_on: BetaOn, offered: Bool[Array, "B A"] | None = None
+) -> Float[Array, ""]:
+    """`mean -log pi(a | s) + beta mean x^2`, with `x` the logits or the log-probabilities of all actions, or of those
+    that are offered.
 
     Logits can be shifted, so with them the policy of deterministic data stays sharp. All log-probabilities are 0 for no
     policy, and their squares are smallest for the uniform one: with 40 actions and `beta` 0.5 the optimum for a state
     with a single action gives it 0.865 with logits, 0.214 with log-probabilities.
     """
-    penalised = cloned.logits if beta_on == "logits" else cloned.log_probs
-    return -jnp.mean(cloned.log_prob(action)) + beta * jnp.mean(penalised**2)
+    choices = among(cloned, offered)
+    penalised = cloned.logits if beta_on == "logits" else choices.log_probs
+    return -jnp.mean(choices.log_prob(action)) + beta * jnp.mean(penalised**2, where=offered)
 
 
 class BC:
@@ -69,15 +73,15 @@ class BC:
         """`mean (pi(s) - a)^2`, or `cloning_loss`."""
         if isinstance(self.actor, DeterministicActor):
             return jnp.mean((self.actor(params, batch.obs) - batch.action) ** 2)
-        return cloning_loss(self.actor.distribution(params, batch.obs), batch.action, beta, self.beta_on)
+        return cloning_loss(self.actor.distribution(params, batch.obs), batch.action, beta, self.beta_on, batch.mask)
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h = context.hparams
         loss, grads = jax.value_and_grad(self.loss)(state.params["actor"], batch, h["beta"])
         return state.apply_gradients("actor", grads, h["learning_rate"]), {"actor_loss": loss}
 
-    def act(self, params, x):
-        return self.actor.distribution(params["actor"], x)
+    def act(self, params, x, mask=None):
+        return among(self.actor.distribution(params["actor"], x), mask)
 
 
 ALGORITHM = OfflineAlgorithm(BCConfig, BC)

@@ -126,7 +126,8 @@ class COMBOConfig(ConservativeConfig):
 
     NAME: ClassVar[str] = "combo"
     batch_size: PositiveInt = 256
-    """Steps of a batch, half recorded and half of the model's; a multiple of 2."""
+    """Steps of a batch, half recorded and half of the model's; a multiple of 2. Imagined steps that are given stand for
+    recorded ones, as half of them; the model does not learn from them."""
     hidden: tuple[Width, ...] = (256, 256, 256)
     """Widths of the dense layers of actor and critics."""
     normalize: bool = True

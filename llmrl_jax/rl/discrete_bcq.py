@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float
 from llmrl_jax.core.checks import FractionBelowOne, NonNegativeFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics
 from llmrl_jax.rl.bc import BetaOn, cloning_loss
-from llmrl_jax.rl.discrete_cql import DiscreteConfig, double_targets, huber
-from llmrl_jax.rl.distributions import Categorical
+from llmrl_jax.rl.discrete_cql import DiscreteConfig, double_targets, greedy, huber
+from llmrl_jax.rl.distributions import among
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, needs_discrete
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -53,9 +53,11 @@ class DiscreteBCQ:
         params = {"critic": self.critics.init(critic_key, n), "imitator": self.imitator.init(imitator_key, n)}
         return TrainState.create(params, ["critic"])
 
-    def allowed(self, imitator: Any, x: jax.Array, flexibility: Any) -> Bool[Array, "B A"]:
-        """Actions that the data make likely."""
-        log_probs = self.imitator.distribution(imitator, x).log_probs
+    def allowed(
+        self, imitator: Any, x: jax.Array, flexibility: Any, mask: Bool[Array, "B A"] | None = None
+    ) -> Bool[Array, "B A"]:
+        """Actions that the data make likely, of those that are offered."""
+        log_probs = among(self.imitator.distribution(imitator, x), mask).log_probs
         return jnp.exp(log_probs - jnp.max(log_probs, axis=-1, keepdims=True)) > flexibility
 
     def loss(
@@ -64,12 +66,12 @@ class DiscreteBCQ:
         """Huber's loss, plus the `cloning_loss` of the cloned policy."""
         td = huber(self.critics(params["critic"], batch.obs, batch.action) - target)
         cloned = self.imitator.distribution(params["imitator"], batch.obs)
-        imitation = cloning_loss(cloned, batch.action, beta, self.config.beta_on)
+        imitation = cloning_loss(cloned, batch.action, beta, self.config.beta_on, batch.mask)
         return td + imitation, {"critic_loss": td, "imitator_loss": imitation}
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h, params = context.hparams, state.params
-        allowed = self.allowed(params["imitator"], batch.next_obs, h["flexibility"])
+        allowed = self.allowed(params["imitator"], batch.next_obs, h["flexibility"], batch.next_mask)
         target = double_targets(self.critics, params["critic"], state.target["critic"], batch, h["gamma"], allowed)
         nets = {name: params[name] for name in ("critic", "imitator")}
         (_, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(nets, target, batch, h["beta"])
@@ -78,12 +80,10 @@ class DiscreteBCQ:
         state = state.hard_update((context.count + 1) % self.config.target_every == 0, "critic")
         return state, metrics | {"target_mean": jnp.mean(target), "allowed": jnp.mean(jnp.sum(allowed, axis=-1))}
 
-    def act(self, params, x):
+    def act(self, params, x, mask=None):
         """Greedy action among those above the threshold."""
         q = jnp.mean(self.critics.all_values(params["critic"], x), axis=0)
-        q = jnp.where(self.allowed(params["imitator"], x, self.config.flexibility), q, -jnp.inf)
-        best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
-        return Categorical.masked(jnp.zeros_like(q), best)
+        return greedy(q, self.allowed(params["imitator"], x, self.config.flexibility, mask))
 
 
 ALGORITHM = OfflineAlgorithm(DiscreteBCQConfig, DiscreteBCQ)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, PositiveInt
 from llmrl_jax.rl.actors import Critics
@@ -59,6 +59,13 @@ def double_targets(
     return batch.reward + gamma * jnp.where(batch.terminated, 0.0, value)
 
 
+def greedy(values: Float[Array, "B A"], allowed: Bool[Array, "B A"] | None) -> Categorical:
+    """The allowed action of the largest value, with probability 1; None: all are allowed."""
+    values = values if allowed is None else jnp.where(allowed, values, -jnp.inf)
+    best = jnp.argmax(values, axis=-1, keepdims=True) == jnp.arange(values.shape[-1])
+    return Categorical.masked(jnp.zeros_like(values), best)
+
+
 def huber(error: Float[Array, "K B"]) -> Float[Array, ""]:
     """The mean Huber loss with its corner at 1, summed over critics."""
     return jnp.sum(jnp.mean(optax.losses.huber_loss(error), axis=1))  # type: ignore[arg-type]
@@ -78,26 +85,25 @@ class DiscreteCQL:
     def loss(
         self, params: Any, target: Float[Array, " B"], batch: Batch, alpha: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Huber's loss, plus `alpha mean [log sum_a exp Q(s, a) - Q(s, recorded)]`, both summed over critics."""
+        """Huber's loss, plus `alpha mean [log sum_a exp Q(s, a) - Q(s, recorded)]`, both summed over critics; `a` are
+        the actions that are offered."""
         q_values = self.critics.all_values(params, batch.obs)
         chosen = jnp.sum(jnp.where(batch.action[:, None] == jnp.arange(q_values.shape[-1]), q_values, 0.0), axis=-1)
         td = huber(chosen - target)
-        gap = jnp.sum(jnp.mean(jax.nn.logsumexp(q_values, axis=-1) - chosen, axis=1))
+        gap = jnp.sum(jnp.mean(jax.nn.logsumexp(q_values, axis=-1, where=batch.mask) - chosen, axis=1))
         return td + alpha * gap, {"td_loss": td, "gap": gap, "q_mean": jnp.mean(chosen)}
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h, params = context.hparams, state.params["critic"]
-        target = double_targets(self.critics, params, state.target["critic"], batch, h["gamma"])
+        target = double_targets(self.critics, params, state.target["critic"], batch, h["gamma"], batch.next_mask)
         (loss, metrics), grads = jax.value_and_grad(self.loss, has_aux=True)(params, target, batch, h["alpha"])
         state = state.apply_gradients("critic", grads, h["learning_rate"])
         state = state.hard_update((context.count + 1) % self.config.target_every == 0, "critic")
         return state, metrics | {"critic_loss": loss, "target_mean": jnp.mean(target)}
 
-    def act(self, params, x):
+    def act(self, params, x, mask=None):
         """Best action of each row, always."""
-        q = jnp.mean(self.critics.all_values(params["critic"], x), axis=0)
-        best = jnp.argmax(q, axis=-1, keepdims=True) == jnp.arange(q.shape[-1])
-        return Categorical.masked(jnp.zeros_like(q), best)
+        return greedy(jnp.mean(self.critics.all_values(params["critic"], x), axis=0), mask)
 
 
 ALGORITHM = OfflineAlgorithm(DiscreteCQLConfig, DiscreteCQL)

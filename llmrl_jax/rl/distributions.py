@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,11 @@ class Categorical:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
+def among(distribution: Any, offered: Bool[Array, "*#B A"] | None) -> Any:
+    """A categorical distribution over the actions that are offered; None: the distribution itself, of any kind."""
+    return distribution if offered is None else Categorical.masked(distribution.logits, offered)
+
+
 def _normal_log_prob(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
     z = (x - mean) * jnp.exp(-log_std)
     return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)
@@ -119,7 +124,8 @@ class TanhNormal:
 
     `log_prob` recovers the Gaussian's value `x` from the action. A float32 action at distance `d` from the nearer bound
     of `(-1, 1)` determines `x` within `2e-7 / d`: 0.002 at `|x| = 5`, 0.1 at 7. From `|x|` = 7.25 on (`d` = 1e-6) all
-    actions count as that value, so that gradients stay finite. Two equal densities give an action a ratio of 1 whatever
+    actions count as that value, so that gradients stay finite. A number whose bounds are equal is no choice, and has no
+    part in densities. Two equal densities give an action a ratio of 1 whatever
     the rounding of `x`, since both read the same value; where they differ, their ratio is that at the rounded `x`.
     """
 
@@ -134,12 +140,16 @@ class TanhNormal:
     def _half(self) -> jax.Array:
         return (self.high - self.low) / 2
 
+    @property
+    def _free(self) -> jax.Array:
+        return self.high > self.low
+
     def _squash(self, x: jax.Array) -> jax.Array:
         return self.low + self._half * (jnp.tanh(x) + 1)
 
     def _log_slope(self, x: jax.Array) -> jax.Array:
         """log of d action / d x: log(half) + log(1 - tanh(x)^2), in a form without cancellation."""
-        return jnp.log(self._half) + 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))
+        return jnp.log(jnp.where(self._free, self._half, 1)) + 2 * (math.log(2) - x - jax.nn.softplus(-2 * x))
 
     def noise(self, key):
         return jax.random.normal(key, self.mean.shape)
@@ -151,13 +161,15 @@ class TanhNormal:
         return self.choose(self.noise(key))
 
     def log_prob(self, action):
-        inside = jnp.clip((action - self.low) / self._half - 1, -1 + 1e-6, 1 - 1e-6)
-        x = jnp.arctanh(inside)
-        return jnp.sum(_normal_log_prob(x, self.mean, self.log_std) - self._log_slope(x), axis=-1)
+        share = (action - self.low) / jnp.where(self._free, self._half, 1)
+        x = jnp.arctanh(jnp.clip(share - 1, -1 + 1e-6, 1 - 1e-6))
+        density = _normal_log_prob(x, self.mean, self.log_std) - self._log_slope(x)
+        return jnp.sum(jnp.where(self._free, density, 0), axis=-1)
 
     def entropy(self):
         """Entropy of the Gaussian plus the log-slope at the mean; there is no closed form."""
-        return Normal(self.mean, self.log_std).entropy() + jnp.sum(self._log_slope(self.mean), axis=-1)
+        gaussian = self.log_std + 0.5 * (1 + math.log(2 * math.pi))
+        return jnp.sum(jnp.where(self._free, gaussian + self._log_slope(self.mean), 0), axis=-1)
 
     def mode(self):
         """Squashed mean, which is the median."""

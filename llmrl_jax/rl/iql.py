@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from llmrl_jax.core.checks import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from llmrl_jax.rl.actors import CategoricalActor, Critics, GaussianActor, init_mlp, mlp
+from llmrl_jax.rl.distributions import among
 from llmrl_jax.rl.gradient import TrainState
 from llmrl_jax.rl.offline import Context, OfflineConfig
 from llmrl_jax.rl.offline_data import ActionKind, Batch
@@ -89,7 +90,7 @@ class IQL:
 
     def actor_loss(self, params: Any, weight: Float[Array, " B"], batch: Batch) -> jax.Array:
         """`-mean w log pi(a | s)`."""
-        return -jnp.mean(weight * self.actor.distribution(params, batch.obs).log_prob(batch.action))
+        return -jnp.mean(weight * among(self.actor.distribution(params, batch.obs), batch.mask).log_prob(batch.action))
 
     def step(self, state: TrainState, batch: Batch, context: Context) -> tuple[TrainState, dict[str, jax.Array]]:
         h, params, rate = context.hparams, state.params, context.hparams["learning_rate"]
@@ -120,8 +121,8 @@ class IQL:
         fraction = jnp.minimum(count / self.config.actor_decay_steps, 1.0)
         return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
 
-    def act(self, params, x):
-        return self.actor.distribution(params["actor"], x)
+    def act(self, params, x, mask=None):
+        return among(self.actor.distribution(params["actor"], x), mask)
 
 
 ALGORITHM = OfflineAlgorithm(IQLConfig, IQL)

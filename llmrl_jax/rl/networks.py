@@ -32,11 +32,14 @@ def flatten(obs: Any, batch_dims: int) -> jax.Array:
 
 
 def with_one_hots(space: spaces.Space) -> Callable[[Any, int], jax.Array]:
-    """`flatten` for the observations of a space, with one-hot vectors for its `Discrete` parts."""
+    """`flatten` for the observations of a space, with one-hot vectors for its `Discrete` parts, and pixels as numbers
+    from 0 to 1."""
 
     def convert(space, x):
         if isinstance(space, spaces.Discrete):
             return jax.nn.one_hot(x, space.n)
+        if _is_pixels(space):
+            return x.astype(jnp.float32) / 255
         return {k: convert(space.spaces[k], v) for k, v in x.items()} if isinstance(space, spaces.Dict) else x
 
     return lambda obs, batch_dims: flatten(convert(space, obs), batch_dims)
@@ -45,6 +48,25 @@ def with_one_hots(space: spaces.Space) -> Callable[[Any, int], jax.Array]:
 def image(obs: Any, batch_dims: int) -> jax.Array:
     """The observation, or its `image` if it is a dict, as float32 `[..., H, W, C]`, not rescaled."""
     return (obs["image"] if isinstance(obs, dict) else obs).astype(jnp.float32)
+
+
+def pixels(space: spaces.Space, env: str) -> Callable[[Any, int], jax.Array]:
+    """`image` for the observations of a space, whose pixels of 0 to 255 become numbers from 0 to 1.
+
+    **Raises:** `ValueError` for observations of the environment `env` without an image.
+    """
+    part = space.spaces.get("image") if isinstance(space, spaces.Dict) else space
+    if not isinstance(part, spaces.Box) or len(part.shape) != 3:
+        raise ValueError(
+            f"network.channels are for images, and {env} has none [H, W, C] in its observation {space}: leave them out"
+        )
+    scale = 255 if _is_pixels(part) else 1
+    return lambda obs, batch_dims: image(obs, batch_dims) / scale
+
+
+def _is_pixels(space: spaces.Space) -> bool:
+    """Return whether numbers are intensities: 255 is the largest of a byte. Grids of codes have fewer."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and bool(np.all(np.asarray(space.high) == 255))
 
 
 def dense(features: int, scale: float, name: str | None = None) -> nn.Dense:
@@ -196,9 +218,9 @@ class NetworkConfig(Checked):
     hidden: tuple[Width, ...] = (64, 64)
     """Widths of the dense layers."""
     channels: tuple[Width, ...] = ()
-    """Channels of convolutions over an image, which is then the only input: 3 x 3, and those of DQN (8 x 8 / 4,
-    4 x 4 / 2, 3 x 3) from 36 pixels a side. Empty: no convolutions; all parts of the observation are flattened into one
-    vector."""
+    """Channels of convolutions over an image, the observation or its part `image`, which is then the only input: 3 x 3,
+    and those of DQN (8 x 8 / 4, 4 x 4 / 2, 3 x 3) from 36 pixels a side. Empty: no convolutions; all parts of the
+    observation are flattened into one vector."""
     memory: Annotated[int, In("[0, 1048576]")] = 0
     """Units of a GRU; 0: no memory."""
     dueling: bool = False
@@ -301,13 +323,14 @@ def network_policy(env: Environment, env_params: Any, network: NetworkConfig, co
     ```
     """
     refuse_unread(network, ["dueling"], "an actor-critic")
+    space = env.observation_space(env_params)
     return NetworkPolicy(
         env.action_space(env_params),
         hidden=network.hidden,
         channels=network.channels,
         memory=network.memory,
         activation="tanh" if network.activation == "auto" else network.activation,
-        features=None if network.channels else with_one_hots(env.observation_space(env_params)),
+        features=pixels(space, env.id) if network.channels else with_one_hots(space),
     )
 
 
@@ -390,21 +413,21 @@ def network_q_policy(env: Environment, env_params: Any, network: NetworkConfig, 
     (3, 2)
     ```
     """
-    space = env.action_space(env_params)
-    if not isinstance(space, spaces.Discrete):
-        kind = f"a {type(space).__name__} of shape {getattr(space, 'shape', ())}"
+    actions, space = env.action_space(env_params), env.observation_space(env_params)
+    if not isinstance(actions, spaces.Discrete):
+        kind = f"a {type(actions).__name__} of shape {getattr(actions, 'shape', ())}"
         raise ValueError(
             f"dqn needs a finite number of actions, but those of {env.id} are {kind}: choose another algorithm, as in "
             "--algo ppo"
         )
     refuse_unread(network, ["memory"], "dqn")
     return NetworkQPolicy(
-        space.n,
+        actions.n,
         hidden=network.hidden,
         channels=network.channels,
         activation="relu" if network.activation == "auto" else network.activation,
         dueling=network.dueling,
-        features=None if network.channels else with_one_hots(env.observation_space(env_params)),
+        features=pixels(space, env.id) if network.channels else with_one_hots(space),
         epsilon=config.epsilon_end if config.acting == "epsilon" else None,
         temperature=config.temperature,
     )

@@ -8,7 +8,8 @@ data, which `llmrl_jax.run.loop.train` runs as any other learner:
   several sets of imagined data have equal parts of the other half.
 * A time-out bootstraps, a terminal state does not: targets are `r + gamma (1 - terminated) V(s')`.
 * Observations are arrays, or dicts of which all parts are flattened; the part `instruction`, an int32, indexes a table
-  of sentence vectors, so that no step stores a text.
+  of sentence vectors, so that no step stores a text. Actions that the part `action_mask` does not offer have
+  probability 0, and values read the others.
 * Data are in `state.frozen.given`, which checkpoints do not hold: they have its checksums, by which a run that
   continues refuses other data.
 """
@@ -44,6 +45,7 @@ from llmrl_jax.rl.offline_data import (
     has_instruction,
     joined,
     moments,
+    offered,
     prepared,
     vectors,
 )
@@ -53,7 +55,7 @@ from llmrl_jax.rl.policy import Policy
 @dataclass(frozen=True)
 class OfflineConfig(Checked):
     """Options shared by all offline algorithms. Floats are traced (`state.hparams`): they can differ between the rows
-    of a vmap."""
+    of a vmap, while `act` reads those of the configuration (`flexibility`)."""
 
     NAME: ClassVar[str] = "offline"
     """The name of the algorithm, as in `llmrl_jax.rl.registry`."""
@@ -139,7 +141,8 @@ class OfflineMethod(Protocol):
         ...
 
     def act(self, params: dict[str, Any], x: jax.Array) -> Distribution:
-        """Distribution of the policy over actions in states `[B, n]`."""
+        """Distribution of the policy over actions in states `[B, n]`. With discrete actions there is a third argument,
+        the mask `[B, A]` of those that are offered, or None."""
         ...
 
 
@@ -200,9 +203,10 @@ class OfflinePolicy(Policy):
     @tracing.default_types
     def step(self, params, frozen, obs, carry, first):
         x = self.inputs(frozen, obs)
-        distribution: Any = self.method.act(params, x)
-        if not self.actions.discrete:
-            distribution = Scaled(distribution, self.actions)
+        if self.actions.discrete:
+            distribution: Any = self.method.act(params, x, offered(obs, self.actions))  # type: ignore[call-arg]
+        else:
+            distribution = Scaled(self.method.act(params, x), self.actions)
         return distribution, jnp.zeros(x.shape[0]), carry
 
 

@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from envs_jax import spaces
+from envs_jax.actions import MASK, mask_of
 from llmrl_jax.data.transitions import DataError, Transitions
 from llmrl_jax.rl.networks import flatten
 
@@ -84,6 +85,10 @@ class Batch:
     """Whether the step reached a terminal state, after which there is no value. A time-out does not."""
     num_features: int = struct.field(pytree_node=False, default=0)
     """The number of features in `obs`, before the sentence vector; 0: all."""
+    mask: Bool[Array, "B A"] | None = None
+    """Discrete actions that are offered (`envs_jax.actions`); None: all."""
+    next_mask: Bool[Array, "B A"] | None = None
+    """Those that are offered after the step."""
 
     @property
     def features(self) -> int:
@@ -183,18 +188,27 @@ def prepared(
     """The data with everything done that does not change during training.
 
     **Returns:** transitions whose `obs` and `next_obs` have `vector`, normalised features float32 `[N, n]`, and where
-    there are instructions `instruction`, int32 `[N]`; actions are int32, or float32 in [-1, 1]; no texts and goals.
+    there are instructions `instruction`, int32 `[N]`, and where there are masks `action_mask`, bool `[N, A]`; actions
+    are int32, or float32 in [-1, 1]; no texts and goals.
     """
 
     def encoded(obs):
         parts = {"vector": (vectors(obs, features) - mean) / std}
         if has_instruction(obs):
             parts[INSTRUCTION] = obs[INSTRUCTION].astype(jnp.int32)
+        if (mask := offered(obs, actions)) is not None:
+            parts[MASK] = mask
         return parts
 
     action = data.action.astype(jnp.int32) if actions.discrete else actions.inward(data.action)
     obs, next_obs = encoded(data.obs), encoded(data.next_obs)
     return Transitions(obs, action, data.reward.astype(jnp.float32), next_obs, data.terminated, data.truncated)
+
+
+def offered(obs: Any, actions: ActionKind) -> Bool[Array, "B A"] | None:
+    """The discrete actions that observations say are offered; None: all are."""
+    mask = mask_of(obs) if actions.discrete else None
+    return None if mask is None else mask.astype(bool)
 
 
 def has_instruction(obs: Any) -> bool:
@@ -215,7 +229,8 @@ def joined(encoded: dict[str, jax.Array], table: Any) -> Float[Array, "B n"]:
 def batch_of(steps: Transitions, table: Any) -> Batch:
     """Prepared steps as a batch."""
     obs, next_obs = joined(steps.obs, table), joined(steps.next_obs, table)
-    return Batch(obs, steps.action, steps.reward, next_obs, steps.terminated, steps.obs["vector"].shape[-1])
+    masks = (mask_of(steps.obs), mask_of(steps.next_obs))
+    return Batch(obs, steps.action, steps.reward, next_obs, steps.terminated, steps.obs["vector"].shape[-1], *masks)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -223,7 +238,7 @@ def batch_of(steps: Transitions, table: Any) -> Batch:
 
 def check_data(data: Transitions, actions: ActionKind, table: Any, label: str) -> None:
     """**Raises** `DataError` for numbers that are not finite, an instruction that the table lacks, a table that nothing
-    reads, or actions that differ from `actions`; `label` names the data in messages."""
+    reads, or actions that differ from `actions` or are not offered; `label` names the data in messages."""
     parts = {"obs": data.obs, "action": data.action, "reward": data.reward, "next_obs": data.next_obs}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.all(jnp.isfinite(leaf))):
@@ -231,6 +246,18 @@ def check_data(data: Transitions, actions: ActionKind, table: Any, label: str) -
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise DataError(f"{name} of step {row} of {label} is not finite: remove that step, or correct it")
     actions_of(data, spaces.Discrete(actions.count) if actions.discrete else _box(actions), "the learner", label)
+    if (mask := offered(data.obs, actions)) is not None:
+        if mask.shape[1:] != (actions.count,):
+            raise DataError(
+                f"obs.{MASK} of {label} has the shape {list(mask.shape[1:])}; one bool for each of the {actions.count} "
+                "actions is needed"
+            )
+        wrong = np.flatnonzero(~np.take_along_axis(np.asarray(mask), np.asarray(data.action)[:, None], axis=1)[:, 0])
+        if len(wrong):
+            raise DataError(
+                f"action {data.action[wrong[0]]} of step {wrong[0]} of {label} is not among those that obs.{MASK} "
+                "offers: leave such steps out, or learn in the world without masks"
+            )
     if has_instruction(data.obs):
         rows = 0 if isinstance(table, tuple) else table.shape[0]
         for name, obs in (("obs", data.obs), ("next_obs", data.next_obs)):

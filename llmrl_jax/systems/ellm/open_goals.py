@@ -67,8 +67,9 @@ class Answers:
 
 
 COUNTS = ("asked", "malformed", "no_place_for_goals", "no_place_for_states", "not_collected")
-"""States asked about; replies and goals that could not be read; goals and states without a place left; states that were
-met when the buffer of an update was full (they are collected when met again)."""
+"""States asked about; replies and goals that could not be read; goals without a place left; and how often a state was
+met without a place left in the table, or in the buffer between two exchanges, from which it is asked about when it is
+met again."""
 
 
 def cosines(encoder: TextEncoder, captions: Sequence[str], goals: Sequence[str]) -> Float[np.ndarray, "A N"]:
@@ -283,7 +284,8 @@ class OpenGoalSpec(GoalSpec):
         kinds = self.categories(obs, ids)
         tally, unknown = state.tally.at[0].add(histogram(kinds)), state.unknown + ~answered
         state = state.replace(goals=ids, kinds=kinds, tally=tally, unknown=unknown)
-        return state, presented(params.goals, ids, params.threshold), answered
+        asked = answered | jnp.any(params.answers.pending == obs["key"]) if rules.suggester == "chat" else answered
+        return state, presented(params.goals, ids, params.threshold), asked
 
     def pay(self, rules, state, action, obs, info, params):
         success = True if rules.gate == "none" else info[_FLAGS[rules.gate]]
@@ -325,7 +327,7 @@ def presented(goals: Goals, ids: Int[Array, " K"], threshold: float | jax.Array)
 
 
 class UnansweredKeys:
-    """Collects the keys of states that have no answer yet, a `llmrl_jax.rl.bonus.Bonus` that leaves rewards unchanged.
+    """Collects the keys of states that were not asked about yet, a `llmrl_jax.rl.bonus.Bonus` that leaves rewards unchanged.
 
     A bonus sees every step that is played, and its state is in the learner's. Of a step it collects the state that the
     agent acts in, also the first of an episode, not the state that it reaches: one that ends an episode needs no goals.

@@ -101,6 +101,19 @@ def test_tanh_normal_knows_the_value_behind_an_action_as_well_as_float32_does():
     assert np.all(np.abs(found - exact) < 1e-5 + slope * 2e-7 / (1 - np.abs(np.tanh(x))))
 
 
+def test_a_fixed_number_of_an_action_has_no_part_in_densities():
+    low, high = jnp.array([[-1.0, 0.5]]), jnp.array([[1.0, 0.5]])
+    both = TanhNormal(jnp.array([[0.3, 0.7]]), jnp.array([[-0.5, -0.1]]), low, high)
+    one = TanhNormal(*(x[:, :1] for x in (both.mean, both.log_std, low, high)))
+    action = both.sample(jax.random.key(0))
+    assert float(action[0, 1]) == 0.5
+    np.testing.assert_allclose(both.log_prob(action), one.log_prob(action[:, :1]), rtol=1e-6)
+    np.testing.assert_allclose(both.entropy(), one.entropy(), rtol=1e-6)
+    slopes = jax.grad(lambda mean: both.replace(mean=mean).log_prob(action)[0] + both.replace(mean=mean).entropy()[0])
+    found = slopes(both.mean)
+    assert np.all(np.isfinite(found)) and float(found[0, 1]) == 0
+
+
 def test_a_number_that_is_no_action_has_no_probability():
     d = Categorical(jnp.zeros((4, 3)))
     assert d.log_prob(jnp.array([0, 2, 3, -1])).tolist() == [*[-np.float32(math.log(3))] * 2, -math.inf, -math.inf]

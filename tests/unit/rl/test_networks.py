@@ -9,7 +9,15 @@ import pytest
 
 import envs_jax
 from envs_jax import spaces
-from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy, network_policy, with_one_hots
+from llmrl_jax.rl.dqn import DQNConfig
+from llmrl_jax.rl.networks import (
+    NetworkConfig,
+    NetworkPolicy,
+    network_policy,
+    network_q_policy,
+    pixels,
+    with_one_hots,
+)
 
 
 def test_discrete_parts_of_an_observation_are_one_hot():
@@ -17,6 +25,25 @@ def test_discrete_parts_of_an_observation_are_one_hot():
     obs = {"cell": jnp.array([2, 0]), "speed": jnp.array([[4.0, 5.0], [6.0, 7.0]])}
     np.testing.assert_array_equal(with_one_hots(space)(obs, 1), [[0, 0, 1, 4, 5], [1, 0, 0, 6, 7]])
     np.testing.assert_array_equal(with_one_hots(spaces.Discrete(2))(jnp.array([[1], [0]]), 2), [[[0, 1]], [[1, 0]]])
+
+
+def test_pixels_are_numbers_from_0_to_1_and_codes_stay():
+    space = spaces.Box(0, 255, (2, 2, 1), np.uint8)
+    frame = jnp.array([[[[0], [255]], [[51], [102]]]], jnp.uint8)
+    np.testing.assert_allclose(with_one_hots(space)(frame, 1), [[0, 1, 0.2, 0.4]])
+    np.testing.assert_allclose(pixels(spaces.Dict({"image": space}), "it")({"image": frame}, 1), frame / 255.0)
+    codes = spaces.Box(0, 10, (2, 2, 1), np.uint8)
+    np.testing.assert_array_equal(pixels(codes, "it")(frame % 11, 1), frame % 11)
+    np.testing.assert_array_equal(with_one_hots(codes)(frame % 11, 1), [[0, 2, 7, 3]])
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "2048-v0"])
+def test_convolutions_need_an_image(name):
+    env, params = envs_jax.make(name)
+    with pytest.raises(ValueError, match=f"network.channels.*{name}"):
+        network_policy(env, params, NetworkConfig(channels=(4,)), None)
+    with pytest.raises(ValueError, match=f"network.channels.*{name}"):
+        network_q_policy(env, params, NetworkConfig(channels=(4,)), DQNConfig())
 
 
 @pytest.mark.parametrize("memory", [0, 4])

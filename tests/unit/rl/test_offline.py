@@ -253,6 +253,23 @@ def test_bad_data_are_named(change, message):
         make_offline(Seen(), SEEN, steps(**change), WIDE)
 
 
+def test_actions_that_are_not_offered():
+    """A policy never plays them, and data that have them are refused."""
+    mask = jnp.array([[True, False, True, True]] * 6)
+    obs = {"state": steps().obs, "action_mask": mask}
+    data = steps(obs=obs, next_obs=obs, action=jnp.array([0, 2, 0, 2, 2, 0]))
+    config = BCConfig(batch_size=4, gradient_steps=1, hidden=(4,))
+    learner = make_offline(BC(config, ActionKind(4)), config, data, ActionKind(4))
+    state, metrics = jax.jit(learner.update)(learner.init(jax.random.key(0)))
+    assert np.isfinite(float(metrics["actor_loss"]))
+    acted, *_ = learner.policy.step(state.params, state.frozen, obs, (), jnp.zeros(6, bool))
+    assert float(acted.probs[:, 1].max()) == 0 and float(acted.probs[:, 3].min()) > 0
+    with pytest.raises(DataError, match="action 1 of step 4.*action_mask"):
+        make_offline(BC(config, ActionKind(4)), config, data.replace(action=data.action.at[4].set(1)), ActionKind(4))
+    with pytest.raises(DataError, match=r"action_mask.*\[4\].*5"):
+        make_offline(BC(config, ActionKind(5)), config, data, ActionKind(5))
+
+
 def test_imagined_data_must_have_the_form_of_the_real():
     wide = steps(obs=jnp.zeros((6, 5)), next_obs=jnp.zeros((6, 5)))
     with pytest.raises(DataError, match=r"imagined.*float32\[5\].*float32\[3\]"):

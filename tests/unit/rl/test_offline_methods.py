@@ -482,3 +482,42 @@ def test_actions_of_another_kind_are_refused():
             kind(config, CONTINUOUS)
     with pytest.raises(ValueError, match=r"--awac\.action-samples.*4.*discrete"):
         AWAC(replace(AWACConfig(), action_samples=4), DISCRETE)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (BC, BCConfig(**SMALL)),
+        (IQL, IQLConfig(**SMALL)),
+        (AWAC, AWACConfig(**SMALL)),
+        (DiscreteCQL, DiscreteCQLConfig(**SMALL)),
+        (DiscreteBCQ, DiscreteBCQConfig(**SMALL)),
+    ],
+)
+def test_actions_that_are_not_offered_are_neither_played_nor_valued(kind, config):
+    method, trained, rows, context, after, metrics = begun(kind, config, DISCRETE)
+    step, everything = jax.jit(method.step), jnp.ones((ROWS, 3), bool)
+    same, found = step(trained, rows.replace(mask=everything, next_mask=everything), context)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), same.params, after.params)
+    assert {name: float(x) for name, x in found.items()} == pytest.approx(metrics, rel=1e-6)
+    # networks that prefer the last action by far, which is not offered
+    lead = jnp.where(jnp.arange(3) == 2, 1e3, 0.0)
+
+    def tempted(nets):
+        heads = {name: net[-1] for name, net in nets.items() if name != "value"}
+        return nets | {name: [*nets[name][:-1], head | {"bias": head["bias"] + lead}] for name, head in heads.items()}
+
+    moved = trained.replace(params=tempted(trained.params), target=tempted(trained.target))
+    two = jnp.broadcast_to(jnp.arange(3) < 2, (ROWS, 3))
+    masked = rows.replace(action=rows.action % 2, mask=two, next_mask=two)
+    plain, other, unmasked = (
+        {name: float(x) for name, x in step(networks, these, context)[1].items()}
+        for networks, these in ((trained, masked), (moved, masked), (moved, masked.replace(mask=None, next_mask=None)))
+    )
+    assert other == pytest.approx(plain, rel=1e-5) and unmasked != pytest.approx(plain, rel=0.1)
+    acted = method.act(moved.params, rows.obs, two)
+    assert float(acted.probs[:, 2].max()) == 0 and int(acted.mode().max()) < 2
+    assert int(method.act(moved.params, rows.obs).mode().min()) == 2

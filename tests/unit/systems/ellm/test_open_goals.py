@@ -15,6 +15,8 @@ from llmrl_jax.chat.protocol import BudgetExceeded
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.lm.encoder import HashedEncoder
 from llmrl_jax.systems.ellm import open_goals as g, prompts
+from llmrl_jax.systems.ellm.config import ChatGoals, EllmConfig
+from llmrl_jax.systems.ellm.goals import RewardRules
 from llmrl_jax.systems.ellm.open_goals import Asker, UnansweredKeys, exchange
 from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 from tests.ellm_world import CHOP, DRINK, NAMES, Yard
@@ -177,6 +179,19 @@ def test_collected_keys():
     assert float(metrics["states_to_ask"]) == 4
     more = steps.replace(obs={"key": keys + 100, "known": jnp.zeros(keys.shape, bool)})
     assert int(bonus.reward(after, more, 0.9)[0].whole["lost"]) == 5  # 102, 103, 105, 108, 109
+
+
+def test_a_state_that_is_being_asked_about_is_not_collected_again():
+    """It would take the place of another one, and `ask_next` would then drop it."""
+    config = EllmConfig(suggester="chat", goals=ChatGoals(at_once=2, max_states=4))
+    params, env = SPEC.params(config, HashedEncoder()), Yard()
+    obs = env.reset(jax.random.key(0), env.default_params)[0]
+    start, key = SPEC.start((), params), jax.random.key(0)
+    suggest = jax.jit(lambda params: SPEC.suggest(RewardRules("chat"), obs, start, params, key))
+    pending = params.replace(answers=params.answers.replace(pending=jnp.array([obs["key"], g.NO_KEY], jnp.uint32)))
+    (_, _, before), (state, goals, after) = suggest(params), suggest(pending)
+    assert (bool(before), bool(after)) == (False, True)
+    assert int(state.unknown) == 1 and not bool(goals.any())
 
 
 def test_the_first_state_of_every_episode_is_collected():
