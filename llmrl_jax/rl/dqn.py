@@ -626,7 +626,7 @@ class FirstReward:
     """Update with the first reward; part of a learner's state if epsilon or gradient steps wait for it."""
 
     total: Float[Array, ""]
-    """The sum of all rewards so far."""
+    """The sum of all positive rewards so far: costs of actions do not put the first reward off."""
     update: Int[Array, ""]
     """The update after which the sum was 1 or more; `NOT_YET` before that."""
 
@@ -636,7 +636,7 @@ class FirstReward:
 
     def after(self, reward: jax.Array, update: Int[Array, ""]) -> FirstReward:
         """With the rewards of one update."""
-        total = self.total + jnp.sum(reward)
+        total = self.total + jnp.sum(jnp.maximum(reward, 0))
         began = (self.update == NOT_YET) & (total >= 1)
         return FirstReward(total, jnp.where(began, update, self.update))
 

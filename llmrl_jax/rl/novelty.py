@@ -281,7 +281,8 @@ class APTConfig(AdamConfig):
 
 class Effects(nn.Module):
     """ICM without its reward: the action from two representations, and the next representation from one and the
-    action. The published baseline feeds the action's number; here it is one-hot, since numbers have no order."""
+    action. With `n_step` of DQN above 1 the second is that of `n` steps later, and the action the first of them, as
+    published. The published baseline feeds the action's number; here it is one-hot, since numbers have no order."""
 
     actions: int
     hidden: int
@@ -373,7 +374,8 @@ class APT:
         raise NotImplementedError("APT's rewards take the place of the world's: they have no value of their own")
 
     def update(self, state: BonusState, steps: Transitions, key: jax.Array) -> tuple[BonusState, dict[str, jax.Array]]:
-        """Gradient step of the representation: the action's cross-entropy plus the squared error of the effect."""
+        """Gradient step of the representation: the action's cross-entropy plus the L2 distance of the predicted effect
+        (not squared, as published)."""
         replicated = state.whole
 
         def loss(params):

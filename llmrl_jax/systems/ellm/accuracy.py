@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,8 @@ def visited_states(config: StatesConfig, seed: int) -> tuple[Ellm, VisitedStates
         _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
         refuse_other_settings(config.ellm, AccuracyRun().ellm, before.config, ("encoder", "suggester", "goals"))
         settings, policy, weights = before.config, before.policy, (state.params, state.frozen)
+    else:
+        _refuse_unread(config.ellm, ("env", "suggester", "goals", "encoder", "observe", "network"), "random play")
     built = build(dataclasses.replace(settings, **oracle), keys=True)
     if isinstance(built.spec, ClosedGoalSpec):
         raise ValueError(
@@ -124,6 +126,12 @@ def visited_states(config: StatesConfig, seed: int) -> tuple[Ellm, VisitedStates
     policy = policy or RandomPolicy(built.spec.actions)
     states = visit(built.env, built.env_params, policy, weights, key, config.episodes)
     return built, _sample(of_half(states, config.half), config.states, seed)
+
+
+def _refuse_unread(settings: EllmConfig, read: Collection[str], subject: str) -> None:
+    """**Raises** `ValueError` for settings of training."""
+    unread = [f.name for f in dataclasses.fields(EllmConfig) if f.name not in read]
+    refuse_unread(settings, unread, subject, usual=AccuracyRun().ellm)
 
 
 def of_half(states: VisitedStates, half: Split) -> VisitedStates:
@@ -194,7 +202,7 @@ def _pair_accuracy(config: AccuracyRun, spec: ClosedGoalSpec) -> dict[str, Any]:
     """`accuracy` about all pairs of the environment's objects and places."""
     subject = f"{config.ellm.env}, where every pair of an object and a place is asked about,"
     refuse_unread(config, ("from_run", "checkpoint", "states", "episodes", "half"), subject)
-    refuse_unread(config.ellm, ("goals",), subject)
+    _refuse_unread(config.ellm, ("env", "suggester", "judge"), subject)
     judge = config.ellm.judge
     with opened(config.run, "ellm-accuracy") as folder:
         begin(folder, config)

@@ -80,9 +80,10 @@ def _pretrained(get: Get) -> EllmConfig:
     kind = read_json(file).get("kind", "")
     run: Any = load_config(AGENTS.get(kind, PretrainRun), file)
     ellm: EllmConfig = run.ellm
-    if kind == OfflineRun.KIND:  # its replay buffer had the size of the recorded one
-        size = max(ellm.dqn.replay_size, EMBEDDED.dqn.replay_size)
-        return replace(ellm, dqn=replace(ellm.dqn, replay_size=size))
+    if kind == OfflineRun.KIND:  # its replay buffer had the size of the recorded one, and was full from the start
+        usual = EMBEDDED.dqn
+        size = max(ellm.dqn.replay_size, usual.replay_size)
+        return replace(ellm, dqn=replace(ellm.dqn, replay_size=size, learning_starts=usual.learning_starts))
     return ellm
 
 

@@ -139,6 +139,7 @@ class EllmConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        refuse_unread(self, ("rnd.channels", "noveld.channels"), "ELLM, whose novelty is that of one vector,")
         if self.suggester == "none":
             refuse_unread(self, ("threshold", "once", "intrinsic", "gate"), "--suggester none")
         if self.suggester == "fixed" and not self.fixed:

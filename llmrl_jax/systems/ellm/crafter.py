@@ -113,8 +113,13 @@ def task_steps(task: Task, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def goal_spec(env: Environment) -> OpenGoalSpec:
-    """The specification for `CrafterText-v1`."""
+    """The specification for `CrafterText-v1`. **Raises:** `ValueError` for actions that are no goals."""
     names = tuple(env.action_names)
+    if "chop tree" not in names:
+        raise ValueError(
+            f"{env.id} has {len(names)} actions, which are not named by what they act on, so that no goal is one of "
+            "them: take ?actions=27 or 139"
+        )
     return OpenGoalSpec(
         captions=names,
         valid=np.asarray(valid(action_set(len(names)))),

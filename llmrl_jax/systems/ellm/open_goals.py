@@ -327,7 +327,8 @@ def presented(goals: Goals, ids: Int[Array, " K"], threshold: float | jax.Array)
 
 
 class UnansweredKeys:
-    """Collects the keys of states that were not asked about, a `llmrl_jax.rl.bonus.Bonus` that leaves rewards unchanged.
+    """Collects the keys of states that were not asked about, a `llmrl_jax.rl.bonus.Bonus` that leaves rewards as they
+    are.
 
     A bonus sees every step that is played, and its state is in the learner's. Of a step it collects the state that the
     agent acts in, also the first of an episode, not the state that it reaches: one that ends an episode needs no goals.

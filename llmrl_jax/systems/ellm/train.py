@@ -24,7 +24,7 @@ from llmrl_jax.rl.seeds import check_exchange
 from llmrl_jax.run.folder import begin, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.ellm import offline
-from llmrl_jax.systems.ellm.build import Ellm, build, load_run
+from llmrl_jax.systems.ellm.build import Ellm, build, load_run, make_env
 from llmrl_jax.systems.ellm.closed_goals import (
     ClosedGoalSpec,
     PairAnswers,
@@ -44,7 +44,7 @@ from llmrl_jax.systems.ellm.config import (
     Tune,
 )
 from llmrl_jax.systems.ellm.eval import EpisodeStats, make_goal_evaluator, play_random, report, summarise, write_video
-from llmrl_jax.systems.ellm.goals import GoalSpec
+from llmrl_jax.systems.ellm.goals import GoalSpec, goal_spec_for
 from llmrl_jax.systems.ellm.open_goals import COUNTS
 from llmrl_jax.systems.ellm.scripted import ScriptedJudge, ScriptedSuggester
 from llmrl_jax.workflows import experiment as experiments
@@ -217,6 +217,8 @@ def _report(config: Any, built: Ellm, results: dict[str, Any], episodes: int) ->
 
 def _after(config: Any) -> tuple[Any, Ellm, Any]:
     """The settings of a run that uses a pretrained agent, the agent, and its state."""
+    settled = _settled(config)
+    on_task(settled, goal_spec_for(make_env(settled.ellm)))  # a wrong task is found before a checkpoint is read
     _, before, state, _ = load_run(Path(config.from_run), config.checkpoint)
     if before.config.learner != "dqn":
         raise ValueError(

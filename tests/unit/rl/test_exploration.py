@@ -94,6 +94,8 @@ def test_epsilon_waits_for_the_first_reward():
         first = first.after(jnp.array([reward]), jnp.int32(update + 1))
     # the sum passes 1 in update 2, so update 3 is the first that counts
     np.testing.assert_allclose(seen, [(1, NOT_YET), (1, NOT_YET), (1, NOT_YET), (1, 3), (0.6, 3)], atol=1e-6)
+    costs = jnp.array([1.0, -0.25, -5.0])  # of Housekeep's actions
+    assert int(FirstReward.start().after(costs, jnp.int32(4)).update) == 4
     states, metrics = updated(replace(TINY, epsilon_after_reward=True), updates=3)
     assert int(states[1].first_reward.update) == 1  # random play names some symbols
     assert float(metrics["epsilon"]) == pytest.approx(1 - 0.95 * 1 / 2)

@@ -48,11 +48,21 @@ def test_an_agent_that_sees_pictures_meets_states(monkeypatch, tmp_path):
 
     monkeypatch.setattr(accuracy, "visit", visit)
     for env in ("CrafterText-v1", "CrafterText-v1?pixels=36"):
-        ellm = replace(PIXELS, env=env, encoder="hashed")
+        usual = AccuracyRun().ellm
+        ellm = replace(usual, observe=PIXELS.observe, network=PIXELS.network, env=env, encoder="hashed")
         visited_states(AnswersRun(ellm=ellm, file=tmp_path / "answers.jsonl", half="both"), 0)
     seen = [dict(world.observation_space(world.default_params).spaces) for world in worlds]
     assert [parts["image"].shape for parts in seen] == [(84, 84, 4), (36, 36, 4)]
     assert all({"key", "known"} <= set(parts) for parts in seen)
+
+
+def test_settings_of_training_are_refused(tmp_path):
+    for changes in ({"extrinsic": 1.0}, {"threshold": 0.5}, {"gate": "none"}):
+        with pytest.raises(ValueError, match=f"{next(iter(changes))}.*random play"):
+            visited_states(AnswersRun(ellm=replace(AccuracyRun().ellm, **changes), file=tmp_path / "a.jsonl"), 0)
+    chat = replace(AccuracyRun().ellm, env="Housekeep-Task1-v0", threshold=0.5)
+    with pytest.raises(ValueError, match=r"threshold is 0\.5.*Housekeep-Task1"):
+        accuracy.accuracy(AccuracyRun(ellm=chat))
 
 
 def test_a_run_that_is_named_has_its_own_settings():

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax import make
 from envs_jax.crafter import constants as c
 from envs_jax.crafter.actions import action_set
 from envs_jax.crafter.tasks import TASKS
 from envs_jax.crafter.text import ellm as text
 from llmrl_jax.systems.ellm import prompts
 from llmrl_jax.systems.ellm.crafter import ORACLE, SYNONYMS, feasible, task_steps
-from llmrl_jax.systems.ellm.goals import CATEGORIES
+from llmrl_jax.systems.ellm.goals import CATEGORIES, goal_spec_for
 
 
 NAMES = action_set(139).names
@@ -79,9 +80,14 @@ def test_what_stands_on_a_cell_hides_it(goals):
     assert goals(obs) == {"chop tree", "attack zombie"} and goals({**obs, "view": hidden}) == {"attack zombie"}
 
 
+@pytest.mark.parametrize("count", [17, 20])
+def test_actions_without_names_of_things_are_refused(count):
+    with pytest.raises(ValueError, match=f"{count} actions.*27"):
+        goal_spec_for(make(f"CrafterText-v1?actions={count}")[0])
+    assert "chop tree" in goal_spec_for(make("CrafterText-v1?actions=27")[0]).single_goals
+
+
 def test_the_scripted_adviser_answers_as_the_oracle_except_for_counts(goals):
-    from envs_jax import make
-    from llmrl_jax.systems.ellm.goals import goal_spec_for
     from llmrl_jax.systems.ellm.scripted import ScriptedSuggester
 
     spec = goal_spec_for(make("CrafterText-v1")[0])

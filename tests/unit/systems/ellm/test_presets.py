@@ -76,6 +76,13 @@ def pictures_of(env_id, observe="pixels"):
     return tuple(parts["image"].shape) if "image" in parts else ()
 
 
+@pytest.mark.parametrize("bonus", ["rnd", "noveld"])
+def test_novelty_is_that_of_a_vector(bonus):
+    config = replace(PRESETS["embedded"], bonus=bonus)
+    with pytest.raises(ValueError, match=f"{bonus}.channels"):
+        replace(config, **{bonus: replace(getattr(config, bonus), channels=(8,))})
+
+
 def test_the_worlds_pictures_follow_from_what_the_agent_observes():
     assert pictures_of("CrafterText-v1", "symbols+text") == ()
     assert pictures_of("CrafterText-v1") == pictures_of("CrafterText-v1?actions=27", "pixels+text") == (84, 84, 4)

@@ -30,6 +30,8 @@ def after(monkeypatch):
     def use(given, before=CHAT, task="table", spec=None, kind=ExploreRun, **options):
         loaded = draft(Ellm, {"config": before, "env": SimpleNamespace(spec=spec or SPEC)})
         monkeypatch.setattr(train, "load_run", lambda *_: (None, loaded, "state", 0))
+        monkeypatch.setattr(train, "make_env", lambda _: loaded.env)
+        monkeypatch.setattr(train, "goal_spec_for", lambda env: env.spec)
         return train._after(kind(from_run="runs/a", task=task, ellm=given, **options))[0]
 
     return use
@@ -71,6 +73,13 @@ def test_finetuned_weights_keep_their_encoder(after, monkeypatch):
     for given, before in ((auto, CHAT), (CHAT, auto), (auto, auto)):
         assert after(given, before, kind=FinetuneRun).ellm.encoder == "hashed"
     assert after(other).ellm.encoder == "minilm"
+
+
+def test_a_wrong_task_is_found_before_the_agent_is_loaded(monkeypatch):
+    monkeypatch.setattr(train, "load_run", lambda *_: pytest.fail("the agent was loaded"))
+    monkeypatch.setattr(train, "make_env", lambda _: Yard())
+    with pytest.raises(ValueError, match="task is 'tabel'.*table"):
+        train._after(ExploreRun(from_run="runs/a", task="tabel", ellm=CHAT))
 
 
 def test_subgoals_need_several_steps(after):
