@@ -8,14 +8,15 @@ give those that are not offered probability 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
 from envs_jax import spaces
-from envs_jax.env import Wrapper
+from envs_jax.env import Environment, Wrapper
 
 
 MASK = "action_mask"
@@ -56,3 +57,51 @@ class OtherActions(Wrapper):
         if not (isinstance(space, spaces.Dict) and MASK in space.spaces):
             return space
         return spaces.Dict({**space.spaces, MASK: mask_space(self.action_space(params).n)})  # type: ignore[attr-defined]
+
+
+def check_done(env: Environment, actions: Sequence[str]) -> None:
+    """Check that the missions of an environment can be accomplished with some of its actions: the option `done_actions`
+    makes "done" one of those that are needed. **Raises:** `ValueError` if it is missing."""
+    if getattr(env.unwrapped, "done_actions", False) and "done" not in actions:
+        raise ValueError(
+            f"{env.id} is won by saying done, but num_actions is {len(actions)}, without it: take "
+            f"{env.action_names.index('done') + 1}, or leave done_actions out of the environment"
+        )
+
+
+class ChosenActions(OtherActions):
+    """An environment with its first `n` actions, and further ones without effect.
+
+    Each of these is BabyAI's "done", as in GLAM's published code. Environments that read it (`done_actions`) are
+    refused. If the environment masks useless actions, the further ones are always masked.
+    """
+
+    def __init__(self, env: Environment, n: int, extra: tuple[str, ...] = ()):
+        """**Raises:** `ValueError` for an `n` that the environment does not have; with further actions, for an `n` that
+        includes "done", a name that is already an action's, or an environment that reads "done"."""
+        super().__init__(env)
+        names = env.action_names
+        self.idle = names.index("done") if extra else len(names)
+        if not 1 <= n <= self.idle:
+            available = (
+                f"{self.idle} actions that do something" if extra else f"{len(names)} actions: {', '.join(names)}"
+            )
+            raise ValueError(f"num_actions is {n}, but {env.id} has {available}")
+        if len({*names, *extra}) < len(names) + len(extra):
+            raise ValueError(f"two of the actions {', '.join((*names, *extra))} have the same name")
+        check_done(env, (*names[:n], *extra))
+        self.n, self.extra = n, extra
+
+    def step(self, key, state, action, params):
+        action = jnp.where(action < self.n, action, self.idle) if self.extra else action
+        return super().step(key, state, action, params)
+
+    def offered(self, mask):
+        return jnp.concatenate([mask[: self.n], jnp.zeros(len(self.extra), bool)])
+
+    def action_space(self, params):
+        return spaces.Discrete(self.n + len(self.extra))
+
+    @property
+    def action_names(self):
+        return (*self.env.action_names[: self.n], *self.extra)

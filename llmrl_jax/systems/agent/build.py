@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from envs_jax import spaces
-from envs_jax.actions import OtherActions
+from envs_jax.actions import ChosenActions
 from envs_jax.bridges.host import HostEnvironment, HostWorld
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
@@ -46,27 +45,6 @@ class WritingAgent:
     mesh: jax.sharding.Mesh | None
 
 
-class FirstActions(OtherActions):
-    """An environment with its first `n` actions."""
-
-    def __init__(self, env: Environment, n: int):
-        """**Raises:** `ValueError` for more actions than the environment has."""
-        super().__init__(env)
-        if n > len(env.action_names):
-            raise ValueError(f"num_actions is {n}, but {env.id} has {len(env.action_names)}: {env.action_names}")
-        self.n = n
-
-    def offered(self, mask):
-        return mask[: self.n]
-
-    def action_space(self, params):
-        return spaces.Discrete(self.n)
-
-    @property
-    def action_names(self):
-        return self.env.action_names[: self.n]
-
-
 def make_world(config: AgentConfig) -> tuple[Environment, Any]:
     """The wrapped environment of a configuration, and its parameters.
 
@@ -85,7 +63,7 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
             there = f"has {', '.join(tasks)}" if tasks else "has no tasks: leave it empty"
             raise ValueError(f"task is {config.task!r}, but {config.env} {there}")
         params = params.replace(task_weights=np.array([name == config.task for name in tasks], np.float32))
-    return EpisodeStatistics(FirstActions(env, config.num_actions) if config.num_actions else env), params
+    return EpisodeStatistics(ChosenActions(env, config.num_actions) if config.num_actions else env), params
 
 
 def load_world(name: str) -> HostWorld | None:

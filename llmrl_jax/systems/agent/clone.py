@@ -29,8 +29,8 @@ from llmrl_jax.workflows.experiment import Experiment
 from llmrl_jax.workflows.tuning import write_tuned
 
 
-NOUN = re.compile(r"(?:a|the) (\w+ (?:ball|box|key|door))")
-"""The objects of a mission."""
+NOUN = re.compile(r"(?:a|the) ((?:\w+ )?(?:ball|box|key|door))\b")
+"""The objects of a mission, of which some have no colour."""
 
 
 DIRECTIONS = ("left", "right", "forward")
@@ -46,9 +46,12 @@ def thought_of(text: Mapping[str, str], plan: str = "") -> str:
     The name comes first since it can be copied from the mission; what follows it is then a look-up of one step, which
     a small model learns much sooner than whether the object is in view.
 
+    Of a mission with two tasks it is about the object of the first, also when that is done, since no text says so.
+
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`); `plan`, the name of the
     action that the expert holds best; empty: the thought has none."""
-    goals = NOUN.findall(text["mission"])
+    later, _, first = text["mission"].partition(" after you ")  # of two tasks, the one to be done first
+    goals = NOUN.findall(f"{first} {later}")
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
     thought = [*goals[:1], NOWHERE]
     for goal, phrase in ((goal, phrase) for goal in goals for phrase in phrases if goal in phrase):
@@ -173,8 +176,8 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
 
 
 def check(config: CloneRun) -> None:
-    """**Raises** `ValueError` for adapters, which imitation does not train, and `TypeError` for an environment that is
-    none of BabyAI's, for which there is no expert."""
+    """**Raises** `ValueError` for adapters, which imitation does not train, and for missions that are not English;
+    `TypeError` for an environment that is none of BabyAI's, for which there is no expert."""
     if config.agent.tune != "full":
         raise ValueError(f"tune is {config.agent.tune}, but imitation trains all weights: take --tune full")
     env, _ = envs_jax.make(config.agent.env)
@@ -182,6 +185,10 @@ def check(config: CloneRun) -> None:
         raise TypeError(
             f"env is {config.agent.env}, for which there is no expert to imitate: take one of BabyAI-Text/ (llmrl envs "
             "list BabyAI-Text), or train without imitation: llmrl agent train --decoding constrained"
+        )
+    if config.clone.thoughts and env.unwrapped.language != "english":
+        raise ValueError(
+            f"env is {config.agent.env}, but the expert's thoughts are made of English texts: take --no-thoughts"
         )
 
 

@@ -47,10 +47,21 @@ BABYAI_VERBS = (
 )
 """The published wording (`get_caption`)."""
 
-BABYAI = """\
+BABYAI_ROOM = """\
 The world is a grid: one square room surrounded by walls, between 18 and 28 cells wide on the inside. Keys, balls and
 boxes of six colors (red, green, blue, purple, yellow, grey) lie in it at random, between seven and about thirty. They
-do not move by themselves, and nothing hides what is behind them. An agent stands in one cell and looks in one of four
+do not move by themselves, and nothing hides what is behind them."""
+"""Of the levels S20 to S30, BK-RL's."""
+
+OTHER_ROOMS = """\
+The world is a grid: {rooms} surrounded by walls, {size} cells wide on the inside. Keys, balls and boxes of six colors
+(red, green, blue, purple, yellow, grey) lie there at random, and do not move by themselves.{doors}"""
+DOORS = """ Doors of these
+colors lead from room to room, and may be open, closed or locked. Walls and doors that are not open hide what is behind
+them. To toggle opens or closes a door, a locked one if the agent carries a key of its color."""
+
+BABYAI = """\
+ An agent stands in one cell and looks in one of four
 directions. In every episode the agent is asked to do something with objects of one or two kinds; the other objects are
 distractors. You do not know which objects these are, and the request is not part of what the agent observes.
 
@@ -109,7 +120,7 @@ def world_of(env: Environment) -> World:
     """
     world = env.unwrapped
     if isinstance(world, BabyAI):
-        description = World("babyai", BABYAI_VERBS, BABYAI, BABYAI_ARRAYS)
+        description = World("babyai", BABYAI_VERBS, rooms_of(world.level.rooms) + BABYAI, BABYAI_ARRAYS)
     elif isinstance(world, Crafter):
         description = World(
             "crafter", tuple(name.replace("_", " ") for name in env.action_names), CRAFTER, _crafter(env)
@@ -119,6 +130,15 @@ def world_of(env: Environment) -> World:
     if TEXT not in env.captions:
         raise ValueError(f"the observations of {env.id} have no text: choose a --env of BabyAI-Text or of Crafter-Text")
     return description
+
+
+def rooms_of(rooms: Any) -> str:
+    """The rooms of a level of BabyAI (`envs_jax.babyai.levels.layout.Rooms`) in words."""
+    size, several = rooms.size - 2, rooms.rows * rooms.columns > 1
+    if not several and 18 <= size <= 28:
+        return BABYAI_ROOM
+    shape = f"{rooms.rows} x {rooms.columns} square rooms" if several else "one square room"
+    return OTHER_ROOMS.format(rooms=shape, size=size, doors=DOORS if several else "")
 
 
 def program_parts(world: World, env: Environment) -> tuple[str, ...]:

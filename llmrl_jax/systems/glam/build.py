@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
-from envs_jax.actions import MASK, OtherActions
+from envs_jax.actions import MASK, ChosenActions
 from envs_jax.env import Environment
 from envs_jax.history import PromptHistory
 from envs_jax.text import CompiledPrompt, Tokenizer
@@ -79,59 +79,17 @@ EXTRA_ACTIONS = ("sleep", "do nothing", "think")
 """Actions without effect, which extend the canonical six to the augmented set of nine."""
 
 
-def check_done(env: Environment, actions: Sequence[str]) -> None:
-    """Check that the missions of an environment can be accomplished with some of its actions: the option `done_actions`
-    makes "done" one of those that are needed. **Raises:** `ValueError` if it is missing."""
-    if getattr(env.unwrapped, "done_actions", False) and "done" not in actions:
-        raise ValueError(
-            f"{env.id} is won by saying done, but num_actions is {len(actions)}, without it: take "
-            f"{env.action_names.index('done') + 1}, or leave done_actions out of the environment"
-        )
-
-
-class ChosenActions(OtherActions):
-    """A BabyAI environment with its first `n` actions, as GLAM's restricted action sets, and further ones without
-    effect.
-
-    Each of these is the environment's "done", as in the published code. Environments that
-    read it (`done_actions`) are refused. If the environment masks useless actions, the further ones are always masked.
-    """
-
-    def __init__(self, env: Environment, n: int, extra: tuple[str, ...] = ()):
-        """**Raises:** `ValueError` for an `n` that the environment does not have; with further actions, for an `n` that
-        includes "done", a name that is already an action's, or an environment that reads "done"."""
-        super().__init__(env)
-        names = env.action_names
-        self.idle = names.index("done") if extra else len(names)
-        if not 1 <= n <= self.idle:
-            available = (
-                f"{self.idle} actions that do something" if extra else f"{len(names)} actions: {', '.join(names)}"
-            )
-            adds = "" if extra else f"; 9 adds {', '.join(EXTRA_ACTIONS)} to the first six"
-            raise ValueError(f"num_actions is {n}, but {env.id} has {available}{adds}")
-        if len({*names, *extra}) < len(names) + len(extra):
-            raise ValueError(f"two of the actions {', '.join((*names, *extra))} have the same name")
-        check_done(env, (*names[:n], *extra))
-        self.n, self.extra = n, extra
-
-    def step(self, key, state, action, params):
-        action = jnp.where(action < self.n, action, self.idle) if self.extra else action
-        return super().step(key, state, action, params)
-
-    def offered(self, mask):
-        return jnp.concatenate([mask[: self.n], jnp.zeros(len(self.extra), bool)])
-
-    def action_space(self, params):
-        return envs_jax.spaces.Discrete(self.n + len(self.extra))
-
-    @property
-    def action_names(self):
-        return (*self.env.action_names[: self.n], *self.extra)
-
-
 def with_actions(env: Environment, n: int) -> Environment:
     """An environment with `n` actions: its first `n`, or, for the paper's nine, six and three without effect."""
-    return ChosenActions(env, 6, EXTRA_ACTIONS) if n == 6 + len(EXTRA_ACTIONS) else ChosenActions(env, n)
+    names = env.action_names
+    if n == 6 + len(EXTRA_ACTIONS):
+        return ChosenActions(env, 6, EXTRA_ACTIONS)
+    if n > len(names):
+        raise ValueError(
+            f"num_actions is {n}, but {env.id} has {len(names)} actions: {', '.join(names)}; 9 adds "
+            f"{', '.join(EXTRA_ACTIONS)} to the first six"
+        )
+    return ChosenActions(env, n)
 
 
 def make_world(config: GlamConfig) -> tuple[Environment, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import envs_jax
+from envs_jax.actions import ChosenActions
 from envs_jax.env import Environment
 from envs_jax.text import PromptError
 from envs_jax.wrappers import EpisodeStatistics
@@ -23,7 +24,6 @@ from llmrl_jax.core.checks import nearest
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.systems.glam.build import (
     EXTRA_ACTIONS,
-    ChosenActions,
     Glam,
     candidates_of,
     longest_answer,

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from llmrl_jax.data.columns import from_columns, parse_names
-from llmrl_jax.data.reading import read_data
+from llmrl_jax.data.reading import read_data, read_hdf5
 from llmrl_jax.data.transitions import DataError, to_trajectories
 
 
@@ -79,6 +79,16 @@ def test_next_observations_are_those_of_the_episode(tmp_path, name):
     np.testing.assert_allclose(data.reward, [0, 0.1, 0.2, 0.3, 0.4])
     assert flags(data) == [[2], [4]] and data.obs.dtype == data.reward.dtype == np.float32
     assert to_trajectories(data).length.tolist() == [3, 2]
+
+
+def test_arrays_that_are_no_columns_are_left_out(tmp_path):
+    data = read_data(write(tmp_path / "data.npz", flat(gamma=np.float32(0.99), lengths=np.array([4, 3]))))
+    assert len(data) == 5 and flags(data) == [[2], [4]]
+
+
+def test_rewards_may_be_halves(tmp_path):
+    data = read_data(write(tmp_path / "data.npz", flat(rewards=np.arange(N, dtype=np.float16))))
+    assert data.reward.dtype == np.float32 and data.reward.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -205,6 +215,9 @@ def test_robomimic(tmp_path):
     assert flags(data) == [[2], [4]]
     with pytest.raises(DataError, match=r"demo_0.*actions, states; obs.*dataset_states_to_obs\.py"):
         read_data(hdf5(tmp_path / "a.hdf5", {"data/demo_0/actions": AFTER, "data/demo_0/states": AFTER}))
+    no_actions = {name: x for name, x in demo(0, after=True).items() if "actions" not in name}
+    with pytest.raises(DataError, match="demo_0.*actions.*needed"):
+        read_hdf5(str(hdf5(tmp_path / "a.hdf5", no_actions)))
     with pytest.raises(DataError, match="demo_1: next_obs.eef"):
         read_data(hdf5(tmp_path / "a.hdf5", demo(0, after=False) | demo(1, after=True)))
 

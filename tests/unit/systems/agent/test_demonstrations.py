@@ -65,7 +65,11 @@ OBSERVATION = "You see a wall, You see a grey key 3 steps right, You see a red b
         ("go to the red key", "red key nowhere"),
         ("put the red box next to the grey key", "grey key right"),
         ("put the red box next to the blue key", "red box nowhere"),
-        ("open the door", "nowhere"),
+        ("open the door", "door nowhere"),
+        ("pick up a box", "box nowhere"),
+        ("pick up the key", "key right"),
+        ("go to the red ball after you pick up the grey key", "grey key right"),
+        ("go to the red ball, then pick up the grey key", "red ball left forward"),
     ],
 )
 def test_a_thought_names_the_goal_and_its_directions(mission, thought):
@@ -109,3 +113,11 @@ def test_a_clone_ends_as_its_base_and_has_its_template(tmp_path):
     write_model(taught, state, clone.parent)
     assert lm.end_tokens(clone, taught.tokenizer) == lm.end_tokens(base, taught.tokenizer) == tuple(ends)
     assert ChatTemplate.load(clone).source == ChatTemplate.load(base).source
+
+
+def test_a_phrase_of_a_mission_without_a_colour_is_found():
+    text = {
+        "mission": "open the door",
+        "text": "You see a wall 1 step forward, You see a locked green door 1 step right",
+    }
+    assert thought_of(text, "turn right") == "door right so turn right"

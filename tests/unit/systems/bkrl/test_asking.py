@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import envs_jax
 from llmrl_jax.chat import ChatReply, ChatRequest, Choice, Message, Usage
 from llmrl_jax.core.config import from_json, to_json
 from llmrl_jax.data.transitions import DataError
@@ -373,3 +374,17 @@ def test_the_share_of_validation_is_exact(data, tmp_path, pairs, share, count):
 def test_a_threshold_that_no_cosine_exceeds_is_refused():
     with pytest.raises(ValueError, match=r"threshold.*1\.0.*0\.99"):
         GoalsRun(WindowConfig(window=4), threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("BabyAI-Text-GoToLocal-RedBall-S20", ("one square room", "between 18 and 28 cells")),
+        ("BabyAI-Text/GoToObjS4-v0", ("one square room", "2 cells")),
+        ("BabyAI-Text/MixedTrainLocal-v0", ("1 x 2 square rooms", "6 cells", "locked")),
+    ],
+)
+def test_the_rules_are_those_of_the_level(level, words):
+    rules = prompts.world_of(envs_jax.make(level)[0]).rules
+    assert all(word in rules for word in words)
+    assert ("oors" in rules) == ("rooms" in rules)

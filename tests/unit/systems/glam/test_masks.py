@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.actions import mask_of
+from envs_jax.actions import ChosenActions, mask_of
 from envs_jax.babyai.actions import useful_actions
 from envs_jax.babyai.constants import BALL, BOX, CLOSED, DOOR, EMPTY, KEY, LOCKED, OPEN
 from envs_jax.history import PromptHistory
 from llmrl_jax.agents.language import action_logits
 from llmrl_jax.rl.rollout import collect, start
-from llmrl_jax.systems.glam.build import ChosenActions, build
+from llmrl_jax.systems.glam.build import build
 from llmrl_jax.systems.glam.posttest import parse_test, prepare, world_of
 from llmrl_jax.systems.glam.prompts import glam_prompt
 from tests.glam import TINY, observations, program, weights

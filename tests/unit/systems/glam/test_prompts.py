@@ -12,11 +12,12 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 import envs_jax
+from envs_jax.actions import ChosenActions
 from envs_jax.babyai.text import french
 from envs_jax.history import PromptHistory
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
-from llmrl_jax.systems.glam.build import EXTRA_ACTIONS, ChosenActions, with_actions
+from llmrl_jax.systems.glam.build import EXTRA_ACTIONS, with_actions
 from llmrl_jax.systems.glam.posttest import VARIANT_TESTS, NotTestable, PostTest, parse_test, prepare
 from llmrl_jax.systems.glam.prompts import (
     ENGLISH,
