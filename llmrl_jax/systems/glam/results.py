@@ -6,6 +6,7 @@ Carta et al. (2302.02662); files are those of `post-training_tests.py`.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import math
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from llmrl_jax import lm
 from llmrl_jax.agents.agent import untrained
 from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
@@ -182,10 +184,22 @@ def _zero_shot(config: GlamConfig, output: Path, x: PostTestConfig) -> tuple[Tes
     params, frozen = untrained(player, jax.random.key(x.seed))
     cloned = _clone_of(Path(config.model))
     name = cloned or f"{_folder_name(config.model)}_zero_shot"
-    facts = {"model": config.model, **{name: getattr(config, name) for name in READ_ZERO_SHOT}, **_test_options(x)}
+    facts = {"model": config.model, "weights": _digest(config.model)}
+    facts |= {**{name: getattr(config, name) for name in READ_ZERO_SHOT}, **_test_options(x)}
     settings = {"cloned" if cloned else "zero_shot": config.model}
     agent = Tested(name, CLONED if cloned else ZERO_SHOT, output / name, facts, settings, config.env)
     return agent, lambda tests: run_tests(player, params, frozen, tests, _key(x), x.episodes)
+
+
+def _digest(model: str) -> str:
+    """Eight hexadecimal digits of the weights of a model, whose folder may be written anew; empty for `embedded`."""
+    if model == EMBEDDED:
+        return ""
+    path, whole = lm.locate(model), hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()[:8]
 
 
 def _folder_name(model: str) -> str:

@@ -68,7 +68,7 @@ def make_optimizer(
             policy,
             iterations=settings.iterations,
             optimum=settings.optimum,
-            step_size=config.step_size or task.step or 1.0,
+            step_size=config.step_size or task.step_in(policy),
             environment=description(hints=config.hints, hide=config.hide) if plus else "",
             explain=config.explain,
             proposals=config.proposals,

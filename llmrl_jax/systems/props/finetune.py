@@ -129,7 +129,7 @@ def _make_setting(config: FinetuneConfig, task: Task, key: jax.Array) -> Setting
         policy,
         iterations=config.iterations,
         optimum=task_settings.optimum if config.optimum == "true" else None,
-        step_size=task.step or 1.0,
+        step_size=task.step_in(policy),
         environment=describe(env, env_params, policy) if config.method == "props+" else "",
         explain=config.explain and not paper,  # the system message requests it
     )

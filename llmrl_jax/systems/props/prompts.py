@@ -222,6 +222,12 @@ def digits(value: Any) -> str:
     return np.format_float_positional(float(value), trim="-")
 
 
+def _stated(bound: float, decimals: int) -> str:
+    """A bound with the decimals of parameters, or with all of its digits if it has more: replies are held to it."""
+    text = f"{bound:.{decimals}f}"
+    return text if float(text) == bound else digits(bound)
+
+
 def missing(reason: str) -> Any:
     """An unfilled slot: a template that uses it fails with `reason`."""
     from jinja2 import StrictUndefined
@@ -380,8 +386,8 @@ class ProposalPrompt(Checked):
             "env_description": self.env_desc_file or missing(NO_DESCRIPTION),
             "span": span(policy.num_params),
             "kind": "a number" if decimals else "an integer",
-            "low": f"{policy.low:.{decimals}f}",
-            "high": f"{policy.high:.{decimals}f}",
+            "low": _stated(policy.low, decimals),
+            "high": _stated(policy.high, decimals),
             "decimals": decimals,
             "form": answer_form(policy.num_params),
             "proposals": self.proposals,

@@ -43,7 +43,7 @@ class Task:
     props: TaskSettings
     plus: TaskSettings
     step: float | None = 1.0
-    """Exploration step size suggested in the prompt; None for a table."""
+    """Exploration step size suggested in the prompt, of parameters between -6 and 6; None for a table."""
     max_steps: int | None = None
     """Maximum episode length; None: the environment's own limit."""
     bound: float | None = None
@@ -64,6 +64,12 @@ class Task:
         if limit is not None:
             params = params.replace(max_steps=limit)
         return env, params, make_policy(env, params, **policy)
+
+    def step_in(self, policy: Policy) -> float:
+        """The exploration step size for a policy: `step`, and in another box than the published one the same part of
+        it, to two digits."""
+        share = 1.0 if policy.kind == "table" else (policy.high - policy.low) / (Policy.high - Policy.low)
+        return float(f"{(self.step or 1.0) * share:.2g}")
 
 
 def _results(**figures: tuple[float, float]) -> Mapping[str, tuple[float, float]]:

@@ -347,6 +347,15 @@ def test_the_command_takes_variants_in_place_of_the_published_tests_or_beside(mo
     assert asked == [list(VARIANT_TESTS), ["composition", "prose", *rest]]
 
 
+def test_results_of_a_model_are_those_of_its_weights(tmp_path):
+    assert results._digest("embedded") == ""
+    digests = []
+    for weights in (b"one", b"other", b"one"):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        digests.append(results._digest(str(tmp_path)))
+    assert digests[0] == digests[2] != digests[1]
+
+
 FLAGS = (
     "--preset demo --env BabyAI-Text/GoToObjS4-v0 --embedded.hidden-size 16 --embedded.layers 1 --embedded.heads 2"
     " --embedded.intermediate-size 16 --value-width 8 --ppo.num-envs 4 --ppo.num-steps 4 --ppo.minibatches 2"

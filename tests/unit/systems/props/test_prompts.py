@@ -14,7 +14,7 @@ from llmrl_jax.systems.props.config import PropsConfig
 from llmrl_jax.systems.props.describe import ALIASES, DESCRIPTIONS, EnvDescription, describe
 from llmrl_jax.systems.props.policies import Policy, make_policy
 from llmrl_jax.systems.props.prompts import Format, HistoryView, MeanPrompt, ProposalPrompt, Row, improved
-from llmrl_jax.systems.props.tasks import TASKS
+from llmrl_jax.systems.props.tasks import TASKS, get
 
 
 LINEAR = Policy("linear", 2, 1, False)
@@ -143,6 +143,21 @@ def test_a_fork_s_template_takes_our_slots(tmp_path):
 @pytest.mark.parametrize(("optimum", "told"), [(10000.0, "10000"), (1234567, "1234567"), (4223.517, "4223.517")])
 def test_the_optimum_in_prompt_keeps_its_digits(optimum, told):
     assert f"is about {told}.**" in ProposalPrompt(LINEAR, optimum=optimum).render("", 1)
+
+
+def test_bounds_that_replies_are_held_to_are_stated_whole():
+    box = Policy("linear", 1, 1, False, low=-0.5, high=0.55)
+    text = ProposalPrompt(box, 10).render("", 1)
+    assert "-0.5" in text and "0.55" in text and "0.6" not in text
+
+
+def test_the_step_size_is_a_part_of_the_box():
+    task = get("hopper")  # 0.1 of -6 to 6
+    steps = [
+        task.step_in(Policy("linear", 1, 1, False, low=low, high=high)) for low, high in ((-6, 6), (-3, 3), (0, 1))
+    ]
+    assert steps == [0.1, 0.05, 0.0083]
+    assert get("cartpole").step_in(Policy("q_table", 2, 2, True, low=0.0, high=1.0, init="box")) == 0.083
 
 
 def test_evollm_asks_for_an_improved_mean():
