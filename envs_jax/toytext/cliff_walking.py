@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs_jax.boards import RED, YELLOW, Color, disc, draw
-from envs_jax.toytext.tables import TabularEnvironment, neighbor, tabulate
+from envs_jax.toytext.tables import NO_LIMIT, TabularEnvironment, neighbor, tabulate
 
 
 SHAPE = (4, 12)
@@ -19,14 +19,16 @@ class CliffWalking(TabularEnvironment):
 
     Observation: the cell of a board of 4 by 12, row-major, an int32 scalar. Actions: up, right, down, left; if
     slippery, the chosen direction or one of the two perpendicular ones, each with probability 1/3. Reward: -1, and -100
-    for a fall, which moves the agent back to the start. Terminated at the goal; no time limit (ProPS sets 100).
+    for a fall, which moves the agent back to the start. Terminated at the goal; no time limit by default
+    (ProPS sets 100).
     """
 
     names = ("up", "right", "down", "left")
     reference = "CliffWalkingEnv"
 
-    def __init__(self, is_slippery: bool = False):
-        """**Arguments:** `is_slippery`, whether moves may slip to a perpendicular direction."""
+    def __init__(self, is_slippery: bool = False, max_steps: int = NO_LIMIT):
+        """**Arguments:** `is_slippery`, whether moves may slip to a perpendicular direction; `max_steps`, the default
+        time limit."""
         turns = (-1, 0, 1) if is_slippery else (0,)
 
         def outcomes(cell, action):
@@ -37,7 +39,7 @@ class CliffWalking(TabularEnvironment):
                 branches.append((1 / len(turns), START if fall else next_cell, -100 if fall else -1, next_cell == GOAL))
             return branches
 
-        super().__init__(tabulate(SHAPE[0] * SHAPE[1], 4, outcomes), [START])
+        super().__init__(tabulate(SHAPE[0] * SHAPE[1], 4, outcomes), [START], max_steps)
 
     def render(self, state):
         """The board from above, the agent a red disc: uint8 `[128, 384, 3]`."""

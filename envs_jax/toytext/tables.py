@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,16 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
     def initial(self) -> np.ndarray:
         """The distribution of first states: float64 `[S]`."""
         return np.bincount(self.starts, minlength=len(self.table.prob)) / len(self.starts)
+
+    @functools.cached_property
+    def ends(self) -> bool:
+        """Whether every episode ends without a time limit, since no sequence of actions leads back to a state."""
+        table = self.table
+        last = table.terminated | (np.arange(table.prob.shape[-1]) >= table.count[..., None])
+        ends = np.zeros(len(table.prob), bool)
+        while (more := np.all(last | ends[table.successor], axis=(1, 2))).sum() > ends.sum():
+            ends = more
+        return bool(ends[self.starts].all())
 
     @property
     def default_params(self):

@@ -79,9 +79,9 @@ def ascii_text(picture: np.ndarray, columns: int = 64) -> str:
 
 
 def keys_of(names: tuple[str, ...], world_keys: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Keys of the actions: the digit of an action below ten, and its letter in `world_keys`, else the first unused
-    letter of its name."""
-    keys = {str(i): i for i in range(min(10, len(names)))} | dict(world_keys or {})
+    """Keys of the actions: the digit of an action below ten, unless it is an action's name, and its letter in
+    `world_keys`, else the first unused letter of its name."""
+    keys = {str(i): i for i in range(min(10, len(names))) if str(i) not in names} | dict(world_keys or {})
     used = {"q", "r", "?", *keys}
     for i, name in enumerate(names):
         if i in (world_keys or {}).values():
@@ -199,10 +199,11 @@ class Game:
         self._say("\n".join(f"  {hint}" for hint in self._hints()))
 
     def action(self, text: str) -> int:
-        """The action that a line names, by key, name or number. **Raises:** `ValueError`, naming the nearest."""
+        """The action that a line names: by its name, by a key, which may be a digit, or by its number.
+        **Raises:** `ValueError`, naming the nearest."""
         lower = {name.lower(): i for i, name in enumerate(self.names)}
         numbers = {str(i): i for i in range(len(self.names))}
-        index = self.keys.get(text, lower.get(text.lower(), self.arrows.get(text, numbers.get(text))))
+        index = lower.get(text.lower(), self.keys.get(text, self.arrows.get(text, numbers.get(text))))
         if index is None:
             raise ValueError(f"no action {text!r}{nearest(text, list(self.names))} (? lists them)")
         return index

@@ -290,7 +290,8 @@ class _Run:
         frozen = state.frozen
         trained, rows = chunk(state.replace(frozen=()), frozen, np.int32(n))
         rows = {name: row[:n] for name, row in jax.device_get(rows).items()}
-        spent = time.monotonic() - started
+        shared = None if self.member is None else self.member.spent  # without waiting for the others' evaluations
+        spent = time.monotonic() - started if shared is None else shared
         self.seconds += spent
         self.speed = n * self.learner.steps_per_update / max(spent, 1e-9)
         self.update += n

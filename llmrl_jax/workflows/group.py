@@ -50,6 +50,11 @@ class Member:
         """The signal by which the run has to stop; the same for all runs of the program."""
         return self.group.request.name if self.alone else self.group.stop
 
+    @property
+    def spent(self) -> float | None:
+        """Seconds of the last chunk, without waiting and compiling; None for a run by itself."""
+        return None if self.alone else self.group.spent
+
     def compile_chunk(self, learner: Learner, state: Any, capacity: int) -> tuple[Any, float]:
         """`llmrl_jax.run.chunk.compile_chunk` for all runs of the group."""
         seconds = self.group.meet(self.number, (learner, state, capacity), self.group.compile)
@@ -68,6 +73,7 @@ class _Group:
         self.inputs: dict[int, Any] = {}
         self.outputs: dict[int, Any] = {}
         self.work: Callable[[dict[int, Any]], dict[int, Any]] = dict
+        self.spent = 0.0
 
     def enter(self, number: int, run: Callable[[], int]) -> None:
         """Make a run, in its thread."""
@@ -132,8 +138,10 @@ class _Group:
         if len(lengths) > 1:
             raise ValueError(f"chunks have {sorted(lengths)} updates: runs of one program need equal run.*_every")
         merged = self.stacked(*(state for state, _, _ in inputs.values()))
+        started = time.monotonic()
         merged, rows = self.chunk(merged, self.frozen, np.int32(lengths.pop()))
         lines = by_run(jax.device_get(rows))
+        self.spent = time.monotonic() - started
         return {i: (tree, lines[str(k)]) for k, (i, tree) in enumerate(zip(inputs, self.split(merged)))}
 
 

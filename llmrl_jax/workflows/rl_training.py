@@ -6,13 +6,15 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import jax
 import numpy as np
 import tyro
 
 import envs_jax
+from envs_jax.env import Environment
+from envs_jax.toytext.tables import NO_LIMIT, TabularEnvironment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
 from llmrl_jax.core.checks import Checked, PositiveInt, Steps
@@ -142,8 +144,22 @@ def make(config: RLRun) -> Experiment:
     return several_seeds(evaluated(Experiment(config, learner, policy, env, env_params, **labels)), config.mesh)
 
 
+def check_ends(env: Environment, env_params: Any) -> None:
+    """**Raises** `ValueError` for an environment in which a policy that walks to and fro would be evaluated without
+    end."""
+    world = env.unwrapped
+    if isinstance(world, TabularEnvironment) and not world.ends and env_params.max_steps >= NO_LIMIT:
+        joint = "&" if "?" in env.id else "?"
+        raise ValueError(
+            f"{env.id} has no time limit, and a policy may never end an episode: take {env.id}{joint}max_steps=200"
+        )
+
+
 def evaluated(x: Experiment) -> Experiment:
-    """An experiment with the evaluation of an environment without text: return, length and success."""
+    """An experiment with the evaluation of an environment without text: return, length and success.
+
+    **Raises:** what `check_ends` raises."""
+    check_ends(cast(Environment, x.env), x.env_params)
     players = functools.cache(functools.partial(evaluation, x))  # compiled once for each number of episodes
 
     def evaluate(state: Any, key: jax.Array, episodes: int) -> dict[str, float]:

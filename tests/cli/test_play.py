@@ -142,6 +142,13 @@ def test_a_worlds_own_keys_come_first():
     }
 
 
+def test_names_that_are_numbers_are_names():
+    """An answer of `Notes-Count` is a number, which is not that of the action."""
+    game = play.Game("Notes-Count-v0")
+    assert game.names[game.action("3")] == "3" and game.names.index("3") != 3
+    assert "3" not in play.keys_of(game.names)
+
+
 def test_keys_of_a_terminal_come_one_at_a_time(monkeypatch):
     ours, theirs = pty.openpty()
     with os.fdopen(theirs) as terminal:

@@ -21,6 +21,7 @@ from envs_jax.babyai.levels.layout import (
 from envs_jax.babyai.levels.level import LOOSE, Level, agent_first, check_room, descriptors, random_objects
 from envs_jax.babyai.mission import AFTER, ANY, BEFORE, GO_TO, NO_CLAUSE, OPEN_DOOR, PICK_UP, PUT_NEXT, SINGLE
 from envs_jax.babyai.state import MAX_SIDE
+from envs_jax.checks import at_least
 
 
 TASKS = ("go_to", "pick_up", "put_next", "pick_up_seq_go_to", "open")
@@ -64,6 +65,7 @@ def _choose(rng: Rng, names, kind, color, n):
 
 
 def _sequence(name: str, room_size: int, num_dists: int, second: int, wording: str) -> Level:
+    at_least(f"{name}: num_dists", num_dists, 0)
     count = num_dists + 2
     rooms = check_room(name, room_size, count)
 
@@ -89,6 +91,7 @@ def _pair(rng: Rng, kind, color, a, b, second: int, wording: str):
 
 
 def _mixed(name: str, room_size: int, num_dists: int, names, doors, name_door: bool) -> Level:
+    at_least(f"{name}: num_dists", num_dists, 0)
     count = num_dists + 2
     check_room(name, room_size, count)
     rooms = Rooms(room_size, 1, 2)

@@ -165,6 +165,7 @@ def open_any() -> Level:
 
 def go_to_red_blue_ball(room_size: int = 8, num_dists: int = 7) -> Level:
     """Go to the only ball that is red or blue."""
+    at_least("GoToRedBlueBall: num_dists", num_dists, 1)
     rooms = check_room("GoToRedBlueBall", room_size, num_dists + 1)
     looks = [(t, c) for t in LOOSE for c in range(len(COLORS)) if not (t == BALL and c in (RED, BLUE))]
     table = np.array(looks, np.int32)

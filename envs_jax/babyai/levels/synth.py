@@ -24,6 +24,7 @@ from envs_jax.babyai.mission import (
     PUT_NEXT,
     SINGLE,
 )
+from envs_jax.checks import at_least
 
 
 KINDS = (GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT)
@@ -83,6 +84,7 @@ def generator(
     moved out of the way; `implicit_unlock`, whether all objects of a descriptor may lie in the locked room; `kinds` of
     clause and `forms` of mission, each drawn uniformly.
     """
+    at_least(f"{name}: num_dists", num_dists, 1)
     may_lock = locked_room_prob > 0
     loose = num_dists + may_lock
     rooms = check_room_grid(name, room_size, num_rows, num_cols, loose)

@@ -106,7 +106,8 @@ def play(
         seed: Seed of the episodes.
         picture: How to draw the state: colour (24-bit terminal), ascii, off; auto: colour on a terminal.
         max_steps: Steps after which to stop; 0: none.
-        actions: Actions to take instead of reading input, comma-separated, by name, key or number ("go forward, 2, r").
+        actions: Actions to take instead of reading input, comma-separated, by name, key or number ("go forward, 2, r");
+            a digit that is a key, as 1 to 6 in Crafter, is no number.
         gif: File for an animation of the game; missing folders above it are created.
     """
     from llmrl_jax.cli.play import Game, has_picture, typed

@@ -67,6 +67,8 @@ GLAMS = (
         "'action'.*'actions'.*room_size, num_dists, describe, language, done_actions, actions, max_steps, compat"),
     Row("a room without a floor", f"{GLAM} --env BabyAI-Text/GoToLocal-v0?room_size=2", "room_size.*2.*4.*31"),
     Row("no episodes of a run", "glam eval {cartpole} --episodes 0", "--episodes.*0.*1"),
+    Row("episodes without an end", "rl train --algo ppo --env CliffWalking-v1 --run.out {tmp}/runs",
+        "CliffWalking-v1.*time limit.*CliffWalking-v1[?]max_steps=200"),
     Row("the run of another command", "glam eval {cartpole}", "rl train.*glam train"),
     Row("the test of another run", "glam test {cartpole} --tests no_modification_test",
         "rl train.*glam train", compiles=KEYS),

@@ -97,6 +97,13 @@ def test_each_run_is_as_it_is_alone(complete, tmp_path):
     assert len({rows(folder, i)[-2]["loss"] for i in range(3)}) == 3
 
 
+def test_seconds_are_those_of_the_program(complete):
+    """Not those in which a run waits for the evaluation of another one."""
+    folder, _ = complete
+    seconds = [[line["seconds"] for line in rows(folder, i) if line["kind"] == "train"] for i in range(3)]
+    assert seconds[0] == seconds[1] == seconds[2] and seconds[0][0] > 0
+
+
 def test_a_group_continues_exactly(complete, tmp_path):
     results = {}
     for updates, options in ((6, {}), (UPDATES, {"resume": True})):

@@ -413,6 +413,9 @@ def test_options_of_ids_are_checked():
         envs_jax.make("BabyAI-GoTo-v0?room_size=12")
     with pytest.raises(ValueError, match="18.*36 cells|19.*16 cells"):
         envs_jax.make("BabyAI-Synth-v0?room_size=4&num_rows=2&num_cols=2")
+    for level, count in (("MixedTrainLocal", -1), ("PickUpSeqGoToLocal", -1), ("Synth", 0), ("GoToRedBlueBall", 0)):
+        with pytest.raises(ValueError, match=f"{level}: num_dists is {count}"):
+            envs_jax.make(f"BabyAI-{level}-v0?num_dists={count}")
     with pytest.raises(TypeError, match="num_dists.*'many'"):
         envs_jax.make("BabyAI-GoToLocal-v0?num_dists=many")
     with pytest.raises(KeyError, match="'BabyAI-GoToLocal-v0'"):

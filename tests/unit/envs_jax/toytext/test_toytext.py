@@ -338,3 +338,13 @@ def test_pictures_tell_states_apart():
         env, _ = make(id)
         drawn = {env.render(ToyTextState(jnp.int32(i), jnp.int32(0))).tobytes() for i in indices}
         assert len(drawn) == len(indices)
+
+
+def test_worlds_in_which_one_can_walk_in_circles():
+    ends = {name: envs_jax.make(name)[0].unwrapped.ends for name in ("CliffWalking-v1", "Blackjack-v1", "Nim-v0")}
+    assert ends == {"CliffWalking-v1": False, "Blackjack-v1": True, "Nim-v0": True}
+    env, params = envs_jax.make("CliffWalking-v1?max_steps=3")
+    obs, state = env.reset(jax.random.key(0), params)
+    for _ in range(3):
+        obs, state, _, terminated, truncated, _ = env.step(jax.random.key(0), state, jnp.int32(3), params)
+    assert (bool(terminated), bool(truncated)) == (False, True)
