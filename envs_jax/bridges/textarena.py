@@ -61,7 +61,8 @@ class TextArenaEnv:
     def reset(self, *, seed: int | None = None) -> tuple[dict[str, str], dict[str, Any]]:
         with self._own_random():
             self._env.reset(num_players=self._players, seed=seed)
-            self._done, self._mission = self._wait(False), ""
+            self._wait(False)
+            self._mission = ""
             obs = self._read()
         return obs if obs["text"].strip() else {**obs, "text": obs["mission"]}, {}
 

@@ -126,7 +126,7 @@ class Game2048(Environment[Game2048State, Game2048Params]):
     Observation: `board`, int8 `[N, N]`, the exponent of each tile (0 for none); with `text` also `text`, a caption,
     int16 `[N (N - 1) + 1]`; with `actions` "valid" also `action_mask`. An action that changes nothing adds no tile.
     Reward: the sum of the merged tiles (`reward` "score"), or `0.1 log2(1 + sum)`, RAGEN's ("log"). Terminated when no
-    action changes the board; truncated after `max_steps` steps. `info`: `success`, whether there is a tile of 2048;
+    action changes the board; truncated after `max_steps` steps. `info`: `success`, whether there is a tile of 2048, if the board has room for it;
     `moved`; `score`, int32.
     """
 
@@ -221,7 +221,9 @@ class Game2048(Environment[Game2048State, Game2048Params]):
         valid, reward = valid_actions(board), gained.astype(jnp.float32)
         if self.reward == "log":
             reward = 0.1 * jnp.log2(1 + reward)
-        info = {"success": jnp.max(board) >= GOAL, "moved": moved, "score": state.score}
+        info = {"moved": moved, "score": state.score}
+        if largest(self.size) >= GOAL:  # smaller boards have no room for it: their games are judged by their score
+            info["success"] = jnp.max(board) >= GOAL
         return self._observe(board, valid), state, reward, ~jnp.any(valid), state.time >= params.max_steps, info
 
     def state_of(self, rows: Iterable[Iterable[int]]) -> Game2048State:

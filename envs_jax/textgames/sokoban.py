@@ -35,8 +35,9 @@ ACTIONS = {
 }
 """RAGEN's actions, which push and move, and all of gym-sokoban's."""
 
-WIDEST = 8
-"""The widest room that has text: a phrase is a row, and there are too many rows of more cells."""
+WIDEST = (8, 7)
+"""The widest room that has text, with one or two boxes and with more: a phrase is a row, and there are too many rows of
+more cells."""
 
 COLORS = ((0, 0, 0), (243, 248, 238), (254, 126, 125), (254, 95, 56), (142, 121, 56), (160, 212, 56), (219, 212, 56))
 """The colour of each number, as in gym-sokoban's small pictures."""
@@ -112,7 +113,8 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         self.max_steps = max_steps
         self.book: Phrasebook | None = None
         if gaps := separators(text):
-            between("width of a room with text", width, 5, WIDEST, remedy="text=none has no limit")
+            widest = WIDEST[boxes > 2]
+            between(f"width of a room with {boxes} boxes and text", width, 5, widest, remedy="text=none has no limit")
             rows = rows_of(width, boxes)
             phrases = [gaps[0].join(SYMBOLS[c] for c in (WALL, *row, WALL)) for row in rows]
             self.book = Phrasebook(phrases, separator=gaps[1], name="textgames.Sokoban")

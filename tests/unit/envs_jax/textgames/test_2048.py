@@ -203,3 +203,11 @@ def test_refusals(options, message):
         envs_jax.make("2048-v0", **options)
     with pytest.raises(ValueError, match="board"):
         make("2048-v0")[0].state_of([[3, 0, 0, 0], *[[0] * 4] * 3])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_success_is_that_of_boards_with_room_for_it(size):
+    env, params = envs_jax.make(f"2048-v0?size={size}")
+    obs, state = env.reset(jax.random.key(0), params)
+    info = jax.eval_shape(env.step, jax.random.key(0), state, jnp.int32(0), params)[-1]
+    assert ("success" in info) == (size == 4)

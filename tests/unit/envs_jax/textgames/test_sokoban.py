@@ -176,6 +176,7 @@ def test_pictures():
         ({"text": "gird"}, "text.*'gird'.*'grid'"),
         ({"actions": "pull"}, "actions.*'pull'"),
         ({"width": 9, "text": "grid"}, "text.*9.*5.*8"),
+        ({"width": 8, "height": 8, "boxes": 3, "text": "grid"}, "3 boxes.*text.*8.*5.*7"),
     ],
 )
 def test_refusals(options, message):
