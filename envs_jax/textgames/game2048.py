@@ -126,8 +126,8 @@ class Game2048(Environment[Game2048State, Game2048Params]):
     Observation: `board`, int8 `[N, N]`, the exponent of each tile (0 for none); with `text` also `text`, a caption,
     int16 `[N (N - 1) + 1]`; with `actions` "valid" also `action_mask`. An action that changes nothing adds no tile.
     Reward: the sum of the merged tiles (`reward` "score"), or `0.1 log2(1 + sum)`, RAGEN's ("log"). Terminated when no
-    action changes the board; truncated after `max_steps` steps. `info`: `success`, whether there is a tile of 2048, if the board has room for it;
-    `moved`; `score`, int32.
+    action changes the board; truncated after `max_steps` steps. `info`: `moved`; `score`, int32; `success`, whether
+    there is a tile of 2048, if the board has room for it.
     """
 
     def __init__(
