@@ -130,32 +130,6 @@ def test(config: Annotated[PostTestConfig, tyro.conf.arg(name="")]) -> None:
 test.published = published.TEST  # type: ignore[attr-defined]
 
 
-def compare(
-    runs: tyro.conf.Positional[tuple[Path, ...]], bar: float = 0.8, out: Path | None = None, json: bool = False
-) -> None:
-    """Compare runs: success, steps to a threshold, sample efficiency, speed and differing settings; and draw a figure.
-
-    Runs that differ only in their seed share a line.
-
-    Args:
-        runs: Folders of runs, `runs/NAME`.
-        bar: Success threshold, averaged over ten lines of metrics, whose first crossing is reported.
-        out: New file for the figure of the learning curves; by default `compare.png`, or `compare-2.png` and so on.
-        json: Print the results as JSON.
-    """
-    from llmrl_jax.core.checks import between
-    from llmrl_jax.report import compare as runs_compared, figures
-    from llmrl_jax.report.runs import distinct
-
-    if not runs:
-        raise ValueError("there is nothing to compare: name the folders of runs")
-    distinct(runs)
-    between("bar", bar, 0, 1, above=True)
-    file = figures.new_file(out, Path("compare.png"))
-    read = [runs_compared.read_run(folder, TrainConfig) for folder in runs]
-    print(runs_compared.side_by_side(read, bar, file, json))
-
-
 def export(run: tyro.conf.Positional[Path]) -> None:
     """Write a run's metrics as the published code's log.csv, for scripts that plot it.
 
@@ -199,6 +173,5 @@ COMMANDS = {
     "clone": clone,
     "eval": evaluate,
     "test": test,
-    "compare": compare,
     "export": export,
 }

@@ -296,12 +296,12 @@ READS = (
     *(
         Row(f"{command} of a log of {name}", f"{command} {{glam}}",
         r"metrics\.jsonl(:1 is |, .* update 1: )", {G: content})
-        for command in ("runs compare", "glam compare", "glam export")
+        for command in ("runs compare", "glam export")
         for name, content in LOGS.items()
     ),
     *(
         Row(f"{command} of a log that is a folder", f"{command} {{glam}}", r"metrics\.jsonl.*cannot", prepare=folder(G))
-        for command in ("runs compare", "glam compare", "glam export")
+        for command in ("runs compare", "glam export")
     ),
     Row("export of an empty log", "glam export {glam}", r"metrics\.jsonl.*training", {G: ""}),
     Row("export of no log", "glam export {glam}", r"no metrics.*glam.*metrics\.jsonl", prepare=without(G)),
@@ -318,7 +318,6 @@ READS = (
     Row("a bar of 2", "runs compare {glam} --bar 2", "bar.*2.0.*0.*1"),
     Row("an unknown format", "runs compare {glam} --out a.xyz",
         "--out.*a.xyz.*.xyz"),
-    Row("an unknown format of glam's", "glam compare {glam} --out a.xyz", "--out.*a.xyz.*.xyz"),
     Row("a picture that exists", "runs compare {glam} --out a.png", "a.png.*--out",
         {"a.png": ""}),
     Row("a picture in a file", "runs compare {glam} --out f/a.png", "--out.*f/a.png",

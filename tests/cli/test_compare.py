@@ -1,4 +1,4 @@
-"""`llmrl glam compare` and `export`, on runs whose metrics are written by hand."""
+"""`llmrl runs compare` and `glam export`, on runs of GLAM whose metrics are written by hand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tyro
 
+from llmrl_jax.cli.commands.runs import compare as compare_runs
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.config import load_config, save_config
 from llmrl_jax.report import compare, figures
-from llmrl_jax.systems.glam.commands import compare as compare_runs, export
+from llmrl_jax.systems.glam.commands import export
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from tests.paths import ROOT
 
@@ -96,7 +97,7 @@ def test_lines_without_an_ended_episode_are_left_out(tmp_path):
 
 def test_json_has_the_numbers_of_the_table(tmp_path, capsys):
     runs = [write_run(tmp_path / name, RISING[:20], seed=seed) for seed, name in enumerate("ab")]
-    command = ["glam", "compare", *map(str, runs), "--out"]
+    command = ["runs", "compare", *map(str, runs), "--out"]
     assert main([*command, str(tmp_path / "one.png")]) == 0
     table = capsys.readouterr().out
     assert main([*command, str(tmp_path / "two.png"), "--json"]) == 0
@@ -190,7 +191,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(ValueError, match="compare"):
         compare_runs(())
     with pytest.raises(ValueError, match="bar.*80"):
-        compare_runs((tmp_path,), bar=80)
+        compare_runs((write_run(tmp_path / "b", RISING),), bar=80)
 
 
 @pytest.mark.parametrize(
