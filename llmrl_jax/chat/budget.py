@@ -35,7 +35,7 @@ class Spent:
     """Amounts spent."""
 
     calls: int = 0
-    """Requests that were sent."""
+    """Requests that were sent: one per sample where samples are asked for one at a time."""
     tokens: int = 0
     """Prompt and completion tokens."""
     usd: float | None = 0.0
@@ -62,8 +62,8 @@ class Budget:
     Before a request is sent, its maximum is reserved: its prompt (`count`) and `n` times `max_tokens`. When the reply
     arrives, the actual amount is spent and the rest is released. So the sum never exceeds a limit; it ends slightly
     below. Amounts billed without a report (a reply without usage, an attempt that was cut off or timed out) are counted
-    at their maximum. Retries of the wrapped client are known only afterwards: only they can carry the sum past a limit,
-    and they then stop all later requests.
+    at their maximum. Retries of the wrapped client are known only afterwards, and so are the requests for single
+    samples after a server refused `n`: only they can carry the sum past a limit, and they then stop all later requests.
 
     **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
     `count`, a bound on a request's prompt tokens; `spent`, the initial amounts of a resumed run.
@@ -108,10 +108,12 @@ class Budget:
                 "or limit calls or tokens"
             )
 
-    def maximum(self, model: str, request: ChatRequest) -> Spent:
-        """Maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
+    def maximum(self, model: str, request: ChatRequest, split: bool = False) -> Spent:
+        """Maximum that one attempt of a request can spend. Some servers bill the prompt once per sample.
+
+        **Arguments:** `split`, whether each sample is a request of its own."""
         usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
-        return Spent(1, usage.total, cost(usage, model, self.prices))
+        return Spent(request.n if split else 1, usage.total, cost(usage, model, self.prices))
 
     def admit(self, maxima: Sequence[Spent]) -> int:
         """Reserve the maxima of as many requests, from the first, as fit; if not even the first fits, wait for those in
@@ -156,12 +158,15 @@ class Budget:
             outcome: ChatReply | ChatError
             try:
                 model, request = str(line["model"]), ChatRequest.from_json(line["request"])
+                calls = int(line.get("calls", 1))
                 if "reply" in line:
-                    outcome = replace(ChatReply.from_json(line["reply"]), cached=line["cached"])
+                    reply = ChatReply.from_json(line["reply"])
+                    outcome = replace(reply, cached=line["cached"], calls=calls)
                 elif line["error"]["type"] == BudgetExceeded.__name__:
                     continue  # it was not sent
                 else:
                     outcome = ServerError(line["error"]["message"], lost=line["error"].get("lost", 0))
+                    outcome.calls = calls
             except (ValueError, TypeError, KeyError) as error:
                 raise CacheError(
                     f"line {number} of {path} is none of a recording: {type(error).__name__}: {error}; name the file "
@@ -172,19 +177,21 @@ class Budget:
                 self._spent += amounts
 
     def _amounts(self, model: str, maximum: Spent, outcome: ChatReply | ChatError | None) -> Spent:
-        """The amounts spent by a request, at most `maximum` per attempt."""
+        """The amounts spent by a request, at most `maximum` per attempt at all of its samples."""
         if outcome is None:
-            amounts = maximum
-        elif isinstance(outcome, ChatError):
-            amounts = Spent(1, 0, 0.0)
+            return maximum
+        if isinstance(outcome, ChatError):
+            amounts = Spent(outcome.calls)
         elif outcome.cached >= len(outcome.choices):
             amounts = Spent()
         elif outcome.usage is None:
-            amounts = maximum
+            amounts = replace(maximum, calls=outcome.calls)
         else:
-            amounts = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
-        for _ in range(outcome.lost if outcome is not None else 0):
-            amounts += replace(maximum, calls=0)
+            amounts = Spent(outcome.calls, outcome.usage.total, cost(outcome.usage, model, self.prices))
+        parts = max(1, outcome.calls)  # an attempt is at one of them
+        usd = None if maximum.usd is None else maximum.usd / parts
+        for _ in range(outcome.lost):
+            amounts += Spent(0, math.ceil(maximum.tokens / parts), usd)
         return amounts
 
     def _fits(self, total: Spent) -> bool:
@@ -212,7 +219,8 @@ def _number(value: float | None) -> str:
 class Budgeted:
     """Chat model within a budget (`ChatModel`). A cache belongs around it, not inside: cached samples are free.
 
-    **Arguments:** `model`, the wrapped one; `budget`, which other models may share.
+    **Arguments:** `model`, the wrapped one; if it has `splits` and that is true, as of `OpenAIChat`, each sample is a
+    call; `budget`, which other models may share.
     **Raises:** `ValueError` if dollars are limited and the model's price is unknown; `complete` also raises
     `BudgetExceeded`, whose `outcomes` holds the replies to those requests of the batch that fitted.
     """
@@ -225,7 +233,8 @@ class Budgeted:
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch, in parts that fit the budget (`ChatModel.complete`)."""
-        maxima = [self.budget.maximum(self.name, request) for request in requests]
+        split = bool(getattr(self.model, "splits", False))
+        maxima = [self.budget.maximum(self.name, request, split) for request in requests]
         outcomes: list[ChatReply | ChatError] = []
         while (start := len(outcomes)) < len(requests):
             try:
@@ -237,10 +246,11 @@ class Budgeted:
             try:
                 batch = outcomes_of(self.model, requests[start:end])
             except BaseException as error:  # what a recorder writes of a batch that was interrupted
-                sent, unsent = ChatError("interrupted"), BudgetExceeded("interrupted before it was sent")
-                sent.lost = 1
-                rest = [sent] * (end - start) + [unsent] * (len(requests) - end)
-                error.outcomes = [*outcomes, *rest]  # type: ignore[attr-defined]
+                sent = [ChatError("interrupted") for _ in maxima[start:end]]
+                for outcome, maximum in zip(sent, maxima[start:end]):
+                    outcome.calls = outcome.lost = maximum.calls
+                unsent = [BudgetExceeded("interrupted before it was sent")] * (len(requests) - end)
+                error.outcomes = [*outcomes, *sent, *unsent]  # type: ignore[attr-defined]
                 raise
             finally:  # also if the model was interrupted: the reserved amounts are then spent
                 for maximum, outcome in itertools.zip_longest(maxima[start:end], batch):

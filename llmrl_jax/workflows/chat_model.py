@@ -78,7 +78,8 @@ class ChatConfig(Checked):
     cache_mode: CacheMode = field(default="write", metadata=FREE)
     """`write`: request missing replies and store them; `read`: store nothing; `replay`: send no request; `off`."""
     max_calls: NonNegativeInt = field(default=0, metadata=FREE)
-    """Requests after which the run stops, including those before a resume; 0: no limit."""
+    """Requests after which the run stops, including those before a resume; with `split`, each sample is one. 0: no
+    limit."""
     max_usd: NonNegativeFloat = field(default=0.0, metadata=FREE)
     """Cost in US dollars after which the run stops, including that before a resume; 0: no limit. Needs a model with a
     known price."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -174,6 +175,71 @@ def test_requests_that_an_interrupt_kept_from_being_sent_cost_nothing(tmp_path):
     assert 2 < budget.spent.calls < 5
     again.recall(tmp_path / "chat.jsonl")
     assert again.spent == budget.spent
+
+
+class Single(Model):
+    """Asked for one sample at a time: three samples of 5 + 3 tokens are three calls; one attempt was lost."""
+
+    splits = True
+
+    def complete(self, requests):
+        self.asked += requests
+        replies = [ChatReply.join([Model().complete([ask()])[0]] * r.n) for r in requests]
+        return [replace(reply, lost=1) for reply in replies]
+
+
+def test_samples_that_are_asked_for_one_by_one_are_calls(tmp_path):
+    """Of 8 calls, 3 and 3 are made, and 3 more do not fit; a lost attempt of one sample is 20 + 30 tokens at most."""
+    path = tmp_path / "chat.jsonl"
+    model, budget, again = Single(), Budget(calls=8), Budget(calls=8)
+    with pytest.raises(BudgetExceeded, match="6 of 8 calls.*3"):
+        Recorder(Budgeted(model, budget), path).complete([ask(n=3)] * 3)
+    assert len(model.asked) == 2 and budget.spent == Spent(6, 2 * (3 * 8 + 50), None)
+    again.recall(path)
+    assert again.spent == budget.spent
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tokens"),
+    [
+        (ChatReply((Choice("x"),) * 3, "m", calls=3), 3 * 50),
+        (ServerError("no", status=500), 0),
+        (ServerError("cut", lost=2), 2 * 50),
+    ],
+)
+def test_calls_for_single_samples_that_fail_are_counted(tmp_path, outcome, tokens):
+    path = tmp_path / "chat.jsonl"
+    if isinstance(outcome, ServerError):
+        outcome.calls = 3
+    budget, again = Budget(), Budget()  # a model that does not say that it splits is counted afterwards
+    try:
+        Recorder(Budgeted(Model(outcome), budget), path).complete([ask(n=3)])
+    except ServerError:
+        pass
+    again.recall(path)
+    assert (budget.spent.calls, budget.spent.tokens) == (3, tokens) and again.spent == budget.spent
+
+
+def test_an_interrupted_request_for_single_samples_counts_in_full(tmp_path):
+    class Interrupted(Single):
+        def complete(self, requests):
+            raise KeyboardInterrupt
+
+    budget, again = Budget(), Budget()
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(Budgeted(Interrupted(), budget), tmp_path / "chat.jsonl").complete([ask(n=3)])
+    assert (budget.spent.calls, budget.spent.tokens) == (3, 150)
+    again.recall(tmp_path / "chat.jsonl")
+    assert again.spent == budget.spent
+
+
+def test_calls_of_samples_that_a_cache_holds_in_part(tmp_path):
+    """Five samples in five calls, then three more: three calls."""
+    cached, budget = Cached(Single(), tmp_path / "c"), Budget()
+    Budgeted(cached, budget).complete([ask(n=5)])
+    assert budget.spent.calls == 5
+    Budgeted(cached, budget).complete([ask(n=8)])
+    assert budget.spent.calls == 8
 
 
 def test_what_a_cache_holds_is_free(tmp_path):
