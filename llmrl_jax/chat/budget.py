@@ -28,6 +28,8 @@ from llmrl_jax.chat.store import read_jsonl
 
 MESSAGE_TOKENS = 16
 """Tokens that a chat template may add to a message."""
+REQUEST_TOKENS = 64
+"""Tokens that a chat template may add to a conversation: a short system message, and where the answer begins."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,23 @@ class Spent:
 
 def prompt_bound(request: ChatRequest) -> int:
     """An upper bound of the prompt's tokens: byte-level tokenizers, and those that fall back to bytes, make at most one
-    token per byte. It is about four times the actual count in English; a tokenizer's own count is tighter."""
-    return sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
+    token per byte. It is about four times the actual count in English; a tokenizer's own count is tighter.
+
+    It holds if the chat template adds no more than `REQUEST_TOKENS` and `MESSAGE_TOKENS` per message, as those of
+    SmolLM2, Llama 3 and Qwen2.5 do. One with a long system message of its own, or with tools or a schema from `extra`,
+    may add more."""
+    return REQUEST_TOKENS + sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
 
 
 class Budget:
     """Limits of calls, tokens or dollars; can be shared by several models and threads.
 
     Before a request is sent, its maximum is reserved: its prompt (`count`) and `n` times `max_tokens`. When the reply
-    arrives, the actual amount is spent and the rest is released. So the sum never exceeds a limit; it ends slightly
-    below. Amounts billed without a report (a reply without usage, an attempt that was cut off or timed out) are counted
-    at their maximum. Retries of the wrapped client are known only afterwards, and so are the requests for single
-    samples after a server refused `n`: only they can carry the sum past a limit, and they then stop all later requests.
+    arrives, the actual amount is spent and the rest is released. So the sum ends slightly below a limit. Amounts billed
+    without a report (a reply without usage, an attempt that was cut off or timed out) are counted at their maximum.
+    What carries the sum past a limit, and then stops all later requests, is known only afterwards: retries of the
+    wrapped client, requests for single samples after a server refused `n`, and a prompt of more tokens than `count`
+    says.
 
     **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
     `count`, a bound on a request's prompt tokens; `spent`, the initial amounts of a resumed run.
