@@ -24,12 +24,26 @@ from llmrl_jax.chat import (
     Spent,
     check_server,
 )
-from llmrl_jax.core.checks import Checked, FiniteFloat, In, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl_jax.core.checks import (
+    Checked,
+    FiniteFloat,
+    In,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    refuse_unread,
+)
 from llmrl_jax.core.config import FREE
 
 
 SCRIPTED = "scripted"
 LOCAL = "local:"
+
+OF_SERVERS = ("base_url", "key_variable", "api_version", "concurrency", "timeout", "split", "send_stop", "token_limit")
+"""Options that the models of a server alone read."""
+OF_CACHES = ("cache", "cache_mode")
+"""Options that the scripted adviser, whose replies are not cached, does not read."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +139,9 @@ class ChatConfig(Checked):
                 f"the model {self.model!r} needs a server: name one with --chat.base-url (OpenAI's is "
                 "https://api.openai.com/v1), or take --chat.model scripted, or local:FOLDER"
             )
-        if not self.remote and self.base_url:
-            raise ValueError(f"--chat.base-url is for the models of a server; {self.model!r} is in this process")
-        if self.api_version and not self.remote:
-            raise ValueError(f"--chat.api-version is for the models of a server; {self.model!r} is in this process")
+        if not self.remote:
+            unread = (*OF_SERVERS, *(OF_CACHES if self.model == SCRIPTED else ()))
+            refuse_unread(self, unread, f"the model {self.model!r}, which is in this process,")
         if self.adapter and not self.model.startswith(LOCAL):
             raise ValueError(f"--chat.adapter needs a local: model, not {self.model!r}")
         if self.template and not self.model.startswith(LOCAL):
