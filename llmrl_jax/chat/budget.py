@@ -28,6 +28,8 @@ from llmrl_jax.chat.store import read_jsonl
 
 MESSAGE_TOKENS = 16
 """Tokens that a chat template may add to a message."""
+REQUEST_TOKENS = 64
+"""Tokens that a chat template may add to a conversation: a short system message, and where the answer begins."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Spent:
     """Amounts spent."""
 
     calls: int = 0
-    """Requests that were sent."""
+    """Requests that were sent: one per sample where samples are asked for one at a time."""
     tokens: int = 0
     """Prompt and completion tokens."""
     usd: float | None = 0.0
@@ -52,18 +54,23 @@ class Spent:
 
 def prompt_bound(request: ChatRequest) -> int:
     """An upper bound of the prompt's tokens: byte-level tokenizers, and those that fall back to bytes, make at most one
-    token per byte. It is about four times the actual count in English; a tokenizer's own count is tighter."""
-    return sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
+    token per byte. It is about four times the actual count in English; a tokenizer's own count is tighter.
+
+    It holds if the chat template adds no more than `REQUEST_TOKENS` and `MESSAGE_TOKENS` per message, as those of
+    SmolLM2, Llama 3 and Qwen2.5 do. One with a long system message of its own, or with tools or a schema from `extra`,
+    may add more."""
+    return REQUEST_TOKENS + sum(len(m.content.encode()) + MESSAGE_TOKENS for m in request.messages)
 
 
 class Budget:
     """Limits of calls, tokens or dollars; can be shared by several models and threads.
 
     Before a request is sent, its maximum is reserved: its prompt (`count`) and `n` times `max_tokens`. When the reply
-    arrives, the actual amount is spent and the rest is released. So the sum never exceeds a limit; it ends slightly
-    below. Amounts billed without a report (a reply without usage, an attempt that was cut off or timed out) are counted
-    at their maximum. Retries of the wrapped client are known only afterwards: only they can carry the sum past a limit,
-    and they then stop all later requests.
+    arrives, the actual amount is spent and the rest is released. So the sum ends slightly below a limit. Amounts billed
+    without a report (a reply without usage, an attempt that was cut off or timed out) are counted at their maximum.
+    What carries the sum past a limit, and then stops all later requests, is known only afterwards: retries of the
+    wrapped client, requests for single samples after a server refused `n`, and a prompt of more tokens than `count`
+    says.
 
     **Arguments:** `calls`, `tokens`, `usd`, limits, or None; `prices`, by model name (None: those of `load_prices`);
     `count`, a bound on a request's prompt tokens; `spent`, the initial amounts of a resumed run.
@@ -108,10 +115,12 @@ class Budget:
                 "or limit calls or tokens"
             )
 
-    def maximum(self, model: str, request: ChatRequest) -> Spent:
-        """Maximum that one attempt of a request can spend. Some servers bill the prompt once per sample."""
+    def maximum(self, model: str, request: ChatRequest, split: bool = False) -> Spent:
+        """Maximum that one attempt of a request can spend. Some servers bill the prompt once per sample.
+
+        **Arguments:** `split`, whether each sample is a request of its own."""
         usage = Usage(self._count(request) * request.n, request.n * request.max_tokens)
-        return Spent(1, usage.total, cost(usage, model, self.prices))
+        return Spent(request.n if split else 1, usage.total, cost(usage, model, self.prices))
 
     def admit(self, maxima: Sequence[Spent]) -> int:
         """Reserve the maxima of as many requests, from the first, as fit; if not even the first fits, wait for those in
@@ -156,12 +165,15 @@ class Budget:
             outcome: ChatReply | ChatError
             try:
                 model, request = str(line["model"]), ChatRequest.from_json(line["request"])
+                calls = int(line.get("calls", 1))
                 if "reply" in line:
-                    outcome = replace(ChatReply.from_json(line["reply"]), cached=line["cached"])
+                    reply = ChatReply.from_json(line["reply"])
+                    outcome = replace(reply, cached=line["cached"], calls=calls)
                 elif line["error"]["type"] == BudgetExceeded.__name__:
                     continue  # it was not sent
                 else:
                     outcome = ServerError(line["error"]["message"], lost=line["error"].get("lost", 0))
+                    outcome.calls = calls
             except (ValueError, TypeError, KeyError) as error:
                 raise CacheError(
                     f"line {number} of {path} is none of a recording: {type(error).__name__}: {error}; name the file "
@@ -172,19 +184,21 @@ class Budget:
                 self._spent += amounts
 
     def _amounts(self, model: str, maximum: Spent, outcome: ChatReply | ChatError | None) -> Spent:
-        """The amounts spent by a request, at most `maximum` per attempt."""
+        """The amounts spent by a request, at most `maximum` per attempt at all of its samples."""
         if outcome is None:
-            amounts = maximum
-        elif isinstance(outcome, ChatError):
-            amounts = Spent(1, 0, 0.0)
+            return maximum
+        if isinstance(outcome, ChatError):
+            amounts = Spent(outcome.calls)
         elif outcome.cached >= len(outcome.choices):
             amounts = Spent()
         elif outcome.usage is None:
-            amounts = maximum
+            amounts = replace(maximum, calls=outcome.calls)
         else:
-            amounts = Spent(1, outcome.usage.total, cost(outcome.usage, model, self.prices))
-        for _ in range(outcome.lost if outcome is not None else 0):
-            amounts += replace(maximum, calls=0)
+            amounts = Spent(outcome.calls, outcome.usage.total, cost(outcome.usage, model, self.prices))
+        parts = max(1, outcome.calls)  # an attempt is at one of them
+        usd = None if maximum.usd is None else maximum.usd / parts
+        for _ in range(outcome.lost):
+            amounts += Spent(0, math.ceil(maximum.tokens / parts), usd)
         return amounts
 
     def _fits(self, total: Spent) -> bool:
@@ -212,7 +226,8 @@ def _number(value: float | None) -> str:
 class Budgeted:
     """Chat model within a budget (`ChatModel`). A cache belongs around it, not inside: cached samples are free.
 
-    **Arguments:** `model`, the wrapped one; `budget`, which other models may share.
+    **Arguments:** `model`, the wrapped one; if it has `splits` and that is true, as of `OpenAIChat`, each sample is a
+    call; `budget`, which other models may share.
     **Raises:** `ValueError` if dollars are limited and the model's price is unknown; `complete` also raises
     `BudgetExceeded`, whose `outcomes` holds the replies to those requests of the batch that fitted.
     """
@@ -225,7 +240,8 @@ class Budgeted:
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch, in parts that fit the budget (`ChatModel.complete`)."""
-        maxima = [self.budget.maximum(self.name, request) for request in requests]
+        split = bool(getattr(self.model, "splits", False))
+        maxima = [self.budget.maximum(self.name, request, split) for request in requests]
         outcomes: list[ChatReply | ChatError] = []
         while (start := len(outcomes)) < len(requests):
             try:
@@ -237,10 +253,11 @@ class Budgeted:
             try:
                 batch = outcomes_of(self.model, requests[start:end])
             except BaseException as error:  # what a recorder writes of a batch that was interrupted
-                sent, unsent = ChatError("interrupted"), BudgetExceeded("interrupted before it was sent")
-                sent.lost = 1
-                rest = [sent] * (end - start) + [unsent] * (len(requests) - end)
-                error.outcomes = [*outcomes, *rest]  # type: ignore[attr-defined]
+                sent = [ChatError("interrupted") for _ in maxima[start:end]]
+                for outcome, maximum in zip(sent, maxima[start:end]):
+                    outcome.calls = outcome.lost = maximum.calls
+                unsent = [BudgetExceeded("interrupted before it was sent")] * (len(requests) - end)
+                error.outcomes = [*outcomes, *sent, *unsent]  # type: ignore[attr-defined]
                 raise
             finally:  # also if the model was interrupted: the reserved amounts are then spent
                 for maximum, outcome in itertools.zip_longest(maxima[start:end], batch):

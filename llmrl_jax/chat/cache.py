@@ -109,7 +109,7 @@ class Cached:
         # Looked up after they were claimed: a sample of another thread is either still claimed or already stored.
         stored = self._store.get(sorted(mine)) if self._store is not None and mine else {}
         for key, reply in stored.items():
-            futures[key].set_result(replace(reply, cached=1))
+            futures[key].set_result(replace(reply, cached=1, calls=0))
         missing = mine - set(stored)
         asks: list[tuple[ChatRequest, list[str]]] = []
         for request, group in zip(requests, keys):
@@ -138,7 +138,8 @@ class Cached:
                 fresh[key] = part
         if self.mode == "write" and self._store is not None and rows:
             if self._store.add(rows) < len(rows):  # another process was first
-                fresh |= {key: replace(reply, cached=0) for key, reply in self._store.get(list(fresh)).items()}
+                first = self._store.get(list(fresh))
+                fresh |= {key: replace(reply, cached=0, calls=fresh[key].calls) for key, reply in first.items()}
         for key, part in fresh.items():
             futures[key].set_result(part)
 
@@ -158,7 +159,7 @@ def _gather(futures: Sequence[tuple[Future[ChatReply], bool]]) -> ChatReply | Ch
         parts = [(future.result(), paid) for future, paid in futures]
     except ChatError as error:
         return error
-    return ChatReply.join([part if paid else replace(part, cached=1) for part, paid in parts])
+    return ChatReply.join([part if paid else replace(part, cached=1, calls=0) for part, paid in parts])
 
 
 # --- a recorder -----------------------------------------------------------------------------------------------------
@@ -167,9 +168,10 @@ def _gather(futures: Sequence[tuple[Future[ChatReply], bool]]) -> ChatReply | Ch
 class Recorder:
     """Chat model that records all requests and replies of another (`ChatModel`).
 
-    One line per request: `time` (seconds since 1970), `model`, `request`, and `reply` or `error`. Lines are appended
-    whole and synced to disk, also from several threads and processes; an incomplete line after a crash is removed by
-    the next writer. A request without an outcome, as the model was interrupted, is an error with one `lost` attempt.
+    One line per request: `time` (seconds since 1970), `model`, `request`, `reply` or `error`, and `calls` if they are
+    not one. Lines are appended whole and synced to disk, also from several threads and processes; an incomplete line
+    after a crash is removed by the next writer. A request without an outcome, as the model was interrupted, is an error
+    with one `lost` attempt.
 
     **Arguments:** `model`, the recorded one; `path`, of the JSONL file, whose folder is created if missing.
     """
@@ -203,6 +205,8 @@ class Recorder:
                 line["error"] = {"type": ChatError.__name__, "message": "interrupted", "lost": 1}
             else:
                 line["error"] = {"type": type(outcome).__name__, "message": str(outcome), "lost": outcome.lost}
+            if outcome is not None and outcome.calls != 1:
+                line["calls"] = outcome.calls
             lines.append(canonical(line) + "\n")
         with self._lock:
             _append(self.path, "".join(lines).encode())

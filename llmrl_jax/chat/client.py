@@ -129,6 +129,12 @@ class OpenAIChat:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def splits(self) -> bool:
+        """Return whether each sample is a request of its own: by `split`, or since the server refused `n`."""
+        session = self._session
+        return self.config.split or (session is not None and session.splits)
+
     def close(self) -> None:
         """Close the connections. A later request opens new ones."""
         with self._lock:
@@ -207,7 +213,7 @@ class _Session:
             raise
 
     async def _complete(self, request: ChatRequest) -> ChatReply | ChatError:
-        if request.n > 1 and "n" in self._omitted:
+        if request.n > 1 and self.splits:
             return await self._one_by_one(request)
         outcome = await self._with_retries(request)
         if request.n > 1 and isinstance(outcome, ServerError) and outcome.unsupported == "n":
@@ -224,6 +230,7 @@ class _Session:
             return ChatReply.join(replies)
         # The parts that succeeded are billed, but useless without the rest.
         failed[0].lost = sum(part.lost for part in outcomes) + len(replies)
+        failed[0].calls = len(parts)
         return failed[0]
 
     async def _with_retries(self, request: ChatRequest) -> ChatReply | ChatError:
@@ -302,6 +309,10 @@ class _Session:
     @property
     def name(self) -> str:
         return self._config.model
+
+    @property
+    def splits(self) -> bool:
+        return "n" in self._omitted
 
     def _refusal(self, error: Any) -> ServerError:
         body = error.body or str(error.message)

@@ -205,6 +205,8 @@ class ChatReply:
     """Earlier attempts that may have been billed without a report."""
     cached: int = 0
     """Number of samples from a cache, without cost for this call."""
+    calls: int = field(default=1, compare=False)
+    """Requests that were sent for these samples, without repeated attempts: one, or one per sample."""
 
     @property
     def text(self) -> str:
@@ -229,6 +231,7 @@ class ChatReply:
                     seconds=self.seconds if first else 0.0,
                     lost=self.lost if first else 0,
                     cached=int(i < self.cached),
+                    calls=self.calls if first else 0,
                 )
             )
         return parts
@@ -246,12 +249,13 @@ class ChatReply:
             seconds=sum(part.seconds for part in parts),
             lost=sum(part.lost for part in parts),
             cached=sum(part.cached for part in parts),
+            calls=sum(part.calls for part in parts),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Reply as JSON values, without `cached`, which belongs to the call and not to the reply."""
+        """Reply as JSON values, without `cached` and `calls`, which belong to the call and not to the reply."""
         data = {**asdict(self), "choices": [choice.to_json() for choice in self.choices]}
-        del data["cached"]
+        del data["cached"], data["calls"]
         return data
 
     @classmethod
@@ -346,6 +350,9 @@ class ChatError(RuntimeError):
 
     lost: int = 0
     """Attempts that the server may have billed without a report: timed out, cut off, or with an unreadable answer."""
+
+    calls: int = 1
+    """Requests that were sent, without repeated attempts: one, or one per sample."""
 
 
 class ServerError(ChatError):

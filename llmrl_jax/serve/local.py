@@ -30,7 +30,7 @@ from llmrl_jax.serve.request import ApiError, Ask
 from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.scorer import Scorer
 from llmrl_jax.serve.served import ContextOverflow, Served
-from llmrl_jax.serve.wire import read_chat
+from llmrl_jax.serve.wire import read_chat, template_variables
 
 
 WIDER = 4
@@ -51,7 +51,9 @@ class LocalLlama:
     `extra` may contain `top_k`, `min_p` and `repetition_penalty`, or `guided_choice`, a list of at least two texts: the
     reply is the one with the highest log-probability as the whole reply, with the token that ends it, and
     `Choice.scores` has that of each; nothing is sampled, and `max_tokens` has no effect. (vLLM's field of that name
-    gives a text of the list too, token by token, without scores.) Any other field is refused by name.
+    gives a text of the list too, token by token, without scores.) What the chat template reads may be set, as in
+    `llmrl serve`: `chat_template_kwargs`, `enable_thinking`, `reasoning_effort`. Any other field that would change the
+    reply is refused by name.
 
     **Arguments:** `served`, see `Served.load`; it must have a chat template; `max_batch`, concurrent continuations;
     `name`, by default the model's name with a fingerprint of its weights, so that a cache never confuses two
@@ -71,7 +73,6 @@ class LocalLlama:
         self._sampler, self._wide = Sampler(served, max_batch), Sampler(served, WIDER * max_batch)
         self._scorer = Scorer(served, max_batch, self._sampler.programs)
         self._lock = threading.Lock()
-        self._opening = self._opened()
         self._end = self._end_of_reply()
 
     @classmethod
@@ -82,19 +83,22 @@ class LocalLlama:
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Answer a batch (`ChatModel.complete`). Stop strings end answers, not thoughts: a sample that ended within its
         thoughts is sampled again without them."""
-        stops = [not self._opening and bool(request.stop) for request in requests]
+        openings = [self._opening(request) for request in requests]
+        stops = [not opening and bool(request.stop) for opening, request in zip(openings, requests)]
         unstopped = [dataclasses.replace(request, stop=()) for request in requests]
         outcomes = self._outcomes([r if stop else u for r, u, stop in zip(requests, unstopped, stops)])
         retries = [i for i, stop in enumerate(stops) if stop and _ended_in_thoughts(outcomes[i])]
         for i, outcome in zip(retries, self._outcomes([unstopped[i] for i in retries]) if retries else ()):
             outcomes[i] = outcome
-        return settle([self._trimmed(outcome, request) for outcome, request in zip(outcomes, requests)])
+        return settle([_trimmed(*parts) for parts in zip(outcomes, requests, openings)])
 
-    def _opened(self) -> str:
-        """The tag with which the template begins thoughts before every answer; empty if it does not."""
+    def _opening(self, request: ChatRequest) -> str:
+        """The tag with which a request's prompt begins thoughts; empty if it does not."""
+        body, extra = to_wire(self.served.name, request)
         try:
-            prompt = self.served.template.render([{"role": "user", "content": "."}], add_generation_prompt=True)  # type: ignore[union-attr]
-        except ValueError:  # it asks for other messages
+            variables = template_variables({**body, **extra}, self.served)
+            prompt = self.served.template.render(body["messages"], add_generation_prompt=True, **variables)  # type: ignore[union-attr]
+        except (ApiError, ValueError):  # for which the request is refused when it is read
             return ""
         return opens_thinking(prompt)
 
@@ -109,13 +113,6 @@ class LocalLlama:
             text = ""
         written = tokenizer.encode(text.rpartition("Reply")[2])
         return tuple([token for token in (*written, tokenizer.eos_id, *stop) if token in stop][:1])
-
-    def _trimmed(self, outcome: ChatReply | ChatError, request: ChatRequest) -> ChatReply | ChatError:
-        """A reply up to its stop strings, with the tag that its prompt ended with: parsers of replies look for it."""
-        if isinstance(outcome, ChatError) or CHOICES in request.extra:
-            return outcome
-        choices = (dataclasses.replace(c, text=self._opening + c.text).cut(request.stop) for c in outcome.choices)
-        return dataclasses.replace(outcome, choices=tuple(choices))
 
     def _outcomes(self, requests: Sequence[ChatRequest]) -> list[ChatReply | ChatError]:
         """The outcome of each request."""
@@ -212,6 +209,14 @@ def _ended_in_thoughts(outcome: ChatReply | ChatError) -> bool:
     return isinstance(outcome, ChatReply) and any(
         c.finish_reason == "stop" and bool(c.text) and not strip_thinking(c.text) for c in outcome.choices
     )
+
+
+def _trimmed(outcome: ChatReply | ChatError, request: ChatRequest, opening: str) -> ChatReply | ChatError:
+    """A reply up to its stop strings, with the tag that its prompt ended with: parsers of replies look for it."""
+    if isinstance(outcome, ChatError) or CHOICES in request.extra:
+        return outcome
+    choices = (dataclasses.replace(c, text=opening + c.text).cut(request.stop) for c in outcome.choices)
+    return dataclasses.replace(outcome, choices=tuple(choices))
 
 
 def _drop_tokens(ask: Ask, tokens: int) -> Ask:

@@ -266,7 +266,7 @@ def read_chat(
         if body.get("max_tokens") not in (None, body[limit]):
             raise ApiError("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
     check()
-    variables = _variables(body, sampler.served)
+    variables = template_variables(body, sampler.served)
     tokens = blamed("messages", lambda: sampler.served.encode_chat(conversation, variables))
     return _request(body, sampler, [tokens], limit, default_tokens, boolean(body, "logprobs"))
 
@@ -316,7 +316,7 @@ def _refuse_others(body: Mapping[str, Any], served: Served, fields: set[str]) ->
     check_model(body, served)
 
 
-def _variables(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
+def template_variables(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
     """The variables of the chat template that a body sets. Without effect, and accepted, are empty and false values of
     variables that the template does not read, and no thinking where it cannot be turned off.
 

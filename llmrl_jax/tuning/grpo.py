@@ -27,6 +27,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
 from llmrl_jax.lm.quantize import any_quantized
+from llmrl_jax.lm.sampling import EXTREMES
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
 from llmrl_jax.rl.gradient import accumulate, apply_gradients, in_parts
@@ -43,6 +44,10 @@ from llmrl_jax.rl.rollout import group_advantages
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import first_params
+
+
+TEMPERATURES = "[{:g}, {:g}]".format(*EXTREMES["temperature"])
+"""Interval of the temperatures that sampling takes, without 0."""
 
 
 @struct.dataclass
@@ -94,7 +99,7 @@ class GRPOConfig(Checked):
     """Continuations of each prompt."""
     max_new_tokens: PositiveInt = 64
     """Maximum number of tokens of a continuation."""
-    temperature: Annotated[float, In("(0, inf)", "for samples that differ")] = 1.0
+    temperature: Annotated[float, In(TEMPERATURES, "for samples that differ")] = 1.0
     """Temperature of the policy, for sampling and for ratios, KL and entropy."""
     epochs: PositiveInt = 1
     """Passes over the continuations of an update."""
@@ -140,16 +145,23 @@ class GRPOConfig(Checked):
             rows, formula = rows // parts, f"{formula} / grpo.{name} {parts}"
 
 
-def check(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None) -> None:
-    """Reject a configuration that is incompatible with the prompts or the mesh.
+def check_grpo(config: GRPOConfig, prompts: Prompts, mesh: Mesh | None, vocab_size: int) -> None:
+    """Reject a configuration that is incompatible with the prompts, the mesh or the model's vocabulary, also before
+    weights are loaded.
 
-    **Raises:** `ValueError` for too few prompts, or if the devices do not divide sizes (the arithmetic is shown).
+    **Raises:** `ValueError` for too few prompts, a stop token that cannot occur, or if the devices do not divide sizes
+    (the arithmetic is shown).
     """
     count = prompts.tokens.shape[0]
     if count < config.prompts:
         raise ValueError(
             f"there are {count} prompts, fewer than the {config.prompts} of one update: lower grpo.prompts, or add data"
         )
+    for token in config.stop_tokens or ():
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"grpo.stop_tokens has {token}, which cannot occur: the model's vocabulary is 0 to {vocab_size - 1}"
+            )
     if mesh is not None:
         devices = Placement(mesh).row_devices
         rows = config.prompts * config.group // config.minibatches // config.microbatches
@@ -290,14 +302,8 @@ def make_grpo(
     True
     ```
     """
-    check(config, prompts, mesh)
+    check_grpo(config, prompts, mesh, model.config.vocab_size)
     check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)
-    for token in config.stop_tokens or ():
-        if not 0 <= token < model.config.vocab_size:
-            raise ValueError(
-                f"grpo.stop_tokens has {token}, which cannot occur: the model's vocabulary is 0 to "
-                f"{model.config.vocab_size - 1}"
-            )
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
     rows = config.prompts * config.group

@@ -210,7 +210,7 @@ def make_sft(
     (['layers'], True)
     ```
     """
-    _check(config, data, updates, mesh)
+    check_sft(config, data, updates, mesh)
     check_tokens(data.tokens, None, model.config.vocab_size)
     if model.lora is None and any_quantized(variables["params"]):
         raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
@@ -326,7 +326,10 @@ def make_evaluation(model: Llama, data: Packed, batch_size: int, head_chunk: int
     return evaluate
 
 
-def _check(config: SFTConfig, data: Packed, updates: int, mesh: Mesh | None) -> None:
+def check_sft(config: SFTConfig, data: Packed, updates: int, mesh: Mesh | None) -> None:
+    """Reject a configuration that is incompatible with the data or the mesh, also before weights are loaded.
+
+    **Raises:** `ValueError` for too few rows, or sizes that do not divide (the arithmetic is shown)."""
     at_least("updates", updates, 1)
     rows, length = data.tokens.shape
     if config.head_chunk and length % config.head_chunk:

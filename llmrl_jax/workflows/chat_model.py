@@ -24,12 +24,26 @@ from llmrl_jax.chat import (
     Spent,
     check_server,
 )
-from llmrl_jax.core.checks import Checked, FiniteFloat, In, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl_jax.core.checks import (
+    Checked,
+    FiniteFloat,
+    In,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    refuse_unread,
+)
 from llmrl_jax.core.config import FREE
 
 
 SCRIPTED = "scripted"
 LOCAL = "local:"
+
+OF_SERVERS = ("base_url", "key_variable", "api_version", "concurrency", "timeout", "split", "send_stop", "token_limit")
+"""Options that the models of a server alone read."""
+OF_CACHES = ("cache", "cache_mode")
+"""Options that the scripted adviser, whose replies are not cached, does not read."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,8 @@ class ChatConfig(Checked):
     cache_mode: CacheMode = field(default="write", metadata=FREE)
     """`write`: request missing replies and store them; `read`: store nothing; `replay`: send no request; `off`."""
     max_calls: NonNegativeInt = field(default=0, metadata=FREE)
-    """Requests after which the run stops, including those before a resume; 0: no limit."""
+    """Requests after which the run stops, including those before a resume; with `split`, each sample is one. 0: no
+    limit."""
     max_usd: NonNegativeFloat = field(default=0.0, metadata=FREE)
     """Cost in US dollars after which the run stops, including that before a resume; 0: no limit. Needs a model with a
     known price."""
@@ -124,10 +139,9 @@ class ChatConfig(Checked):
                 f"the model {self.model!r} needs a server: name one with --chat.base-url (OpenAI's is "
                 "https://api.openai.com/v1), or take --chat.model scripted, or local:FOLDER"
             )
-        if not self.remote and self.base_url:
-            raise ValueError(f"--chat.base-url is for the models of a server; {self.model!r} is in this process")
-        if self.api_version and not self.remote:
-            raise ValueError(f"--chat.api-version is for the models of a server; {self.model!r} is in this process")
+        if not self.remote:
+            unread = (*OF_SERVERS, *(OF_CACHES if self.model == SCRIPTED else ()))
+            refuse_unread(self, unread, f"the model {self.model!r}, which is in this process,")
         if self.adapter and not self.model.startswith(LOCAL):
             raise ValueError(f"--chat.adapter needs a local: model, not {self.model!r}")
         if self.template and not self.model.startswith(LOCAL):

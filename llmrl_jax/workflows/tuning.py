@@ -50,6 +50,8 @@ from llmrl_jax.tuning import (
     text_reward,
     try_reward,
 )
+from llmrl_jax.tuning.grpo import check_grpo
+from llmrl_jax.tuning.sft import check_sft
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment
 
@@ -183,19 +185,23 @@ class GrpoRun(Tuned):
 C = TypeVar("C", bound=Tuned)
 
 
-def load_base(config: Tuned, folder: Path) -> tuple[lm.Llama, dict[str, Any], Mesh | None]:
-    """The model to tune, its weights on the mesh, and the mesh.
+def mesh_of(config: Tuned) -> Mesh | None:
+    """The mesh of a run; None for one device."""
+    return make_mesh(config.mesh) if config.mesh else None
 
-    **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`).
+
+def load_base(config: Tuned, folder: Path, mesh: Mesh | None) -> tuple[lm.Llama, dict[str, Any]]:
+    """The model to tune, and its weights on the mesh.
+
+    **Arguments:** `folder`, the local folder of `config.model` (`lm.locate`); `mesh`, see `mesh_of`.
     """
-    mesh = make_mesh(config.mesh) if config.mesh else None
     dtypes = dtype_options(config.dtype)
     adapters = config.lora if config.tune == "lora" else None
     kind = None if config.quantize == "none" else config.quantize
     # updates of 1e-5 would be rounded away in bfloat16
     param_dtype = jnp.dtype(jnp.float32) if config.tune == "full" else dtypes["dtype"]
     model, variables = lm.load(folder, mesh=mesh, dtype=param_dtype, lora=adapters, quantize=kind)
-    return model.clone(remat=config.remat, attention=config.attention, **dtypes), variables, mesh
+    return model.clone(remat=config.remat, attention=config.attention, **dtypes), variables
 
 
 def with_template(config: C, folder: Path) -> tuple[C, ChatTemplate | None]:
@@ -319,8 +325,10 @@ def sft(config: TuneConfig) -> RunResult:
     read = partial(read_data, tokenizer=tokenizer, template=template, config=config, vocab_size=shape.vocab_size)
     data = read(config.data)
     held_out = read(Path(config.eval_data)) if config.eval_data else None
-    model, variables, mesh = load_base(config, folder)
     updates = max(1, round(config.epochs * (len(data.tokens) // config.sft.batch_size)))
+    mesh = mesh_of(config)
+    check_sft(config.sft, data, updates, mesh)
+    model, variables = load_base(config, folder, mesh)
     learner = make_sft(config.sft, model, variables, data, updates, mesh, take=True)
     evaluate = None
     if held_out is not None:
@@ -399,9 +407,10 @@ def grpo(config: GrpoRun) -> RunResult:
     held_out = read(Path(config.eval_data)) if config.eval_data else None
     _check(config, rows, prompts, held_out, shape.max_position_embeddings)
     try_reward(reward, rows[0])
-    model, variables, mesh = load_base(config, folder)
+    settings, mesh = with_end_tokens(config.grpo, folder, tokenizer), mesh_of(config)
+    check_grpo(settings, prompts, mesh, shape.vocab_size)
     stops = lm.StopStrings.build(tokenizer, config.stop, shape.vocab_size) if config.stop else None
-    settings = with_end_tokens(config.grpo, folder, tokenizer)
+    model, variables = load_base(config, folder, mesh)
     judge = text_reward(reward, tokenizer, rows, stops)
     learner = make_grpo(settings, model, variables, prompts, judge, stops=stops, mesh=mesh, take=True)
     evaluate = judged = None

@@ -150,7 +150,7 @@ def test_what_was_tuned_on_takes_the_place_of_what_was_written(folder, tmp_path)
 def test_weights_that_are_trained_are_float32(folder):
     for tune, kept in (("full", jnp.float32), ("lora", jnp.bfloat16)):
         config = Tuned(model=str(folder / "model"), tune=tune, dtype="bfloat16")
-        model, variables, _ = load_base(config, folder / "model")
+        model, variables = load_base(config, folder / "model", None)
         assert model.dtype == jnp.bfloat16 and model.param_dtype == kept
         assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {jnp.dtype(kept)}
 

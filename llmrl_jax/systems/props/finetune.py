@@ -42,9 +42,10 @@ from llmrl_jax.tuning import (
     make_reward_evaluation,
     pad_prompts,
 )
+from llmrl_jax.tuning.grpo import check_grpo
 from llmrl_jax.tuning.rewards import Reward
 from llmrl_jax.workflows.experiment import Experiment
-from llmrl_jax.workflows.tuning import load_base, train, with_end_tokens, with_template
+from llmrl_jax.workflows.tuning import load_base, mesh_of, train, with_end_tokens, with_template
 
 
 LEVEL = 0.75
@@ -407,10 +408,11 @@ def finetune(config: FinetuneRun) -> Path:
     config, template = with_template(config, folder)
     data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
     data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
-    model, variables, mesh = load_base(config, folder)
     questions, prompts = data.training
+    grpo, mesh = with_end_tokens(config.grpo, folder, tokenizer), mesh_of(config)
+    check_grpo(grpo, prompts, mesh, shape.vocab_size)
+    model, variables = load_base(config, folder, mesh)
     reward = make_reward(config.data, data.settings, questions, tokenizer, learn_key)
-    grpo = with_end_tokens(config.grpo, folder, tokenizer)
     learner = make_grpo(grpo, model, variables, prompts, reward, mesh=mesh, take=True)
     evaluations = {}
     for i, (questions, prompts) in data.held_out.items():

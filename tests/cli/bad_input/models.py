@@ -46,6 +46,10 @@ def without(name: str):
     return lambda tmp: (tmp / "model" / name).unlink()
 
 
+WEIGHTLESS = without("model.safetensors")
+"""For what is to be refused before the weights are read, which may take minutes."""
+
+
 def config(**changes: object):
     """Change fields of the model's config.json."""
 
@@ -136,10 +140,10 @@ GENERATING = (
 
 TUNING = (
     Row("a batch larger than the data", f"{SFT} --sft.batch-size 9 --no-pack",
-        "3.*9.*--sft.batch-size", compiles=READ),
+        "3.*9.*--sft.batch-size", prepare=WEIGHTLESS),
     Row("parts of a batch", f"{SFT} --sft.microbatches 2", "--sft.batch-size 1.*--sft.microbatches 2"),
     Row("a chunk that does not divide", f"{SFT} --sft.head-chunk 3",
-        "--sft.head-chunk.*3.*8", compiles=READ),
+        "--sft.head-chunk.*3.*8", prepare=WEIGHTLESS),
     Row("rows beyond the positions", f"{SFT} --length 99", "--length.*99.*24"),
     Row("no rank", f"{SFT} --lora.rank 0", "--lora.rank.*0.*1.*LoRA"),
     Row("no targets", f"{SFT} --lora.targets", "--lora.targets.*empty.*q_proj"),
@@ -148,7 +152,7 @@ TUNING = (
         "--tune lora.*--quantize"),
     Row("more devices than there are", f"{SFT} --mesh data=999", "data=999.*999"),
     Row("more prompts than rows", f"{GRPO} --grpo.prompts 4", "3.*--grpo.prompts",
-        compiles=READ),
+        prepare=WEIGHTLESS),
     Row("groups that do not divide", f"{GRPO} --grpo.minibatches 7",
         "--grpo.prompts 3 x --grpo.group 8 = 24.*--grpo.minibatches 7"),
     Row("an answer beyond the positions", f"{GRPO} --grpo.max-new-tokens 20",
@@ -156,7 +160,8 @@ TUNING = (
     Row("a misspelt reward", GRPO.replace("contains", "contain"), "'contain'.*'contains'"),
     Row("a reward without a file", GRPO.replace("contains", ":f"), "reward.*':f'; FILE.py:FUNCTION"),
     Row("an end token beyond the vocabulary", f"{GRPO} --grpo.stop-tokens 99",
-        "--grpo.stop-tokens.*99.*vocabulary.*0.*15", compiles=READ),
+        "--grpo.stop-tokens.*99.*vocabulary.*0.*15", prepare=WEIGHTLESS),
+    Row("a stop string to tune with that cannot be", f"{GRPO} --stop zebra", "stop string 'zebra'", prepare=WEIGHTLESS),
     reward("no file", "", "there is no file .*r.py to take the reward"),
     reward("no function", "def g(prompts, completions, rows): ...", "r.py has no function 'f'"),
     reward("not Python", "def f(:", "r.py raised SyntaxError when it was executed .*; correct the file"),

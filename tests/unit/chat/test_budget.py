@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -84,7 +85,13 @@ def test_the_table_is_extended_by_a_file(tmp_path):
 
 
 def test_the_bound_of_a_prompt_counts_bytes():
-    assert prompt_bound(ask("Grüße")) == 7 + 16
+    assert prompt_bound(ask("Grüße")) == 7 + 16 + 64
+    assert prompt_bound(ask("Grüße").with_messages(Message("assistant", "ja"))) == 7 + 2 + 2 * 16 + 64
+
+
+def test_the_bound_of_a_prompt_leaves_room_for_the_message_that_a_template_adds():
+    """SmolLM2's puts a system message of 21 tokens before a conversation without one: "hi" has 31 tokens."""
+    assert prompt_bound(ask("hi")) >= 31
 
 
 def test_calls_are_counted_and_stop():
@@ -99,8 +106,8 @@ def test_calls_are_counted_and_stop():
 
 
 def test_tokens_are_set_aside_before_and_counted_after():
-    """A request can take 4 + 16 of prompt and 30: 50. It takes 8. So 58 tokens allow two, and 57 allow one."""
-    for limit, allowed in ((49, 0), (50, 1), (57, 1), (58, 2), (65, 2), (66, 3)):
+    """A request can take 4 + 16 + 64 of prompt and 30: 114. It takes 8. So 122 tokens allow two, and 121 allow one."""
+    for limit, allowed in ((113, 0), (114, 1), (121, 1), (122, 2), (129, 2), (130, 3)):
         model, budget = Model(), Budget(tokens=limit)
         with pytest.raises(BudgetExceeded, match=f"{limit} tokens"):
             Budgeted(model, budget).complete([ask() for _ in range(4)])
@@ -113,9 +120,9 @@ def test_a_tighter_count_allows_more():
 
 
 def test_dollars_by_hand():
-    """At most 20 x 2 + 30 x 8 = 280 millionths; 5 x 2 + 3 x 8 = 34 are taken."""
-    model, budget = Model(), Budget(usd=320e-6, prices=PRICES)
-    with pytest.raises(BudgetExceeded, match="6.8e-05.*0.00032.*0.00028"):
+    """At most 84 x 2 + 30 x 8 = 408 millionths; 5 x 2 + 3 x 8 = 34 are taken."""
+    model, budget = Model(), Budget(usd=450e-6, prices=PRICES)
+    with pytest.raises(BudgetExceeded, match="6.8e-05.*0.00045.*0.000408"):
         Budgeted(model, budget).complete([ask() for _ in range(4)])
     assert len(model.asked) == 2 and budget.report() == {"calls": 2, "tokens": 16, "usd": pytest.approx(68e-6)}
 
@@ -133,10 +140,10 @@ def test_dollars_need_a_price():
 @pytest.mark.parametrize(
     ("outcome", "tokens"),
     [
-        (ChatReply((Choice("x"),), "m"), 50),  # no usage: the most it can have been
-        (ChatReply((Choice("x"),), "m", Usage(5, 3), lost=2), 8 + 2 * 50),
+        (ChatReply((Choice("x"),), "m"), 114),  # no usage: the most it can have been
+        (ChatReply((Choice("x"),), "m", Usage(5, 3), lost=2), 8 + 2 * 114),
         (ServerError("no", status=500), 0),
-        (ServerError("cut", lost=1), 50),
+        (ServerError("cut", lost=1), 114),
     ],
 )
 def test_what_a_server_does_not_tell_counts_in_full(outcome, tokens):
@@ -156,7 +163,7 @@ def test_an_interrupted_request_counts_in_full(tmp_path):
     budget, again = Budget(tokens=1000), Budget(tokens=1000)
     with pytest.raises(KeyboardInterrupt):
         Recorder(Budgeted(Interrupted(), budget), tmp_path / "chat.jsonl").complete([ask(), ask()])
-    assert (budget.spent.calls, budget.spent.tokens) == (2, 100)
+    assert (budget.spent.calls, budget.spent.tokens) == (2, 228)
     again.recall(tmp_path / "chat.jsonl")
     assert again.spent == budget.spent
 
@@ -168,12 +175,77 @@ def test_requests_that_an_interrupt_kept_from_being_sent_cost_nothing(tmp_path):
                 raise KeyboardInterrupt
             return super().complete(requests)
 
-    budget, again = Budget(tokens=130), Budget(tokens=130)  # 50 tokens at most each, so two at once
+    budget, again = Budget(tokens=250), Budget(tokens=250)  # 114 tokens at most each, so two at once
     with pytest.raises(KeyboardInterrupt):
         Recorder(Budgeted(Second(), budget), tmp_path / "chat.jsonl").complete([ask()] * 5)
     assert 2 < budget.spent.calls < 5
     again.recall(tmp_path / "chat.jsonl")
     assert again.spent == budget.spent
+
+
+class Single(Model):
+    """Asked for one sample at a time: three samples of 5 + 3 tokens are three calls; one attempt was lost."""
+
+    splits = True
+
+    def complete(self, requests):
+        self.asked += requests
+        replies = [ChatReply.join([Model().complete([ask()])[0]] * r.n) for r in requests]
+        return [replace(reply, lost=1) for reply in replies]
+
+
+def test_samples_that_are_asked_for_one_by_one_are_calls(tmp_path):
+    """Of 8 calls, 3 and 3 are made, and 3 more do not fit; a lost attempt of one sample is 84 + 30 tokens at most."""
+    path = tmp_path / "chat.jsonl"
+    model, budget, again = Single(), Budget(calls=8), Budget(calls=8)
+    with pytest.raises(BudgetExceeded, match="6 of 8 calls.*3"):
+        Recorder(Budgeted(model, budget), path).complete([ask(n=3)] * 3)
+    assert len(model.asked) == 2 and budget.spent == Spent(6, 2 * (3 * 8 + 114), None)
+    again.recall(path)
+    assert again.spent == budget.spent
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tokens"),
+    [
+        (ChatReply((Choice("x"),) * 3, "m", calls=3), 3 * 114),
+        (ServerError("no", status=500), 0),
+        (ServerError("cut", lost=2), 2 * 114),
+    ],
+)
+def test_calls_for_single_samples_that_fail_are_counted(tmp_path, outcome, tokens):
+    path = tmp_path / "chat.jsonl"
+    if isinstance(outcome, ServerError):
+        outcome.calls = 3
+    budget, again = Budget(), Budget()  # a model that does not say that it splits is counted afterwards
+    try:
+        Recorder(Budgeted(Model(outcome), budget), path).complete([ask(n=3)])
+    except ServerError:
+        pass
+    again.recall(path)
+    assert (budget.spent.calls, budget.spent.tokens) == (3, tokens) and again.spent == budget.spent
+
+
+def test_an_interrupted_request_for_single_samples_counts_in_full(tmp_path):
+    class Interrupted(Single):
+        def complete(self, requests):
+            raise KeyboardInterrupt
+
+    budget, again = Budget(), Budget()
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(Budgeted(Interrupted(), budget), tmp_path / "chat.jsonl").complete([ask(n=3)])
+    assert (budget.spent.calls, budget.spent.tokens) == (3, 342)
+    again.recall(tmp_path / "chat.jsonl")
+    assert again.spent == budget.spent
+
+
+def test_calls_of_samples_that_a_cache_holds_in_part(tmp_path):
+    """Five samples in five calls, then three more: three calls."""
+    cached, budget = Cached(Single(), tmp_path / "c"), Budget()
+    Budgeted(cached, budget).complete([ask(n=5)])
+    assert budget.spent.calls == 5
+    Budgeted(cached, budget).complete([ask(n=8)])
+    assert budget.spent.calls == 8
 
 
 def test_what_a_cache_holds_is_free(tmp_path):
@@ -223,8 +295,8 @@ def test_a_recording_says_what_was_spent(tmp_path):
 
 
 def test_threads_never_pass_the_limit_together():
-    """Each request can take 50 of 400 and takes 8, so 44 go through, however they interleave: after 44, 48 are left."""
-    budget, peak, lock = Budget(tokens=400), [0, 0], threading.Lock()
+    """Each request can take 114 of 464 and takes 8, so 44 go through, however they interleave: 112 are then left."""
+    budget, peak, lock = Budget(tokens=464), [0, 0], threading.Lock()
 
     class Watching(Model):
         def complete(self, requests):
@@ -251,4 +323,4 @@ def test_threads_never_pass_the_limit_together():
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(model.asked) == 44 and budget.spent.tokens == 352 and peak[1] <= 8
+    assert len(model.asked) == 44 and budget.spent.tokens == 352 and peak[1] <= 4

@@ -221,10 +221,11 @@ def test_a_server_that_ignores_n_is_asked_one_by_one(server, chat):
     (reply,) = chat(split=True).complete([ask(n=3, seed=1)])
     assert len(server.seen) == 3 and all("n" not in body for body in server.bodies)
     assert len({choice.text for choice in reply.choices}) == 3 and reply.usage == Usage(33, 6, 9)
+    assert reply.calls == 3 and chat(split=True).complete([ask(seed=1)])[0].calls == 1
     server.faults = [say, status(400), say]
     with pytest.raises(ServerError, match="status 400") as caught:
         chat(split=True).complete([ask(n=3)])
-    assert caught.value.lost == 2  # two were answered and billed for nothing
+    assert (caught.value.calls, caught.value.lost) == (3, 2)  # two were answered and billed for nothing
 
 
 def test_requests_in_flight_are_bounded(server, chat):
@@ -384,7 +385,8 @@ def test_fields_that_a_model_refuses_are_left_out(server, chat, waits, field, re
     client = chat(send_stop=True)
     for _ in range(2):
         (reply,) = client.complete([request_])
-        assert len(reply.choices) == request_.n and reply.lost == 0 and waits == []
+        assert len(reply.choices) == request_.n == reply.calls and reply.lost == 0 and waits == []
+    assert client.splits == (field == "n")
     assert [field in body for body in server.bodies] == [True] + [False] * (2 * request_.n)
     assert set(server.bodies[-1]) == {"model", "messages"} | left
 

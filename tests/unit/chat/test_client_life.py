@@ -193,8 +193,8 @@ def test_the_whole_stack(server, chat, tmp_path):
     model = Cached(Recorder(Budgeted(chat(concurrency=1), budget), tmp_path / "talk.jsonl"), tmp_path / "c")
     asks = [ask("a", n=2, max_tokens=20), ask("b", max_tokens=20), ask("a", max_tokens=20)]
     live = model.complete(asks)
-    # two requests of 11 + 4 and 11 + 2 tokens, and one lost attempt: "a" is 1 + 16 tokens at most, twice, and 2 x 20
-    assert (budget.spent.calls, budget.spent.tokens) == (2, 28 + 74)
+    # two requests of 11 + 4 and 11 + 2 tokens, and one lost attempt: "a" is 1 + 16 + 64 at most, twice, and 2 x 20
+    assert (budget.spent.calls, budget.spent.tokens) == (2, 28 + 202)
     with pytest.raises(BudgetExceeded, match="2000 tokens"):
         model.complete([ask("c", max_tokens=2000)])
     server.always = status(500)

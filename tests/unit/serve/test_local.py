@@ -569,3 +569,28 @@ def test_thoughts_that_the_template_opens_begin_with_its_tag(served, llama):
     assert strip_thinking(reply.text) == ""
     (reply,) = model.complete([ask(extra={"guided_choice": ["red", "blue"]}, seed=None)])
     assert reply.text in ("red", "blue")
+
+
+def test_thoughts_are_opened_by_request(served, monkeypatch):
+    """The tag is that of the request's own prompt: variables and messages may turn thoughts off."""
+    off = "enable_thinking is false or '/no_think' in messages[0].content"
+    opened = TEMPLATE.replace(">{%", f">{{% if {off} %}}<think></think>{{% else %}}<think>{{% endif %}}{{%")
+    asked = []
+
+    def outcomes(self, requests):
+        asked.append([bool(request.stop) for request in requests])
+        return [ChatReply((Choice("- Eat\n\nYou"),), "tiny") for _ in requests]
+
+    monkeypatch.setattr(LocalLlama, "_outcomes", outcomes)
+    model = LocalLlama(dataclasses.replace(served, template=ChatTemplate(opened, {})))
+    requests = [
+        ask(stop=("\n\n",)),
+        ask(stop=("\n\n",), extra={"enable_thinking": False}),
+        ask(stop=("\n\n",), extra={"chat_template_kwargs": {"enable_thinking": False}}),
+        ask(stop=("\n\n",), extra={"reasoning_effort": "none"}),
+        ask("/no_think", stop=("\n\n",)),
+    ]
+    replies = model.complete(requests)
+    assert asked == [[False, True, True, True, True]]
+    assert [reply.text for reply in replies] == ["<think>- Eat\n\nYou", *["- Eat"] * 4]
+    assert [strip_thinking(reply.text) for reply in replies] == ["", *["- Eat"] * 4]

@@ -256,7 +256,9 @@ def test_a_reward_that_is_no_number_is_named(variables):
     ("options", "message"),
     [
         ({"group": 1}, r"grpo\.group.*1.*2"),
-        ({"temperature": 0.0}, "temperature.*0.0.*0"),
+        ({"temperature": 0.0}, "temperature.*0.0.*1e-06"),
+        ({"temperature": 1e7}, "temperature.*10000000.*1e-06.*1000000"),
+        ({"stop_tokens": (99,)}, "stop_tokens.*99.*vocabulary"),
         ({"prompts": 3}, "2 prompts.*3"),
         ({"minibatches": 3}, "4 = 8.*grpo.minibatches 3"),
         ({"kl_coef": -1.0}, "kl_coef.*-1.0"),
