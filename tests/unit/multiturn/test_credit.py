@@ -13,7 +13,9 @@ from llmrl_jax.multiturn.credit import (
     token_advantages,
     turn_advantages,
 )
-from llmrl_jax.multiturn.record import REPLY
+from llmrl_jax.multiturn.group import GroupConfig, GroupLearner
+from llmrl_jax.multiturn.record import REPLY, Record
+from llmrl_jax.multiturn.rollout import Steps
 from tests.unit.multiturn.conversations import drawn_record
 
 
@@ -146,3 +148,25 @@ def test_returns_of_episodes_are_discounted_by_turns():
             total = reward[row, act] + GAMMA * total
             np.testing.assert_allclose(ours[row, decided], total, rtol=2e-5, atol=1e-5)
     assert (np.asarray(record.role) == REPLY).any()
+
+
+def test_groups_of_equal_returns_are_idle():
+    """Five groups of five whose deviation is that of rounding, beside one that differs by 0.1 in a return."""
+    returns = np.repeat(np.float32([0.9, 0.964, 0.9, 0.964, 0.9, 0.5]), 5)
+    returns[-1] = 0.6
+    assert (np.asarray(jnp.std(jnp.asarray(returns).reshape(6, 5), axis=1)) > 0).all()
+    record = Record.empty(30, 2).replace(
+        role=jnp.full((30, 2), REPLY, jnp.int8),
+        decides=jnp.zeros((30, 2), bool).at[:, 0].set(True),
+        acts=jnp.zeros((30, 2), bool).at[:, 1].set(True),
+        free=jnp.ones((30, 2), bool),
+        reward=jnp.zeros((30, 2)).at[:, 1].set(returns),
+    )
+    learner = GroupLearner.__new__(GroupLearner)  # whose credit needs no world
+    learner.config = GroupConfig(num_envs=30, minibatches=1, group=5, keep="top_p")
+    steps = Steps({}, record.terminated, record.terminated, (), jnp.int32(0))
+    credit, report = jax.jit(lambda x: learner.credit(x, steps, {"keep_groups": jnp.float32(1)}))(record)
+    np.testing.assert_allclose(report["idle_groups"], 5 / 6, rtol=1e-6)
+    np.testing.assert_allclose(report["kept_groups"], 1 / 6, rtol=1e-6)
+    np.testing.assert_allclose(report["reward_std"], 0.04 / 6, rtol=1e-5)
+    assert not credit.learn[:25].any() and credit.learn[25:].all()
