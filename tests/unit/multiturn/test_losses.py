@@ -153,8 +153,7 @@ def of_turns(config, record):
                     carried = (reward if place == act else 0.0) + discount * later - before + discount * lam * carried
                     later = before
                     advantage[row, place] = carried
-                    if record.free[row, place]:
-                        target[row, place - 1] = carried + before
+                    target[row, place - 1] = carried + before
             later = value
     return advantage, target, counted
 
@@ -234,7 +233,8 @@ def reference(config):
                 else:
                     gain = min(ratio * given, clipped * given)
                     slope = ratio * given if ratio * given <= clipped * given else 0.0
-                sums["policy_loss"] -= (gain + config.entropy_coef * params["entropy"][place]) / count
+                sums["policy_loss"] -= gain / count
+                sums["bonus"] += params["entropy"][place] / count
                 gradient["log_prob"][place] -= slope / count
                 gradient["entropy"][place] -= config.entropy_coef / count
                 difference = base[place] - log_prob
@@ -256,7 +256,8 @@ def reference(config):
         sums["value_loss"] += max((value - wanted) ** 2, (near - wanted) ** 2) / len(target)
         if (value - wanted) ** 2 >= (near - wanted) ** 2:
             gradient["value"][place] += config.value_loss_coef * 2 * (value - wanted) / len(target)
-    sums["loss"] = sums["policy_loss"] + config.kl_coef * sums["kl"] + config.echo_coef * sums["world_loss"]
+    sums["loss"] = sums["policy_loss"] - config.entropy_coef * sums["bonus"]
+    sums["loss"] += config.kl_coef * sums["kl"] + config.echo_coef * sums["world_loss"]
     if ppo:
         sums["loss"] += config.value_loss_coef * sums["value_loss"]
     return sums, gradient
