@@ -228,8 +228,7 @@ def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
     refuse_unread(config, unread, f"the learner {config.algo}", remedy="or take another --algo")
     arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
     if config.algo in ("turn_ppo", "token_ppo"):
-        ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")
-        return make_turn_ppo(ppo, *arguments)
+        return make_turn_ppo(config.ppo, *arguments, level="turn" if config.algo == "turn_ppo" else "token")
     anchor_coef = 0.0 if config.algo == "grpo" else config.group.anchor_coef or 1.0
     return make_group_learner(replace(config.group, anchor_coef=anchor_coef), *arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -76,11 +77,21 @@ class AgentConfig(Checked):
     """Devices over which environments and weights are split, such as `data=4,fsdp=2`; empty: one device."""
 
 
+def _without_level(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drops the obsolete option `ppo.level`, which had no effect: `algo` decides. A value other than the default that
+    contradicts it is left, and refused."""
+    ppo, usual = values.get("ppo"), ("turn", "token") if values.get("algo") == "token_ppo" else ("turn",)
+    if not isinstance(ppo, Mapping) or ppo.get("level") not in usual:
+        return values
+    return {**values, "ppo": {name: value for name, value in ppo.items() if name != "level"}}
+
+
 @dataclass(frozen=True)
 class TrainConfig(Checked):
     """A run of RL on an agent that writes."""
 
     KIND: ClassVar[str] = "agent train"
+    upgraded = staticmethod(_without_level)
 
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
     algo: Algorithm = "turn_ppo"
