@@ -54,7 +54,7 @@ class AgentConfig(Checked):
     attention: Attention = "auto"
     """Implementation of attention."""
     value_width: PositiveInt = 256
-    """Units of each of the critic's two hidden layers."""
+    """Units of each of the critic's two hidden layers, with `algo` turn_ppo and token_ppo."""
     wording: Literal["plain", "chatml"] = "plain"
     """The text around that of the environment; `chatml` for chat models with its markers."""
     format: Literal["plain", "tags", "cot", "robust_cot", "naive", "robust_naive", "action"] = "plain"
