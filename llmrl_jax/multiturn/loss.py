@@ -148,7 +148,7 @@ def uses(batch: Batch, config: Any) -> Uses:
 
 
 def from_world(batch: Batch) -> Bool[Array, "N L"]:
-    """The environment's tokens that are learned with `echo_coef`."""
+    """The environment's tokens that are learned with `echo_coef`: without replies that are read again."""
     return batch.new & (batch.record.role == WORLD) & ~batch.record.begins
 
 
