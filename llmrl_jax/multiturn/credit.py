@@ -92,7 +92,9 @@ def token_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, ga
     """Generalised advantage estimation with a token as the action: the critic's value before each token of a reply.
 
     Within a reply there is no discount and no reward but at its end, so that `gamma` is per turn, as `turn_advantages`
-    has it; `gae_lambda` is per token."""
+    has it; `gae_lambda` is per token. The critic is fitted before every token of a turn that is learned from, forced
+    ones included: their values are in the advantages of those before them, and those where observations end are what
+    a time-out bootstraps from, whose own last observation has no target."""
     turns = turn_advantages(record, reward, gamma, gae_lambda)
     zeros = jnp.zeros(len(reward))
     reply = record.role == REPLY
@@ -117,7 +119,7 @@ def token_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, ga
     xs = (record.value, before, reward, record.bootstraps, record.acts, record.terminated, reply, record.decides)
     advantage = _backward(step, (zeros, zeros), (*xs, turns.resolved))
     target = jnp.pad((advantage + before)[:, 1:], ((0, 0), (0, 1)))
-    fits = jnp.pad(turns.learn[:, 1:], ((0, 0), (0, 1)))
+    fits = jnp.pad((reply & of_turn(record, turns.turn))[:, 1:], ((0, 0), (0, 1)))
     return turns.replace(advantage=advantage, returns=target, fits=fits)
 
 

@@ -21,7 +21,7 @@ from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import REPLY, Record
 from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, worlds_of
 from llmrl_jax.multiturn.starts import Draw, Starts, succeeded, weight
-from llmrl_jax.rl.rollout import check_divisible, group_advantages
+from llmrl_jax.rl.rollout import check_divisible, group_advantages, group_deviation
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class GroupLearner(TurnLearner):
         config = self.config
         returns = jnp.sum(jnp.where(record.acts, record.reward, 0.0), axis=1)
         groups = returns.reshape(-1, config.group)
-        deviation = jnp.std(groups, axis=1)
+        deviation = group_deviation(groups)
         advantage = jnp.zeros_like(record.reward) + group_advantages(groups, config.advantage).reshape(-1, 1)
         if config.anchor_coef:
             later = episode_returns(record, record.reward, hparams["gamma"])

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from envs_jax.hashing import mixed_bits
 from llmrl_jax.core.checks import above, at_least, between
 from llmrl_jax.lm.layers import AnyArray
-from llmrl_jax.multiturn.record import REPLY, Record
+from llmrl_jax.multiturn.record import REPLY, REREAD, Record
 from llmrl_jax.multiturn.replies import ReplyAutomaton
 
 
@@ -35,7 +35,8 @@ def text_metrics(
     * `thought_length`: the mean number of tokens before the action;
     * `repetition`: `repeated` 3-grams, of the first `SAMPLED` replies in the order of rows;
     * `information`: `prompt_information` of these replies' thoughts, in nats per token. The prompt is what the
-      environment said since the reply before, with the head of the episode if there was none.
+      environment said since the reply before, also one that is read again, with the head of the episode if there was
+      none.
     """
     places = jnp.arange(record.token.shape[1])
     thought = (record.role == REPLY) & ~replies.acting[record.state]
@@ -61,7 +62,8 @@ def text_metrics(
 def _said(record: Record) -> Int[Array, "N L"]:
     """A number of what was said since the end of the reply before, up to each token, equal for equal texts."""
     places = jnp.arange(record.token.shape[1])
-    first = record.begins | jnp.pad(record.acts[:, :-1], ((0, 0), (1, 0)))
+    ends = record.acts | (record.role == REREAD)
+    first = record.begins | jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
     start = jax.lax.cummax(jnp.where(first, places, 0), axis=1)
     offset = (places - start + 1).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
     total = jnp.cumsum(mixed_bits(record.token.astype(jnp.uint32) ^ mixed_bits(offset)), axis=1, dtype=jnp.uint32)

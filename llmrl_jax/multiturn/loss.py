@@ -148,7 +148,7 @@ def uses(batch: Batch, config: Any) -> Uses:
 
 
 def from_world(batch: Batch) -> Bool[Array, "N L"]:
-    """The environment's tokens that are learned with `echo_coef`."""
+    """The environment's tokens that are learned with `echo_coef`: without replies that are read again."""
     return batch.new & (batch.record.role == WORLD) & ~batch.record.begins
 
 
@@ -225,9 +225,10 @@ def turn_loss(
     else:
         gain = jnp.minimum(ratio * credit.advantage, clipped * credit.advantage)
     entropy = jnp.where(learn, scores.entropy, 0.0)
-    loss = -jnp.sum(jnp.where(learn, weight * gain, 0.0)) - hparams["entropy_coef"] * jnp.sum(weight * entropy)
+    policy_loss = -jnp.sum(jnp.where(learn, weight * gain, 0.0))
+    loss = policy_loss - hparams["entropy_coef"] * jnp.sum(weight * entropy)
     metrics = {
-        "policy_loss": loss,
+        "policy_loss": policy_loss,
         "entropy": jnp.sum(entropy) / total.tokens,
         "approx_kl": jnp.sum(jnp.where(learn, jnp.exp(log_ratio) - 1 - log_ratio, 0.0)) / total.tokens,
         "clip_fraction": jnp.sum(jnp.where(learn, ratio != clipped, False)) / total.tokens,

@@ -20,6 +20,11 @@ from llmrl_jax.multiturn.record import Record, carried_over
 from llmrl_jax.multiturn.rollout import Conversation, Rows, Steps, Values
 
 
+Level = Literal["turn", "token"]
+"""What an action is. `turn`: one advantage for a reply, the critic's value where an observation ends; `token`: one for
+each token."""
+
+
 @dataclass(frozen=True)
 class TurnPPOConfig(TurnLearnerConfig):
     """Settings of PPO on turns or tokens. Episodes go on over updates."""
@@ -30,8 +35,6 @@ class TurnPPOConfig(TurnLearnerConfig):
     """Tokens of each row in an update, read and written."""
     pool_size: PositiveInt = 256
     """Episodes prepared for each update, from which ended ones are replaced (`envs_jax.VectorEnv`)."""
-    level: Literal["turn", "token"] = "turn"
-    """`turn`: one advantage for a reply, the critic's value where an observation ends; `token`: one for each token."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation, per turn or per token."""
     value_loss_coef: NonNegativeFloat = 0.5
@@ -43,17 +46,35 @@ class TurnPPOConfig(TurnLearnerConfig):
 
 
 def make_turn_ppo(
-    config: TurnPPOConfig, policy: TurnPolicy, env: Environment, env_params: Any, mesh: Mesh | None = None
+    config: TurnPPOConfig,
+    policy: TurnPolicy,
+    env: Environment,
+    env_params: Any,
+    mesh: Mesh | None = None,
+    level: Level = "turn",
 ) -> Learner:
     """PPO on written replies as a `Learner`; see `TurnLearner` for arguments, metrics and errors. It adds
-    `value_loss`, `value_mean`, `advantage_std` and `explained_variance`."""
-    return TurnPPO(config, policy, env, env_params, mesh).learner()
+    `value_loss`, `value_mean`, `advantage_std` and `explained_variance`. **Arguments:** `level`, whether an action is a
+    reply or a token of it."""
+    return TurnPPO(config, policy, env, env_params, mesh, level).learner()
 
 
 class TurnPPO(TurnLearner):
     """PPO's update; `make_turn_ppo` documents the arguments."""
 
     config: TurnPPOConfig
+
+    def __init__(
+        self,
+        config: TurnPPOConfig,
+        policy: TurnPolicy,
+        env: Environment,
+        env_params: Any,
+        mesh: Mesh | None,
+        level: Level = "turn",
+    ):
+        self.level: Level = level
+        super().__init__(config, policy, env, env_params, mesh)
 
     def make_conversation(self) -> Conversation:
         self.vector = pool_of(self.config, self.env)
@@ -66,7 +87,7 @@ class TurnPPO(TurnLearner):
 
     @property
     def values(self) -> Values:
-        return self.config.level
+        return self.level
 
     def first_rows(self, key: jax.Array) -> Rows:
         copied = jax.tree.map(jnp.copy, self.env_params)
@@ -77,7 +98,7 @@ class TurnPPO(TurnLearner):
         return rows.replace(env_state=self.vector.refresh(key, rows.env_state, rows.env_params))
 
     def credit(self, record: Record, steps: Steps, hparams: dict[str, Any]) -> tuple[Credit, dict[str, jax.Array]]:
-        advantages = turn_advantages if self.config.level == "turn" else token_advantages
+        advantages = turn_advantages if self.level == "turn" else token_advantages
         credit = advantages(record, record.reward, hparams["gamma"], hparams["gae_lambda"])
         fits = credit.fits
         count = jnp.maximum(jnp.sum(fits), 1)

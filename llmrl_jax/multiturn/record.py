@@ -10,8 +10,9 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 
-NOTHING, WORLD, REPLY = 0, 1, 2
-"""Who wrote a token: none (padding), the environment, or the policy."""
+NOTHING, WORLD, REPLY, REREAD = 0, 1, 2, 3
+"""Who wrote a token: none (padding), the environment, the policy, or the policy in an earlier text: with `reprompt`, of
+a reply that a prompt repeats."""
 
 
 @struct.dataclass
@@ -20,7 +21,7 @@ class Record:
 
     token: Int[Array, "N L"]
     role: Int[Array, "N L"]
-    """int8: `NOTHING`, `WORLD` or `REPLY`."""
+    """int8: `NOTHING`, `WORLD`, `REPLY` or `REREAD`."""
     begins: Bool[Array, "N L"]
     """Whether a text begins here: earlier tokens are not seen, and positions count from here."""
     log_prob: Float[Array, "N L"]

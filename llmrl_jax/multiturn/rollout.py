@@ -27,7 +27,7 @@ from llmrl_jax.lm import Llama
 from llmrl_jax.lm.cache import Cache, Reading, Slots
 from llmrl_jax.multiturn.episodes import Episodes
 from llmrl_jax.multiturn.policy import TurnPolicy
-from llmrl_jax.multiturn.record import NOTHING, REPLY, WORLD, Record
+from llmrl_jax.multiturn.record import NOTHING, REPLY, REREAD, WORLD, Record
 from llmrl_jax.multiturn.text import Pieces, join
 from llmrl_jax.multiturn.words import number_of, pack, unpack
 from llmrl_jax.rl.rollout import episode_info
@@ -57,7 +57,7 @@ class Rows:
     log_prob: Float[Array, " N"]
     free: Bool[Array, " N"]
     queue: Int[Array, "N R"]
-    """What the environment says."""
+    """What is read next: what the environment says and, with `reprompt`, earlier turns with their replies, marked."""
     queued: Int[Array, " N"]
     """Tokens in `queue`."""
     read: Int[Array, " N"]
@@ -75,7 +75,7 @@ class Rows:
     """False for a row that has ended and begins no other episode."""
     past: Any = ()
     """With `reprompt`: `(tokens [N, w + 1, W], lengths [N, w + 1])` of the last turns with their replies, the current
-    one last."""
+    one last. Tokens of replies are marked (`mark`)."""
     episodes: Any = ()
     """`Episodes`, where rows play one after the other."""
 
@@ -125,6 +125,16 @@ class Steps:
     """int32, `number_of` the observation that was read, at its last token; `()` unless asked for."""
     computed: Int[Array, ""]
     """The tokens that the play computed: those processed, and those of rows that had to wait."""
+
+
+def mark(token: Int[Array, "*b"]) -> Int[Array, "*b"]:
+    """Tokens of a reply that is read again, negative, by which they are known among the environment's."""
+    return ~token
+
+
+def unmarked(tokens: Int[Array, "*b"]) -> Int[Array, "*b"]:
+    """The ids of tokens of which some may be marked."""
+    return jnp.where(tokens < 0, ~tokens, tokens)
 
 
 def worlds_of(env: Environment, count: int, pool_size: int = 0) -> VectorEnv:
@@ -235,7 +245,7 @@ class Conversation:
             return ()
         tokens, lengths = rows.past
         index = jnp.where(replied, lengths[:, -1], tokens.shape[-1])
-        tokens = tokens.at[jnp.arange(self.count), -1, index].set(rows.token, mode="drop")
+        tokens = tokens.at[jnp.arange(self.count), -1, index].set(mark(rows.token), mode="drop")
         return tokens, lengths.at[:, -1].add(replied)
 
     def start(self, key: jax.Array, env_params: Any) -> Rows:
@@ -356,9 +366,10 @@ class Conversation:
             (rows, slots, count, jnp.int32(0), read, words),
         )
         event, read, real = unpack(words[:, :steps], event), read[:, :steps], jnp.arange(steps) < count[:, None]
-        role = jnp.where(event.written, REPLY, jnp.where(real, WORLD, NOTHING)).astype(jnp.int8)
+        role = jnp.where(real, jnp.where(read < 0, REREAD, WORLD), NOTHING)
+        role = jnp.where(event.written, REPLY, role).astype(jnp.int8)
         record = event.record.replace(
-            token=jnp.where(event.written, event.record.token, jnp.where(real, read, 0)),
+            token=jnp.where(event.written, event.record.token, jnp.where(real, unmarked(read), 0)),
             role=role,
             begins=jnp.concatenate([first[:, None], event.ends[:, :-1]], axis=1) & real,
         )
@@ -367,7 +378,7 @@ class Conversation:
         return after, slots, record.after(rows.record, rows.length), report
 
     def _next(self, rows: Rows) -> Int[Array, "N chunk"]:
-        """The next tokens that each row would read; behind the last one, any."""
+        """The next tokens that each row would read, some of them marked; behind the last one, any."""
         index = rows.read[:, None] + jnp.arange(self.chunk)
         return jnp.take_along_axis(rows.queue, jnp.minimum(index, rows.queue.shape[1] - 1), axis=1)
 
@@ -401,6 +412,7 @@ class Conversation:
         read = Reading(lane, of_lane(rows.spoken + (active & rows.writes)), jnp.diff(ends, axis=1, prepend=0))
         reader, index = read.order(chunk)
         tokens = jnp.take_along_axis(of_lane(self._next(rows)).reshape(len(lane), -1), reader * chunk + index, axis=1)
+        tokens = unmarked(tokens)
         token = by_group(jnp.where(rows.writes, rows.token, self.policy.text.pad_id))
         # a row that writes has its token at the next position; tokens of lanes that have nothing to read are behind
         # that, and unseen

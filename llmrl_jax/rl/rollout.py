@@ -359,3 +359,11 @@ def group_advantages(returns: Float[Array, "G n"], kind: str) -> Float[Array, "G
     if kind == "grpo":
         return centred / (jnp.std(returns, axis=1, keepdims=True) + 1e-4)
     return centred
+
+
+def group_deviation(returns: Float[Array, "G n"]) -> Float[Array, " G"]:
+    """The standard deviation of each group's returns; 0 where they are equal but for rounding, to a millionth of the
+    largest: that of equal numbers often is not."""
+    low, high = jnp.min(returns, axis=1), jnp.max(returns, axis=1)
+    equal = high - low <= 1e-6 * jnp.maximum(jnp.abs(low), jnp.abs(high))
+    return jnp.where(equal, 0.0, jnp.std(returns, axis=1))

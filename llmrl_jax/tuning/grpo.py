@@ -40,7 +40,7 @@ from llmrl_jax.rl.precision import (
     ratio_error,
     sampling_metrics,
 )
-from llmrl_jax.rl.rollout import group_advantages
+from llmrl_jax.rl.rollout import group_advantages, group_deviation
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
 from llmrl_jax.tuning.sft import first_params
@@ -399,13 +399,13 @@ class GRPO:
         if config.kl_coef:
             base = state.frozen["base"]
             samples = samples.replace(reference=_in_parts(self.model, base, samples, config, self.microbatch))
-        spread = jnp.std(rewards, axis=1)
+        spread = group_deviation(rewards)
         return samples, {
             **gap,
             "reward": jnp.mean(rewards),
             **{name: jnp.mean(term) for name, term in terms.items()},
             "reward_std": jnp.mean(spread),
-            "idle_groups": jnp.mean(spread < 1e-6),
+            "idle_groups": jnp.mean(spread == 0),
             "length": jnp.mean(samples.lengths),
             "unfinished": jnp.mean(generation.finish == Finish.LENGTH),
         }

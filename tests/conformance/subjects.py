@@ -132,8 +132,9 @@ def writes(algo: str) -> Learner:
     from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig
 
     sizes = SmallConfig(hidden_size=16, layers=1, heads=2, intermediate_size=16)
-    agent = AgentConfig(env="Notes-Recall-v0?turns=1", embedded=sizes, reply_tokens=4, value_width=8)
+    agent = AgentConfig(env="Notes-Recall-v0?turns=1", embedded=sizes, reply_tokens=4)
     if algo.endswith("ppo"):
+        agent = dataclasses.replace(agent, value_width=8)
         settings: Any = {"ppo": small(TurnPPOConfig, episode_tokens=64)}
     else:
         settings = {"group": small(GroupConfig, episode_tokens=64, group=2)}

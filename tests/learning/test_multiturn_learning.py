@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -24,7 +25,6 @@ AGENT = AgentConfig(
     format="action",
     decoding="constrained",
     reply_tokens=4,
-    value_width=32,
 )
 SHARED = {"num_envs": 64, "episode_tokens": 64, "entropy_coef": 0.01}
 # at 3e-3 PPO forgets what it has learned: where nearly all episodes succeed, normalised advantages are noise
@@ -43,8 +43,10 @@ GROUP = GroupConfig(**SHARED, learning_rate=3e-3, minibatches=1, epochs=2, group
     ],
 )
 def test_the_answer_is_read_and_written(algo, updates, least):
-    settings = {"ppo": PPO} if algo.endswith("ppo") else {"group": GROUP}
-    learner = make_learner(TrainConfig(agent=AGENT, algo=algo, **settings), build(AGENT))
+    agent, settings = AGENT, {"group": GROUP}
+    if algo.endswith("ppo"):
+        agent, settings = replace(AGENT, value_width=32), {"ppo": PPO}
+    learner = make_learner(TrainConfig(agent=agent, algo=algo, **settings), build(agent))
     state, update = learner.init(jax.random.key(0)), jax.jit(learner.update, donate_argnums=0)
     success = []
     for _ in range(updates):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from envs_jax.bridges.host import HostEnvironment, HostWorld
 from envs_jax.env import Environment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax import lm
-from llmrl_jax.core.checks import nearest, refuse_unread
+from llmrl_jax.core.checks import nearest, option, refuse_unread
 from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
@@ -29,7 +30,7 @@ from llmrl_jax.multiturn.ppo import make_turn_ppo
 from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
 from llmrl_jax.multiturn.text import WORDINGS, FreeText, TurnText, check_text
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig
+from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig, demo_config
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,21 @@ def _check_host(config: AgentConfig, mesh: jax.sharding.Mesh | None) -> None:
 def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
     """The learner of a run. **Raises** `ValueError` for settings of other learners, sizes that do not divide, or
     episodes that do not fit."""
-    unread = {"grpo": ["ppo", "group.anchor_coef"], "gigpo": ["ppo"]}.get(config.algo, ["group"])
-    refuse_unread(config, unread, f"the learner {config.algo}", remedy="or take another --algo")
+    no_critic = ["ppo", "agent.value_width"]
+    unread = {"grpo": [*no_critic, "group.anchor_coef", "group.gamma"], "gigpo": no_critic}.get(config.algo, ["group"])
+    # the demo has the same values for all learners
+    demo = demo_config(algo=config.algo)
+    unread = [name for name in unread if attrgetter(name)(config) != attrgetter(name)(demo)]
+    refuse_unread(
+        config,
+        unread,
+        f"the learner {config.algo}",
+        remedy="or take another --algo",
+        spell=lambda name: option(name.removeprefix("agent.")),
+    )
     arguments = (agent.policy, agent.env, agent.env_params, agent.mesh)
     if config.algo in ("turn_ppo", "token_ppo"):
-        ppo = replace(config.ppo, level="turn" if config.algo == "turn_ppo" else "token")
-        return make_turn_ppo(ppo, *arguments)
+        return make_turn_ppo(config.ppo, *arguments, level="turn" if config.algo == "turn_ppo" else "token")
     anchor_coef = 0.0 if config.algo == "grpo" else config.group.anchor_coef or 1.0
     return make_group_learner(replace(config.group, anchor_coef=anchor_coef), *arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -53,7 +54,7 @@ class AgentConfig(Checked):
     attention: Attention = "auto"
     """Implementation of attention."""
     value_width: PositiveInt = 256
-    """Units of each of the critic's two hidden layers."""
+    """Units of each of the critic's two hidden layers, with `algo` turn_ppo and token_ppo."""
     wording: Literal["plain", "chatml"] = "plain"
     """The text around that of the environment; `chatml` for chat models with its markers."""
     format: Literal["plain", "tags", "cot", "robust_cot", "naive", "robust_naive", "action"] = "plain"
@@ -76,11 +77,21 @@ class AgentConfig(Checked):
     """Devices over which environments and weights are split, such as `data=4,fsdp=2`; empty: one device."""
 
 
+def _without_level(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drops the obsolete option `ppo.level`, which had no effect: `algo` decides. A value other than the default that
+    contradicts it is left, and refused."""
+    ppo, usual = values.get("ppo"), ("turn", "token") if values.get("algo") == "token_ppo" else ("turn",)
+    if not isinstance(ppo, Mapping) or ppo.get("level") not in usual:
+        return values
+    return {**values, "ppo": {name: value for name, value in ppo.items() if name != "level"}}
+
+
 @dataclass(frozen=True)
 class TrainConfig(Checked):
     """A run of RL on an agent that writes."""
 
     KIND: ClassVar[str] = "agent train"
+    upgraded = staticmethod(_without_level)
 
     agent: Annotated[AgentConfig, tyro.conf.arg(name="")] = field(default_factory=AgentConfig)
     algo: Algorithm = "turn_ppo"

@@ -78,12 +78,12 @@ def evaluators(agent: WritingAgent, episode_tokens: int) -> Any:
 
 def conversation(agent: WritingAgent, played: Played) -> str:
     """The first episode as text, a paragraph for each turn's text of the environment and each reply."""
-    tokens, roles = played.tokens[0], played.roles[0]
-    starts = [0, *(np.flatnonzero(np.diff(roles)) + 1), len(roles)]
+    tokens, replies = played.tokens[0], played.roles[0] == REPLY
+    starts = [0, *(np.flatnonzero(np.diff(replies)) + 1), len(replies)]
     parts = []
     for begin, end in itertools.pairwise(starts):
         text = agent.tokenizer.decode(tokens[begin:end]).strip()
-        parts.append(f"    {text}" if roles[begin] == REPLY else text)
+        parts.append(f"    {text}" if replies[begin] else text)
     outcome = "" if played.success is None else ", success" if played.success[0] else ", no success"
     return "\n".join([*parts, f"{played.turns[0]} turns, return {played.returns[0]:g}{outcome}"])
 

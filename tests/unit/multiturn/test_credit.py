@@ -13,7 +13,9 @@ from llmrl_jax.multiturn.credit import (
     token_advantages,
     turn_advantages,
 )
-from llmrl_jax.multiturn.record import REPLY
+from llmrl_jax.multiturn.group import GroupConfig, GroupLearner
+from llmrl_jax.multiturn.record import REPLY, WORLD, Record
+from llmrl_jax.multiturn.rollout import Steps
 from tests.unit.multiturn.conversations import drawn_record
 
 
@@ -76,13 +78,15 @@ def test_turns_are_credited_as_a_loop_over_turns_does(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("end", ["as drawn", "with an observation"])
-def test_tokens_are_credited_as_a_loop_over_tokens_does(seed, end):
+@pytest.mark.parametrize("kind", ["as drawn", "ends with an observation", "forced tokens"])
+def test_tokens_are_credited_as_a_loop_over_tokens_does(seed, kind):
     record, reward = drawn_record(np.random.default_rng(10 + seed))
-    if end == "with an observation":  # the value that follows its first row's last turn is the record's last
+    if kind == "forced tokens":
+        record = record.replace(free=record.free & (jnp.arange(record.token.shape[1]) % 2 == 0))
+    if kind == "ends with an observation":  # the value that follows its first row's last turn is the record's last
         length = 1 + int(np.flatnonzero(record.decides[0])[-1])
         record, reward = jax.tree.map(lambda x: x[:, :length], (record, reward))
-    credit = token_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA)
+    credit, said = token_advantages(record, jnp.asarray(reward, jnp.float32), GAMMA, LAMBDA), []
     for row in range(len(reward)):
         advantage = 0.0
         for decided, act, after in reversed(turns_of(record, row)):
@@ -100,7 +104,31 @@ def test_tokens_are_credited_as_a_loop_over_tokens_does(seed, end):
                 np.testing.assert_allclose(credit.advantage[row, place], advantage, rtol=3e-5, atol=2e-5)
                 np.testing.assert_allclose(credit.returns[row, place - 1], advantage + before, rtol=3e-5, atol=2e-5)
                 assert credit.fits[row, place - 1]
-    assert int(credit.fits.sum()) == int(credit.learn.sum())
+                said.append((row, place))
+    assert int(credit.fits.sum()) == len(said) > 20
+    assert int(credit.learn.sum()) == sum(bool(record.free[x]) for x in said)
+
+
+def test_values_before_forced_tokens_are_fitted():
+    """Two turns of two tokens that are read and three that are written, of which the second alone had alternatives: the
+    values before all three are in its advantage. At the end there is a reward of 1."""
+    record = Record.empty(1, 10)
+
+    def at(*places):
+        return jnp.zeros((1, 10), bool).at[0, jnp.array(places)].set(True)
+
+    record = record.replace(
+        role=jnp.array([[WORLD] * 2 + [REPLY] * 3 + [WORLD] * 2 + [REPLY] * 3], jnp.int8),
+        free=at(3, 8),
+        decides=at(1, 6),
+        acts=at(4, 9),
+        terminated=at(9),
+        value=jnp.full((1, 10), 0.5),
+    )
+    credit = token_advantages(record, jnp.zeros((1, 10)).at[0, 9].set(1.0), 0.9, 1.0)
+    assert np.flatnonzero(credit.fits[0]).tolist() == [1, 2, 3, 6, 7, 8]
+    assert np.flatnonzero(credit.learn[0]).tolist() == [3, 8]
+    np.testing.assert_allclose(credit.returns[0, jnp.array([1, 2, 3, 6, 7, 8])], [0.9] * 3 + [1.0] * 3, rtol=1e-6)
 
 
 def test_a_turn_is_learned_from_once():
@@ -146,3 +174,25 @@ def test_returns_of_episodes_are_discounted_by_turns():
             total = reward[row, act] + GAMMA * total
             np.testing.assert_allclose(ours[row, decided], total, rtol=2e-5, atol=1e-5)
     assert (np.asarray(record.role) == REPLY).any()
+
+
+def test_groups_of_equal_returns_are_idle():
+    """Five groups of five whose deviation is that of rounding, beside one that differs by 0.1 in a return."""
+    returns = np.repeat(np.float32([0.9, 0.964, 0.9, 0.964, 0.9, 0.5]), 5)
+    returns[-1] = 0.6
+    assert (np.asarray(jnp.std(jnp.asarray(returns).reshape(6, 5), axis=1)) > 0).all()
+    record = Record.empty(30, 2).replace(
+        role=jnp.full((30, 2), REPLY, jnp.int8),
+        decides=jnp.zeros((30, 2), bool).at[:, 0].set(True),
+        acts=jnp.zeros((30, 2), bool).at[:, 1].set(True),
+        free=jnp.ones((30, 2), bool),
+        reward=jnp.zeros((30, 2)).at[:, 1].set(returns),
+    )
+    learner = GroupLearner.__new__(GroupLearner)  # whose credit needs no world
+    learner.config = GroupConfig(num_envs=30, minibatches=1, group=5, keep="top_p")
+    steps = Steps({}, record.terminated, record.terminated, (), jnp.int32(0))
+    credit, report = jax.jit(lambda x: learner.credit(x, steps, {"keep_groups": jnp.float32(1)}))(record)
+    np.testing.assert_allclose(report["idle_groups"], 5 / 6, rtol=1e-6)
+    np.testing.assert_allclose(report["kept_groups"], 1 / 6, rtol=1e-6)
+    np.testing.assert_allclose(report["reward_std"], 0.04 / 6, rtol=1e-5)
+    assert not credit.learn[:25].any() and credit.learn[25:].all()

@@ -17,10 +17,11 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.multiturn import learner as learners, rollout, words
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
-from llmrl_jax.multiturn.health import Watch
-from llmrl_jax.multiturn.loss import Batch, Room, reply_sums, score_tokens, totals, turn_loss, uses
+from llmrl_jax.multiturn.health import Watch, _said
+from llmrl_jax.multiturn.loss import Batch, Room, from_world, reply_sums, score_tokens, totals, turn_loss, uses
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
-from llmrl_jax.multiturn.record import REPLY, WORLD
+from llmrl_jax.multiturn.record import NOTHING, REPLY, REREAD, WORLD
+from llmrl_jax.multiturn.rollout import Conversation, worlds_of
 from llmrl_jax.systems.agent.build import make_learner
 from llmrl_jax.systems.agent.clone import clone
 from llmrl_jax.systems.agent.config import AgentConfig, CloneRun, TrainConfig
@@ -222,6 +223,31 @@ def test_padding_is_not_seen():
     np.testing.assert_array_equal(gradient("free", state, batch), gradient("free", state, other))
 
 
+def test_replies_that_are_read_again_are_not_the_worlds():
+    """With `reprompt` the text of a second turn repeats the first observation and reply: with `echo_coef` the world's
+    tokens alone are learned, and the prompt that `information` compares is what follows the reply."""
+    program = agent(memory="reprompt", window=1, decoding="constrained", format="action", reply_tokens=2)
+    conversation = Conversation(program.policy, worlds_of(program.env, 16), once=True, whole=True)
+    params, frozen = program.policy.init(jax.random.key(0))
+    rows = conversation.start(jax.random.key(1), program.env_params)
+    record = jax.jit(conversation.play, static_argnums=4)(params, frozen, rows, jax.random.key(2), 24)[1]
+    learned = from_world(Batch(record, None, None, record.role != NOTHING))
+    word = np.vectorize(lambda token: program.tokenizer.decode([token]))
+    said, (words, role, begins) = _said(record), (np.asarray(x) for x in (record.token, record.role, record.begins))
+    prompts = []
+    for row in range(16):
+        _, *second = np.flatnonzero(begins[row])
+        reply = word(words[row, role[row] == REPLY])
+        for begin in second[:1]:
+            text, whose = word(words[row, begin : begin + 12]).tolist(), role[row, begin : begin + 12].tolist()
+            first = ["Observation:", "The", "password", "is", text[4], "Reply:"]
+            assert text == [*first, reply[0], "Observation:", "Nothing", "happens.,", "Reply:", text[-1]]
+            assert whose[:11] == [WORLD] * 6 + [REREAD] + [WORLD] * 4
+            assert learned[row, begin : begin + 11].tolist() == [False] + [True] * 5 + [False] + [True] * 4
+            prompts.append(int(said[row, begin + 10]))
+    assert len(prompts) > 1 and len(set(prompts)) == 1
+
+
 def test_tokens_of_the_world_are_learned_if_asked_for():
     program, state, batch = batch_of("free")
     with_echo = gradient("free", state, batch, echo_coef=0.5)
@@ -347,15 +373,17 @@ def test_conversations_are_those_of_a_loop_in_python(memory):
         place, total, past, turns, done = 0, 0.0, [], 0, False
         while not done:
             turn = tokenizer.encode(policy.text.render(obs, opening=turns == 0))
-            message = turn if not memory else [*(past[-1] if past else []), *turn]
+            earlier = past[-1:] if memory else []
+            message = [*(token for parts in earlier for part in parts for token in part), *turn]
             assert tokens[place : place + len(message)] == message
-            assert (roles[place : place + len(message)] == WORLD).all()
+            whose = [role for parts in earlier for role, part in zip((WORLD, REREAD), parts) for _ in part]
+            assert roles[place : place + len(message)].tolist() == whose + [WORLD] * len(turn)
             place += len(message)
             reply = []
             while place < len(tokens) and roles[place] == REPLY:
                 reply.append(tokens[place])
                 place += 1
-            past.append([*turn, *reply])
+            past.append((turn, reply))
             text = tokenizer.decode([t for t in reply if t != tokenizer.eos_id])
             action = env.action_names.index(policy.replies.format.parse(text))
             obs, state, reward, terminated, truncated, _ = env.step(

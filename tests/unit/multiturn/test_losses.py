@@ -31,8 +31,8 @@ CASES = {
     "turn PPO": PPO,
     "turn PPO, GSPO's ratio, replies, asymmetric": replace(PPO, ratio="turn", aggregate="turn", clip_high=0.28),
     "turn PPO, CISPO, ECHO": replace(PPO, ratio="cispo", echo_coef=0.3, normalize_advantages=False),
-    "token PPO": replace(PPO, level="token"),
-    "token PPO, replies, KL": replace(PPO, level="token", aggregate="turn", kl_coef=0.2),
+    "token PPO": PPO,
+    "token PPO, replies, KL": replace(PPO, aggregate="turn", kl_coef=0.2),
     "REINFORCE": replace(GROUP, aggregate="turn"),
     "GRPO, KL, ECHO": replace(GROUP, advantage="grpo", kl_coef=0.1, echo_coef=0.2, clip_low=0.1, clip_high=0.4),
     "GRPO, half of the groups": replace(GROUP, advantage="leave_one_out", keep_groups=0.5, ratio="turn"),
@@ -85,12 +85,12 @@ def drawn():
     return record, params, jnp.asarray(base, jnp.float32), jnp.asarray(new), jnp.asarray(anchor)
 
 
-def ours(config):
+def ours(config, level):
     """The loss, its metrics and its gradients."""
     record, params, base, new, anchor = drawn()
     kind = TurnPPO if isinstance(config, TurnPPOConfig) else GroupLearner
     learner = kind.__new__(kind)  # whose credit needs no world
-    learner.config = config
+    learner.config, learner.level = config, level
     hparams = {name: jnp.asarray(x) for name, x in traced_floats(config).items()}
     no = jnp.zeros_like(anchor, bool)
     credit, _ = jax.jit(lambda record: learner.credit(record, Steps({}, no.T, no.T, anchor.T, jnp.int32(0)), hparams))(
@@ -125,7 +125,7 @@ def replies_of(record, row):
     return out
 
 
-def of_turns(config, record):
+def of_turns(config, record, level):
     """Advantages by place, critic's targets by place, and turns that count, of PPO."""
     advantage, target, counted = {}, {}, []
     gamma, lam = config.gamma, config.gae_lambda
@@ -142,7 +142,7 @@ def of_turns(config, record):
             elif after[0] == "timeout":
                 later, carried = float(record.value[row, after[1]]), 0.0
             reward = float(record.reward[row, act])
-            if config.level == "turn":
+            if level == "turn":
                 carried = reward + gamma * later - value + gamma * lam * carried
                 target[row, decided] = carried + value
                 for place in places:
@@ -153,8 +153,7 @@ def of_turns(config, record):
                     carried = (reward if place == act else 0.0) + discount * later - before + discount * lam * carried
                     later = before
                     advantage[row, place] = carried
-                    if record.free[row, place]:
-                        target[row, place - 1] = carried + before
+                    target[row, place - 1] = carried + before
             later = value
     return advantage, target, counted
 
@@ -199,7 +198,7 @@ def of_groups(config, record, anchor):
     return advantage, counted
 
 
-def reference(config):
+def reference(config, level):
     """The loss, its metrics, and the gradient of each token's log-probability, entropy and value."""
     record, params, base, new, anchor = drawn()
     exact = lambda x: np.asarray(x, np.float64 if x.dtype == jnp.float32 else x.dtype)  # noqa: E731
@@ -207,7 +206,7 @@ def reference(config):
     base, new = np.asarray(base, np.float64), np.asarray(new)
     ppo = isinstance(config, TurnPPOConfig)
     if ppo:
-        advantage, target, counted = of_turns(config, record)
+        advantage, target, counted = of_turns(config, record, level)
     else:
         advantage, counted = of_groups(config, record, np.asarray(anchor))
         target = {}
@@ -234,7 +233,8 @@ def reference(config):
                 else:
                     gain = min(ratio * given, clipped * given)
                     slope = ratio * given if ratio * given <= clipped * given else 0.0
-                sums["policy_loss"] -= (gain + config.entropy_coef * params["entropy"][place]) / count
+                sums["policy_loss"] -= gain / count
+                sums["bonus"] += params["entropy"][place] / count
                 gradient["log_prob"][place] -= slope / count
                 gradient["entropy"][place] -= config.entropy_coef / count
                 difference = base[place] - log_prob
@@ -256,7 +256,8 @@ def reference(config):
         sums["value_loss"] += max((value - wanted) ** 2, (near - wanted) ** 2) / len(target)
         if (value - wanted) ** 2 >= (near - wanted) ** 2:
             gradient["value"][place] += config.value_loss_coef * 2 * (value - wanted) / len(target)
-    sums["loss"] = sums["policy_loss"] + config.kl_coef * sums["kl"] + config.echo_coef * sums["world_loss"]
+    sums["loss"] = sums["policy_loss"] - config.entropy_coef * sums["bonus"]
+    sums["loss"] += config.kl_coef * sums["kl"] + config.echo_coef * sums["world_loss"]
     if ppo:
         sums["loss"] += config.value_loss_coef * sums["value_loss"]
     return sums, gradient
@@ -264,9 +265,9 @@ def reference(config):
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_loops_over_tokens(name):
-    config = CASES[name]
-    value, metrics, gradient = ours(config)
-    expected, slopes = reference(config)
+    config, level = CASES[name], "token" if name.startswith("token") else "turn"
+    value, metrics, gradient = ours(config, level)
+    expected, slopes = reference(config, level)
     assert value == pytest.approx(expected["loss"], rel=2e-4, abs=1e-5)
     for key in {"policy_loss", "entropy", "approx_kl", "clip_fraction", *metrics} & set(expected):
         assert metrics[key] == pytest.approx(expected[key], rel=2e-4, abs=1e-5), key

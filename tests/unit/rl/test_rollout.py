@@ -10,7 +10,7 @@ import pytest
 import envs_jax
 from envs_jax.resets import VectorEnv
 from llmrl_jax.rl.networks import NetworkConfig, network_policy
-from llmrl_jax.rl.rollout import gae, group_advantages, start
+from llmrl_jax.rl.rollout import gae, group_advantages, group_deviation, start
 
 
 def test_a_runner_has_parameters_of_its_own():
@@ -67,3 +67,13 @@ def test_advantages_in_groups_by_hand():
     np.testing.assert_allclose(advantages(returns, "leave_one_out"), [[1, -1 / 3, -1 / 3, -1 / 3], zero], rtol=1e-6)
     deviation = np.sqrt(3) / 4 + 1e-4
     np.testing.assert_allclose(advantages(returns, "grpo")[0], np.array([0.75, *[-0.25] * 3]) / deviation, rtol=1e-6)
+
+
+def test_groups_of_equal_returns_have_no_deviation():
+    """The mean of five times 0.9 is another number in float32, and so is 0.1 + 0.2 beside 0.3; units do not matter."""
+    equal = jnp.full((1, 5), 0.9)
+    assert float(jnp.std(equal)) > 0 and float(group_deviation(equal)[0]) == 0
+    rounded = jnp.array([[0.3, 0.3 + 2**-25, 0.3, 0.3, 0.3]])
+    assert float(rounded[0, 1]) > float(rounded[0, 0]) and float(group_deviation(rounded)[0]) == 0
+    returns = jnp.array([[1.0, 0.0, 0.0, 0.0, 0.0], [3e-7, -2e-7, -2e-7, -2e-7, 3e-7]])
+    np.testing.assert_allclose(group_deviation(returns), [0.4, np.sqrt(6) * 1e-7], rtol=1e-5)
