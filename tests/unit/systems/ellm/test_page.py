@@ -105,3 +105,43 @@ def test_novelty_of_agents(name, length):
         woke = [x["unlocked"].get("wake_up", 0) for x in mine]
         cells += [numbers(woke), numbers([x["achievements"] - y for x, y in zip(mine, woke, strict=True)])]
         assert f"| `{agent}`{length} | {' | '.join(cells)} |" in PAGE, agent
+
+
+SUGGESTERS = {
+    "scripted": "`scripted`, rules that read the prompt",
+    "plain": "SmolLM2, published prompt",
+    "fewshot": "SmolLM2, 8 of the oracle's answers in the prompt",
+    "tuned": "SmolLM2, fine-tuned: ",
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTERS)
+def test_suggesters(name):
+    found = [record(f"ellm_suggesters/results-{seed}")["table"][name] for seed in range(3)]
+    assert {run["states"] for run in found} == {64}
+    goals = [int(run["suggested"]) for run in found]
+    shares = [
+        sum(run["suggested"] * run[f"suggested/{kind}"] for run in found) / sum(goals)
+        for kind in ("good", "poorly_timed", "bad", "nonsensical")
+    ]
+    oracle = [
+        int(run["suggested"]) for run in (record(f"ellm_suggesters/results-{i}")["table"]["scripted"] for i in range(3))
+    ]
+    recall = [100 * run["recall"] for run in found]
+    total = sum(share * count for share, count in zip(recall, oracle, strict=True)) / sum(oracle)
+    unread = [int(run["unreadable"]) for run in found]
+    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {SUGGESTERS[name]}"))
+    assert f"| {sum(goals):,} ({', '.join(map(str, goals))}) |" in row
+    digits = 0 if name == "scripted" else 1
+    assert " | ".join(f"{share:.{digits}%}" for share in shares) in row
+    assert f"| {total:.{digits}f}% ({', '.join(f'{x:.{digits}f}' for x in recall)}) |" in row
+    assert f"| {sum(unread)} ({', '.join(map(str, unread))}) |" in row
+
+
+@pytest.mark.parametrize("name", ["oracle", "tuned"])
+def test_agents_of_suggesters(name):
+    agents = [record(f"ellm_suggesters/results-{seed}")["agents"][name] for seed in range(3)]
+    assert {agent["update"] for agent in agents} == {782}
+    values = [agent["agent"]["achievements"] for agent in agents]
+    assert f"{interval(values)} ({numbers(values)})" in PAGE.replace("**", "")
+    assert f"{interval([agent['random']['achievements'] for agent in agents])} of random play" in PAGE
