@@ -9,6 +9,7 @@ next update, in the middle of a turn; keys and values are computed again for the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from llmrl_jax.lm.cache import Cache, Reading, Slots
 from llmrl_jax.multiturn.episodes import Episodes
 from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.record import NOTHING, REPLY, REREAD, WORLD, Record
-from llmrl_jax.multiturn.text import Pieces, join
+from llmrl_jax.multiturn.text import Pieces, continued, join
 from llmrl_jax.multiturn.words import number_of, pack, unpack
 from llmrl_jax.rl.rollout import episode_info
 
@@ -223,16 +224,18 @@ class Conversation:
         tokens, lengths = self._as_kept(turn)
         return queue, (jnp.pad(tokens, ((0, 0), (window, 0), (0, 0))), jnp.pad(lengths, ((0, 0), (window, 0))))
 
-    def _following(self, obs: Any, past: Any) -> tuple[Pieces, Any]:
+    def _following(self, obs: Any, past: Any, token: Int[Array, " N"]) -> tuple[Pieces, Any]:
         """Tokens that are read after a reply: the observation, and before it with `reprompt` the head and the last
-        turns; and the turns kept."""
+        turns; and the turns kept. **Arguments:** `token`, the last one of the reply."""
         text, size, window = self.policy.text, self.policy.prompt_tokens, self.policy.window
         if self.appends:
-            return join([text.turns(obs)], size), ()
+            reply = token[:, None], jnp.ones_like(token)
+            return join([continued(text.end, reply, text.turns(obs))], size), ()
         turn = text.turns(obs, opening=not window)
         tokens, lengths = (jnp.concatenate([a[:, 1:], b], axis=1) for a, b in zip(past, self._as_kept(turn)))
-        earlier = [(tokens[:, i], lengths[:, i]) for i in range(window)]
-        return join([text.heads(obs), *earlier, turn], size), (tokens, lengths)
+        parts = [*((tokens[:, i], lengths[:, i]) for i in range(window)), turn]
+        parts[1:] = (continued(text.end, *pair) for pair in itertools.pairwise(parts))
+        return join([text.heads(obs), *parts], size), (tokens, lengths)
 
     def _as_kept(self, turn: Pieces) -> tuple[Int[Array, "N 1 W"], Int[Array, "N 1"]]:
         """A turn without its reply, as `Rows.past` keeps it, `[N, 1, W]`."""
@@ -574,7 +577,7 @@ class Conversation:
                 step_key, rows.env_state, action, rows.env_params, acts
             )
             final = info["final_observation"]
-            message = self._following(final, past)
+            message = self._following(final, past, rows.token)
             (_, queued), _ = message
             done = terminated | truncated
             # another turn, and the observation that a time-out ends with, have to fit

@@ -31,9 +31,12 @@ class TurnWording:
     sentence: tuple[str, str] = (" ", ",")
     """Before and after each phrase."""
     reply: str = " Reply:"
-    """After them: what follows is the model's reply."""
+    """After them: what follows is the model's reply. White space at its end is left to the reply, since tokenizers cut
+    before it, unless it ends with a line break, which is the prompt's."""
     between: str = ""
     """Before the turns that follow a reply."""
+    end: str = ""
+    """The marker that ends a reply, before `between`; where a reply has ended with this token, it is not repeated."""
 
 
 CHATML = TurnWording(
@@ -41,12 +44,19 @@ CHATML = TurnWording(
     goal="\nGoal:",
     observation="\nObservation:",
     reply="<|im_end|>\n<|im_start|>assistant\n",
-    between="<|im_end|>\n<|im_start|>user",
+    between="\n<|im_start|>user",
+    end="<|im_end|>",
 )
 """The markers of ChatML, which Qwen's and SmolLM2's chat models know."""
 
 WORDINGS: dict[str, TurnWording] = {"plain": TurnWording(), "chatml": CHATML}
 """By name, for options."""
+
+
+def _end(tokenizer: Tokenizer, words: TurnWording) -> int:
+    """The token that ends a reply; -1 if there is none, or the tokenizer writes the marker with several."""
+    ids = tokenizer.encode(words.end) if words.end else []
+    return ids[0] if len(ids) == 1 else -1
 
 
 def check_text(env: Environment) -> None:
@@ -74,19 +84,21 @@ class TurnText:
         words = TurnWording() if wording is None else wording
         head = list(self._head(env, words))
         turn = list(self._turn(env, words))
+        heal = not words.reply.endswith("\n")
         self.head: CompiledPrompt | None = Prompt(*head).compile(tokenizer, heal=True) if head else None
         first = None if self.head is None else False
-        opening = Prompt(*turn).compile(tokenizer, heal=True, bos=first)
-        self.turn = (
-            opening if not words.between else Prompt(Literal(words.between), *turn).compile(tokenizer, bos=False)
-        )
+        opening = Prompt(*turn).compile(tokenizer, heal=heal, bos=first)
+        before = words.end + words.between
+        self.turn = opening if not before else Prompt(Literal(before), *turn).compile(tokenizer, heal=heal, bos=False)
         self.opening = opening
         """The first turn, which follows no reply."""
+        self.end: int = _end(tokenizer, words)
+        """The token with which `turn` begins, and a reply may end; -1: none."""
         self.pad_id: int = tokenizer.pad_id
         self.episode = tuple(env.episode_captions)
         self.moving = tuple(name for name in env.captions if name not in self.episode)
         if self.head is not None:
-            self._check(Prompt(*head, *turn).compile(tokenizer, heal=True))
+            self._check(Prompt(*head, *turn).compile(tokenizer, heal=heal))
 
     @staticmethod
     def _slot(env: Environment, name: str, words: TurnWording) -> Slot:
@@ -184,6 +196,8 @@ class FreeText:
         self.tokenizer, self.words = tokenizer, TurnWording() if wording is None else wording
         self._instruction = self.words.instruction.format(actions=", ".join(actions))
         self._long = long
+        self.end: int = _end(tokenizer, self.words)
+        """The token with which a turn that follows a reply begins, and a reply may end; -1: none."""
         self.pad_id: int = tokenizer.pad_id
         self.vocab_size: int = tokenizer.vocab_size
         self.lengths: tuple[int, ...] = (head_tokens, turn_tokens, turn_tokens)
@@ -207,17 +221,18 @@ class FreeText:
         return self._instruction + goal
 
     def _turn(self, text: str, opening: bool) -> str:
-        said = f"{self.words.sentence[0]}{text}" if text else ""
-        return f"{'' if opening else self.words.between}{self.words.observation}{said}{self.words.reply}"
+        words, said = self.words, f"{self.words.sentence[0]}{text}" if text else ""
+        turn = f"{'' if opening else words.end + words.between}{words.observation}{said}{words.reply}"
+        # white space at the end is the reply's, as in `TurnText`
+        return turn if words.reply.endswith("\n") else turn.rstrip()
 
     def _makers(self) -> tuple[Callable[[str], list[int]], ...]:
         """For each part, the function from the mission or the text to its tokens."""
-        # white space at the end is the reply's, as in `TurnText`
         encode, start = self.tokenizer.encode, list(self.tokenizer.prefix_ids)
         return (
             lambda mission: start + list(encode(self._head(mission).rstrip())),
-            lambda text: list(encode(self._turn(text, opening=True).rstrip())),
-            lambda text: list(encode(self._turn(text, opening=False).rstrip())),
+            lambda text: list(encode(self._turn(text, opening=True))),
+            lambda text: list(encode(self._turn(text, opening=False))),
         )
 
     def __call__(self, mission: str, text: str) -> tuple[list[np.ndarray], int, int]:
@@ -299,3 +314,16 @@ def join(pieces: Sequence[Pieces], size: int) -> Pieces:
         tokens = tokens.at[rows, index].set(piece, mode="drop")
         length = length + count
     return tokens, length
+
+
+def continued(end: int, before: Pieces, turn: Pieces) -> Pieces:
+    """The turn of each row as it follows a text: without its first token where that is `end` and so is the text's last.
+
+    **Arguments:** `end`, the token that ends a reply (-1: none); `before`, the text, whose replies may be marked
+    (`llmrl_jax.multiturn.rollout.mark`)."""
+    if end < 0:
+        return turn
+    (text, length), (tokens, count) = before, turn
+    last = jnp.take_along_axis(text, jnp.maximum(length - 1, 0)[:, None], axis=1)[:, 0]
+    again = (length > 0) & ((last == end) | (last == ~end)) & (tokens[:, 0] == end)
+    return jnp.where(again[:, None], jnp.roll(tokens, -1, axis=1), tokens), count - again

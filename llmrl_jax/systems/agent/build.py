@@ -106,7 +106,7 @@ def words_of(env: Environment | HostWorld, config: AgentConfig) -> WordTokenizer
     texts = [wording.instruction.format(actions=", ".join(names)), wording.goal, wording.observation]
     texts += [
         wording.reply,
-        wording.between,
+        f"{wording.end}{wording.between}",
         "THINK",
         NOWHERE,
         BLOCKED,

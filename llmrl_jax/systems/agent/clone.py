@@ -77,10 +77,10 @@ def reply_of(form: str, action: str, thought: str) -> str:
 class Demonstration:
     """An episode of the expert, as the texts in which its replies are learned."""
 
-    def __init__(self, appends: bool, window: int, length: int):
+    def __init__(self, appends: bool, window: int, length: int, end: int = -1):
         """**Arguments:** `appends`, whether the episode is one text, or each turn has one of its own with the last
-        `window` turns; `length`, the most tokens of a text."""
-        self.appends, self.window, self.length = appends, window, length
+        `window` turns; `length`, the most tokens of a text; `end`, see `TurnText.end`."""
+        self.appends, self.window, self.length, self.end_token = appends, window, length, end
         self.turns: list[tuple[list[int], list[int]]] = []
         self.full, self.used = False, 0
 
@@ -88,17 +88,22 @@ class Demonstration:
         """One turn: the tokens of the head, of the observation where it follows no reply and where it does, and the
         reply. **Returns:** the texts that are whole with it."""
         if self.appends:
-            world = following if self.turns else [*head, *opening]
+            world = self._continued(self.turns[-1][1], following) if self.turns else [*head, *opening]
             self.full = self.full or self.used + len(world) + len(reply) > self.length
             if not self.full:
                 self.turns.append((world, reply))
                 self.used += len(world) + len(reply)
             return []
         world = following if self.turns and self.window else opening
-        before = [token for turn in self.turns for part in turn for token in part]
-        text = [*head, *before, *world]
+        text = list(head)
+        for said, answered in [*self.turns, (world, [])]:
+            text += [*self._continued(text, said), *answered]
         self.turns = [*self.turns, (world, reply)][-self.window :] if self.window else []
         return [Example([*text, *reply], [False] * len(text) + [True] * len(reply))]
+
+    def _continued(self, before: list[int], world: list[int]) -> list[int]:
+        """An observation as it follows a text, see `llmrl_jax.multiturn.text.continued`."""
+        return world[1:] if before[-1:] == world[:1] == [self.end_token] else world
 
     def end(self) -> list[Example]:
         """The end of the episode; the next one begins. **Returns:** its text, if it is one."""
@@ -156,7 +161,7 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
 
     key = jax.random.key(seed)
     obs, state = expert.reset(key)
-    episodes = [Demonstration(policy.memory == "append", policy.window, length) for _ in range(copies)]
+    episodes = [Demonstration(policy.memory == "append", policy.window, length, text.end) for _ in range(copies)]
     examples: list[Example] = []
     ended = 0
     for t in range(100_000):

@@ -160,7 +160,7 @@ def test_free_text_is_the_tokens_of_its_text(wording):
     for pieces, want in (
         (text.heads(obs), head),
         (text.turns(obs, opening=True), turn),
-        (text.turns(obs), wording.between + turn),
+        (text.turns(obs), wording.end + wording.between + turn),
     ):
         (tokens,), (length,) = np.asarray(pieces[0]), np.asarray(pieces[1])
         assert tokens[:length].tolist() == WORDS.encode(want) and not tokens[length:].any()
@@ -178,7 +178,7 @@ def test_a_world_without_a_goal_has_no_empty_line(bpe):
     batch = jax.tree.map(lambda x: jnp.stack([x, x]), obs)
     (head, lengths), (turn, ends) = text.heads(batch), text.turns(batch, opening=True)
     rows = [[*head[i, : lengths[i]].tolist(), *turn[i, : ends[i]].tolist()] for i in range(2)]
-    assert rows == [[*bpe.prefix_ids, *bpe.encode(message.rstrip())]] * 2
+    assert rows == [[*bpe.prefix_ids, *bpe.encode(message)]] * 2 and message.endswith("assistant\n")
 
 
 def test_long_texts_are_refused_or_cut_and_counted():

@@ -54,6 +54,21 @@ def test_a_turn_is_a_text_with_reprompt(window, expected):
         assert texts(episode, [[7], [8], [9]]) == expected
 
 
+@pytest.mark.parametrize(
+    ("appends", "expected"),
+    [
+        (True, [[1, 2, 3, 7, 4, 5, 6, 8, 4, 5, 6, 9, 4]]),
+        # behind the head the marker stays: what comes before it there is no reply
+        (False, [[1, 2, 3, 7, 4], [1, 2, 3, 7, 4, 5, 6, 8], [1, 4, 5, 6, 8, 4, 5, 6, 9, 4]]),
+    ],
+)
+def test_a_reply_ends_once(appends, expected):
+    """Observations that follow a reply begin with the marker that ends it, 4, with which some replies end."""
+    episode = Demonstration(appends, window=0 if appends else 1, length=100, end=4)
+    for _ in range(2):
+        assert [tokens for tokens, _ in texts(episode, [[7, 4], [8], [9, 4]])] == expected
+
+
 OBSERVATION = "You see a wall, You see a grey key 3 steps right, You see a red ball 1 step left and 1 step forward"
 
 
