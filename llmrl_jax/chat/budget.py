@@ -254,8 +254,8 @@ class Budgeted:
                 batch = outcomes_of(self.model, requests[start:end])
             except BaseException as error:  # what a recorder writes of a batch that was interrupted
                 sent = [ChatError("interrupted") for _ in maxima[start:end]]
-                for outcome, maximum in zip(sent, maxima[start:end]):
-                    outcome.calls = outcome.lost = maximum.calls
+                for interrupted, maximum in zip(sent, maxima[start:end]):
+                    interrupted.calls = interrupted.lost = maximum.calls
                 unsent = [BudgetExceeded("interrupted before it was sent")] * (len(requests) - end)
                 error.outcomes = [*outcomes, *sent, *unsent]  # type: ignore[attr-defined]
                 raise

@@ -267,14 +267,14 @@ def test_a_server_that_is_not_there_is_named(chat, waits):
     ],
 )  # fmt: skip
 def test_a_reply_with_incomplete_usage_is_a_reply(server, chat, tmp_path, usage):
-    """Its text was paid for: it is stored, and a budget counts its maximum, 5 + 16 bytes of prompt and 7 tokens."""
+    """Its text was paid for: it is stored, and a budget counts its maximum, 5 + 16 + 64 tokens of prompt and 7."""
     server.always = answer(completion({}) | {"usage": usage})
     budget = Budget(tokens=100)
     cached = Cached(Budgeted(chat(), budget), tmp_path / "c")
     for _ in range(2):
         (reply,) = cached.complete([ask("Which", max_tokens=7)])
         assert reply.text == "reply 0" and reply.usage is None
-    assert len(server.seen) == 1 and budget.spent.tokens == 28
+    assert len(server.seen) == 1 and budget.spent.tokens == 92
 
 
 @pytest.mark.parametrize("details", [None, [], {}, {"cached_tokens": None}, {"cached_tokens": -1}])
