@@ -120,7 +120,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
 
     @functools.cached_property
     def ends(self) -> bool:
-        """Whether every episode ends without a time limit, since no sequence of actions leads back to a state."""
+        """Return whether every episode ends without a time limit: no sequence of actions leads back to a state."""
         table = self.table
         last = table.terminated | (np.arange(table.prob.shape[-1]) >= table.count[..., None])
         ends = np.zeros(len(table.prob), bool)

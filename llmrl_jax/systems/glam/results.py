@@ -192,7 +192,7 @@ def _zero_shot(config: GlamConfig, output: Path, x: PostTestConfig) -> tuple[Tes
 
 
 def _digest(model: str) -> str:
-    """Eight hexadecimal digits of the weights of a model, whose folder may be written anew; empty for `embedded`."""
+    """Eight hexadecimal digits of the weights of a model, whose folder may be written again; empty for `embedded`."""
     if model == EMBEDDED:
         return ""
     path, whole = lm.locate(model), hashlib.sha256()
