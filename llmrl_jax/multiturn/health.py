@@ -49,7 +49,7 @@ def text_metrics(
     inside = (at <= end[:, None]) & (row < len(ends))[:, None]
     tokens = record.token.at[row[:, None], at].get(mode="fill", fill_value=0)
     thoughts = inside & thought.at[row[:, None], at].get(mode="fill", fill_value=False)
-    said = _said(record).at[row, begin].get(mode="fill", fill_value=0)
+    said = prompt_numbers(record).at[row, begin].get(mode="fill", fill_value=0)
     prompt = jnp.argmax(said[:, None] == said, axis=1)
     columns = min(BUCKETS, len(replies.classes))
     return {
@@ -59,7 +59,7 @@ def text_metrics(
     }
 
 
-def _said(record: Record) -> Int[Array, "N L"]:
+def prompt_numbers(record: Record) -> Int[Array, "N L"]:
     """A number of what was said since the end of the reply before, up to each token, equal for equal texts."""
     places = jnp.arange(record.token.shape[1])
     ends = record.acts | (record.role == REREAD)

@@ -325,5 +325,5 @@ def continued(end: int, before: Pieces, turn: Pieces) -> Pieces:
         return turn
     (text, length), (tokens, count) = before, turn
     last = jnp.take_along_axis(text, jnp.maximum(length - 1, 0)[:, None], axis=1)[:, 0]
-    again = (length > 0) & ((last == end) | (last == ~end)) & (tokens[:, 0] == end)
-    return jnp.where(again[:, None], jnp.roll(tokens, -1, axis=1), tokens), count - again
+    doubled = (length > 0) & ((last == end) | (last == ~end)) & (tokens[:, 0] == end)
+    return jnp.where(doubled[:, None], jnp.roll(tokens, -1, axis=1), tokens), count - doubled

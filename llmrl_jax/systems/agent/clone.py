@@ -96,8 +96,8 @@ class Demonstration:
             return []
         world = following if self.turns and self.window else opening
         text = list(head)
-        for said, answered in [*self.turns, (world, [])]:
-            text += [*self._continued(text, said), *answered]
+        for observation, answer in [*self.turns, (world, [])]:
+            text += [*self._continued(text, observation), *answer]
         self.turns = [*self.turns, (world, reply)][-self.window :] if self.window else []
         return [Example([*text, *reply], [False] * len(text) + [True] * len(reply))]
 

@@ -17,7 +17,7 @@ from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.multiturn import learner as learners, rollout, words
 from llmrl_jax.multiturn.evaluate import Evaluator
 from llmrl_jax.multiturn.group import make_group_learner
-from llmrl_jax.multiturn.health import Watch, _said
+from llmrl_jax.multiturn.health import Watch, prompt_numbers
 from llmrl_jax.multiturn.loss import Batch, Room, from_world, reply_sums, score_tokens, totals, turn_loss, uses
 from llmrl_jax.multiturn.ppo import TurnPPO, make_turn_ppo
 from llmrl_jax.multiturn.record import NOTHING, REPLY, REREAD, WORLD
@@ -233,7 +233,10 @@ def test_replies_that_are_read_again_are_not_the_worlds():
     record = jax.jit(conversation.play, static_argnums=4)(params, frozen, rows, jax.random.key(2), 24)[1]
     learned = from_world(Batch(record, None, None, record.role != NOTHING))
     word = np.vectorize(lambda token: program.tokenizer.decode([token]))
-    said, (words, role, begins) = _said(record), (np.asarray(x) for x in (record.token, record.role, record.begins))
+    numbers, (words, role, begins) = (
+        prompt_numbers(record),
+        (np.asarray(x) for x in (record.token, record.role, record.begins)),
+    )
     prompts = []
     for row in range(16):
         _, *second = np.flatnonzero(begins[row])
@@ -244,7 +247,7 @@ def test_replies_that_are_read_again_are_not_the_worlds():
             assert text == [*first, reply[0], "Observation:", "Nothing", "happens.,", "Reply:", text[-1]]
             assert whose[:11] == [WORLD] * 6 + [REREAD] + [WORLD] * 4
             assert learned[row, begin : begin + 11].tolist() == [False] + [True] * 5 + [False] + [True] * 4
-            prompts.append(int(said[row, begin + 10]))
+            prompts.append(int(numbers[row, begin + 10]))
     assert len(prompts) > 1 and len(set(prompts)) == 1
 
 
