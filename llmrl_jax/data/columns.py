@@ -238,13 +238,10 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
       is then cut off after the step before. A terminal step, whose next observation targets do not read, gets its own
       observation.
 
-    Columns with `length` (padded episodes), or that lack something else, are returned as they are; those with other
-    names are left out.
+    Columns with `length` (padded episodes), or that lack something else, are returned as they are.
     **Raises:** `DataError` if neither `next_obs` nor the ends of episodes are there, or if no step remains.
     """
-    ours = (*FIELDS, EPISODE, "length")
-    read = {name: column for name, column in columns.items() if name.partition(".")[0] in ours}
-    typed = {name: _typed(name, np.asarray(column)) for name, column in read.items()}
+    typed = {name: _typed(name, np.asarray(column)) for name, column in columns.items()}
     parts = [name for name in typed if name.partition(".")[0] == "obs"]
     rows = {len(x) if x.ndim else -1 for name, x in typed.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
     if "length" in typed or not parts or "terminated" not in typed or len(rows) != 1 or rows & {0, -1}:
@@ -299,7 +296,8 @@ def _followed(columns: Columns, parts: list[str], source: str) -> Columns:
     has_next_ = ~unfinished
     if not has_next_.any():
         raise DataError(f"{source} has no next_obs, and no step is followed by another one of its episode")
-    result = {name: column[has_next_] for name, column in columns.items()}
+    ours = {name: column for name, column in columns.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
+    result = {name: column[has_next_] for name, column in ours.items()}  # others are no columns of steps
     result["truncated"] = (truncated | cut)[has_next_]
     for name in parts:
         current = columns[name]
