@@ -92,34 +92,36 @@ def token_advantages(record: Record, reward: Float[Array, "N L"], gamma: Any, ga
     """Generalised advantage estimation with a token as the action: the critic's value before each token of a reply.
 
     Within a reply there is no discount and no reward but at its end, so that `gamma` is per turn, as `turn_advantages`
-    has it; `gae_lambda` is per token. The critic is fitted before every token of a turn that is learned from, forced
-    ones included: their values are in the advantages of those before them, and those where observations end are what
-    a time-out bootstraps from, whose own last observation has no target."""
+    has it; `gae_lambda` is per token that is a choice. A token that decoding forces is none: advantages pass over it.
+    The critic is fitted, and read, before choices and where observations end, from which a time-out bootstraps."""
     turns = turn_advantages(record, reward, gamma, gae_lambda)
     zeros = jnp.zeros(len(reward))
     reply = record.role == REPLY
+    first = jnp.pad(record.decides[:, :-1], ((0, 0), (1, 0)))
+    chosen = reply & (record.free | first)
     # the value before a token stands at the token before it
     before = jnp.pad(record.value[:, :-1], ((0, 0), (1, 0)))
 
     def step(carry, x):
         next_value, next_advantage = carry
-        value, before, given, bootstraps, acts, terminated, reply, decides, complete = x
+        value, before, given, bootstraps, acts, terminated, reply, chosen, decides, complete = x
         next_value = jnp.where(bootstraps, value, jnp.where(acts & terminated, 0.0, next_value))
         next_advantage = jnp.where(bootstraps | (acts & terminated), 0.0, next_advantage)
         discount = jnp.where(acts, gamma, 1.0)
-        advantage = jnp.where(acts, given, 0.0) + discount * next_value - before
-        advantage = jnp.where(reply, advantage + discount * gae_lambda * next_advantage, 0.0)
+        ahead = jnp.where(acts, given, 0.0) + discount * next_value
+        advantage = jnp.where(chosen, ahead - before + discount * gae_lambda * next_advantage, 0.0)
         # a record may end with an observation, whose value no reply's token has before it
-        next_value = jnp.where(reply, before, jnp.where(decides, value, next_value))
-        next_advantage = jnp.where(reply, advantage, next_advantage)
+        next_value = jnp.where(reply, jnp.where(chosen, before, ahead), jnp.where(decides, value, next_value))
+        passed = jnp.where(reply, discount * next_advantage, next_advantage)
+        next_advantage = jnp.where(chosen, advantage, passed)
         # behind a turn whose outcome is not known there is a value, but no advantage
         next_advantage = jnp.where(decides & ~complete, 0.0, next_advantage)
         return (next_value, next_advantage), advantage
 
-    xs = (record.value, before, reward, record.bootstraps, record.acts, record.terminated, reply, record.decides)
-    advantage = _backward(step, (zeros, zeros), (*xs, turns.resolved))
+    xs = (record.value, before, reward, record.bootstraps, record.acts, record.terminated, reply, chosen)
+    advantage = _backward(step, (zeros, zeros), (*xs, record.decides, turns.resolved))
     target = jnp.pad((advantage + before)[:, 1:], ((0, 0), (0, 1)))
-    fits = jnp.pad((reply & of_turn(record, turns.turn))[:, 1:], ((0, 0), (0, 1)))
+    fits = jnp.pad((chosen & of_turn(record, turns.turn))[:, 1:], ((0, 0), (0, 1)))
     return turns.replace(advantage=advantage, returns=target, fits=fits)
 
 
