@@ -150,7 +150,11 @@ def of_turns(config, record, level):
             else:
                 for place in reversed(places):
                     before, discount = float(record.value[row, place - 1]), gamma if place == act else 1.0
-                    carried = (reward if place == act else 0.0) + discount * later - before + discount * lam * carried
+                    ahead = (reward if place == act else 0.0) + discount * later
+                    if place > places[0] and not record.free[row, place]:  # a token without alternatives is no choice
+                        later, carried = ahead, discount * carried
+                        continue
+                    carried = ahead - before + discount * lam * carried
                     later = before
                     advantage[row, place] = carried
                     target[row, place - 1] = carried + before
