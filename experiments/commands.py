@@ -34,11 +34,11 @@ def summary_of(out: Path, name: str, *arguments: str, resume: bool = False) -> d
     **Raises:** `ValueError` if that run was begun with other arguments.
     """
     summary = out / name / "summary.json"
-    asked, now = out / f"{name}-arguments.json", {"arguments": " ".join(arguments)}
-    if asked.exists():
-        refuse_others(asked, json.loads(asked.read_text()), now)
+    file, current = out / f"{name}-arguments.json", {"arguments": " ".join(arguments)}
+    if file.exists():
+        refuse_others(file, json.loads(file.read_text()), current)
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(asked, json.dumps(now) + "\n")
+    write_whole(file, json.dumps(current) + "\n")
     if not summary.exists() or json.loads(summary.read_text()).get("stopped"):
         options = ["--run.name", name, "--run.out", str(out), "--run.progress", "off"]
         if resume and (out / name / "config.json").exists():

@@ -179,8 +179,8 @@ def random_actions(folder: Path, data: str, level: str, count: int) -> None:
 def tested(folder: Path, x: Experiment, seed: int = 0) -> dict[str, Any]:
     """The test of a grounded model as a policy."""
     file = folder / "test.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    if (found.get("episodes"), found.get("seed")) != (x.tests, seed):
+    previous = json.loads(file.read_text()) if file.exists() else {}
+    if (previous.get("episodes"), previous.get("seed")) != (x.tests, seed):
         test_run(folder, episodes=x.tests, seed=seed)
     return json.loads(file.read_text())
 

@@ -49,8 +49,8 @@ def text_metrics(
     inside = (at <= end[:, None]) & (row < len(ends))[:, None]
     tokens = record.token.at[row[:, None], at].get(mode="fill", fill_value=0)
     thoughts = inside & thought.at[row[:, None], at].get(mode="fill", fill_value=False)
-    said = prompt_numbers(record).at[row, begin].get(mode="fill", fill_value=0)
-    prompt = jnp.argmax(said[:, None] == said, axis=1)
+    prompt = prompt_numbers(record).at[row, begin].get(mode="fill", fill_value=0)
+    prompt = jnp.argmax(prompt[:, None] == prompt, axis=1)
     columns = min(BUCKETS, len(replies.classes))
     return {
         "thought_length": jnp.sum(thought & new) / jnp.maximum(jnp.sum(record.acts & new), 1),

@@ -284,8 +284,8 @@ class OpenGoalSpec(GoalSpec):
         kinds = self.categories(obs, ids)
         tally, unknown = state.tally.at[0].add(histogram(kinds)), state.unknown + ~answered
         state = state.replace(goals=ids, kinds=kinds, tally=tally, unknown=unknown)
-        asked = answered | jnp.any(params.answers.pending == obs["key"]) if rules.suggester == "chat" else answered
-        return state, presented(params.goals, ids, params.threshold), asked
+        requested = answered | jnp.any(params.answers.pending == obs["key"]) if rules.suggester == "chat" else answered
+        return state, presented(params.goals, ids, params.threshold), requested
 
     def pay(self, rules, state, action, obs, info, params):
         success = True if rules.gate == "none" else info[_FLAGS[rules.gate]]

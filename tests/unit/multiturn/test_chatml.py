@@ -53,14 +53,14 @@ def test_the_line_break_before_a_reply_is_the_prompts(chat, kind):
     if kind == "device":
         text = TurnText(env, chat, CHATML)
         obs, _ = env.reset(jax.random.key(0), params)
-        said = env.describe(obs)["text"] + ","
+        sentence = env.describe(obs)["text"] + ","
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], obs)
     else:
-        text, said = FreeText(chat, env.action_names, CHATML), "The password is green."
-        obs = {name: jnp.asarray(ids)[None] for name, ids in zip(text.names, text("", said)[0], strict=True)}
+        text, sentence = FreeText(chat, env.action_names, CHATML), "The password is green."
+        obs = {name: jnp.asarray(ids)[None] for name, ids in zip(text.names, text("", sentence)[0], strict=True)}
     first = decoded(chat, text.heads(obs))[0] + decoded(chat, text.turns(obs, opening=True))[0]
-    assert first == GREEN.replace("The password is green.,", said)
-    later = f"{END}\n{START}user\nObservation: {said}{END}\n{START}assistant\n"
+    assert first == GREEN.replace("The password is green.,", sentence)
+    later = f"{END}\n{START}user\nObservation: {sentence}{END}\n{START}assistant\n"
     assert decoded(chat, text.turns(obs)) == [later]
     assert text.end == chat.eos_id
 
@@ -91,18 +91,18 @@ def test_a_turn_that_follows_a_reply_ends_it_once(chat, window):
     obs = jax.tree.map(lambda x: jnp.stack([x, x]), obs)
     (queue, queued), past = conversation._following(obs, rows.past, rows.token)
     ours = decoded(chat, (jnp.where(queue < 0, ~queue, queue), queued))
-    said = chat.decode([word])
+    word_text = chat.decode([word])
     if window is None:
         assert ours == [NOTHING.removeprefix(END), NOTHING]
     elif window == 0:
         assert ours == [f"{START}user\n{ACTIONS}\nObservation: {NOTHING.split('Observation: ')[1]}"] * 2
     else:
-        replies = [f"{said}{END}", f"{said}{said}{END}"]
+        replies = [f"{word_text}{END}", f"{word_text}{word_text}{END}"]
         assert ours == [f"{a}{b}{NOTHING.removeprefix(END)}" for a, b in zip(password, replies, strict=True)]
         # behind the head, of which it ends the message, the marker is there whatever the reply before
         rows = rows.replace(past=past)
         (queue, queued), _ = conversation._following(obs, conversation._with_reply(rows, jnp.ones(2, bool)), rows.token)
         again = decoded(chat, (jnp.where(queue < 0, ~queue, queue), queued))
         assert all(text.count(f"{ACTIONS}{NOTHING}") == 1 for text in again)
-        assert again[0].endswith(f"{END}{NOTHING.removeprefix(END)}") and again[1].endswith(f"{said}{NOTHING}")
+        assert again[0].endswith(f"{END}{NOTHING.removeprefix(END)}") and again[1].endswith(f"{word_text}{NOTHING}")
         assert not any(END + END in text for text in again)

@@ -110,8 +110,8 @@ def test_a_fixed_number_of_an_action_has_no_part_in_densities():
     np.testing.assert_allclose(both.log_prob(action), one.log_prob(action[:, :1]), rtol=1e-6)
     np.testing.assert_allclose(both.entropy(), one.entropy(), rtol=1e-6)
     slopes = jax.grad(lambda mean: both.replace(mean=mean).log_prob(action)[0] + both.replace(mean=mean).entropy()[0])
-    found = slopes(both.mean)
-    assert np.all(np.isfinite(found)) and float(found[0, 1]) == 0
+    gradient = slopes(both.mean)
+    assert np.all(np.isfinite(gradient)) and float(gradient[0, 1]) == 0
 
 
 def test_a_number_that_is_no_action_has_no_probability():

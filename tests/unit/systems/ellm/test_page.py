@@ -117,19 +117,19 @@ SUGGESTERS = {
 
 @pytest.mark.parametrize("name", SUGGESTERS)
 def test_suggesters(name):
-    found = [record(f"ellm_suggesters/results-{seed}")["table"][name] for seed in range(3)]
-    assert {run["states"] for run in found} == {64}
-    goals = [int(run["suggested"]) for run in found]
+    runs = [record(f"ellm_suggesters/results-{seed}")["table"][name] for seed in range(3)]
+    assert {run["states"] for run in runs} == {64}
+    goals = [int(run["suggested"]) for run in runs]
     shares = [
-        sum(run["suggested"] * run[f"suggested/{kind}"] for run in found) / sum(goals)
+        sum(run["suggested"] * run[f"suggested/{kind}"] for run in runs) / sum(goals)
         for kind in ("good", "poorly_timed", "bad", "nonsensical")
     ]
     oracle = [
         int(run["suggested"]) for run in (record(f"ellm_suggesters/results-{i}")["table"]["scripted"] for i in range(3))
     ]
-    recall = [100 * run["recall"] for run in found]
+    recall = [100 * run["recall"] for run in runs]
     total = sum(share * count for share, count in zip(recall, oracle, strict=True)) / sum(oracle)
-    unread = [int(run["unreadable"]) for run in found]
+    unread = [int(run["unreadable"]) for run in runs]
     (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {SUGGESTERS[name]}"))
     assert f"| {sum(goals):,} ({', '.join(map(str, goals))}) |" in row
     digits = 0 if name == "scripted" else 1
