@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import numbers
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,17 +100,35 @@ def ids(prefix: str = "") -> list[str]:
     return [id for id in _SPECS if id.startswith(prefix)]
 
 
-def spec(id: str) -> Spec:
-    """Specification of an id, registered or `package/name` with a package of `BRIDGED`.
+def _import(location: str) -> None:
+    """Import a module, or a file by its path, whose folder is then one in which Python looks for modules."""
+    if location.endswith(".py"):
+        path = Path(location).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}, which an environment's id names before its colon")
+        folder, location = str(path.resolve().parent), path.stem
+        if folder not in sys.path:
+            sys.path.append(folder)  # at the end: it hides no other module
+    importlib.import_module(location)
 
-    **Raises:** `KeyError`, naming the nearest ids, for an unknown id."""
+
+def spec(id: str) -> Spec:
+    """Specification of an id: registered, `package/name` with a package of `BRIDGED`, or `module:ID` or `FILE.py:ID`,
+    of which the module or file is executed, and registers the id.
+
+    **Raises:** `KeyError`, naming the nearest ids, for an unknown id; what the import raises."""
+    location, _, name = id.rpartition(":")
+    if location:
+        _import(location)
+        return spec(name)
     package, _, name = id.partition("/")
     if name and package in BRIDGED:
         return Spec(id, BRIDGED[package], {"name": name})
     _register_worlds()
     if id not in _SPECS:
         raise KeyError(
-            f"no environment is registered as {id!r}{nearest(id, list(_SPECS))} (`envs_jax.ids()` lists all)"
+            f"no environment is registered as {id!r}{nearest(id, list(_SPECS))} (`envs_jax.ids()` lists all; your own: "
+            f"FILE.py:{id}, with the file that registers it)"
         )
     return _SPECS[id]
 
@@ -157,8 +176,9 @@ def make(id: str, **kwargs: Any) -> tuple[Environment, Any]:
     """Build an environment and its default parameters.
 
     **Arguments:** `id`, as the reference package spells it, with optional static options after a question mark
-    (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); `kwargs`, the same options by
-    keyword, which take precedence.
+    (`"BabyAI-GoToLocal-v0?room_size=6&num_dists=2"`, `"brax/reacher?backend=spring"`); before a colon a module or file
+    that registers it, which is executed (`"corridor.py:Corridor-v0"`); `kwargs`, the same options by keyword, which
+    take precedence.
     **Returns:** `(env, params)`.
     **Raises:** `KeyError` for an unknown id, `TypeError` for an unknown option, both with the nearest names, and for an
     option of another type.

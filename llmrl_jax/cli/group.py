@@ -1,6 +1,7 @@
-"""Several command lines in one process, whose runs share a program: `python -m llmrl_jax.cli.group '[[...], [...]]'`.
+"""Several command lines in one process, whose runs share a program: `python -m llmrl_jax.cli.group FILE`, a JSON list
+of lists of words.
 
-`llmrl sweep` starts it."""
+`llmrl sweep` starts it, with a file: an argument of a process may be too short for some hundred lines."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from llmrl_jax.cli.main import main as run_line
 
@@ -20,4 +22,4 @@ def main(lines: Sequence[Sequence[str]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -309,7 +309,9 @@ def run(sweep: Sweep, quiet: bool = False) -> bool:
                 print(f"{label}: {shlex.join(['llmrl', *job.next_args()])}", file=stream, flush=True)
             write(sweep)
             # its own session, so that a terminal's SIGINT reaches it once, through this process
-            child = subprocess.Popen(_command(jobs), start_new_session=True, stdout=sys.stderr if quiet else None)
+            child = subprocess.Popen(
+                _command(sweep, jobs), start_new_session=True, stdout=sys.stderr if quiet else None
+            )
             code = _wait(child, request)
             if code and not request.name:
                 print(f"{label} ended with code {code}", file=stream, flush=True)
@@ -319,10 +321,14 @@ def run(sweep: Sweep, quiet: bool = False) -> bool:
     return all(job.state == FINISHED for job in sweep.jobs)
 
 
-def _command(jobs: Sequence[Job]) -> list[str]:
-    """The command of a process that runs jobs of one program."""
+def _command(sweep: Sweep, jobs: Sequence[Job]) -> list[str]:
+    """The command of a process that runs jobs of one program. Several lines are written to a file of the sweep."""
     lines = [job.next_args() for job in jobs]
-    return [*PROGRAM, *lines[0]] if len(lines) == 1 else [*GROUP, json.dumps(lines)]
+    if len(lines) == 1:
+        return [*PROGRAM, *lines[0]]
+    file = sweep.folder / "lines.json"
+    write_whole(file, json.dumps(lines) + "\n")
+    return [*GROUP, str(file)]
 
 
 def _wait(child: subprocess.Popen, request: StopRequest) -> int:

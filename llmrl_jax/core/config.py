@@ -281,7 +281,8 @@ def _with_defaults(saved: Mapping[str, Any], config: Any, name: str) -> dict[str
     complete = dict(saved)
     for f in dataclasses.fields(config):
         path = f"{name}.{f.name}".lstrip(".")
-        if f.metadata.get("resume") == "free":
+        if f.metadata.get("resume") == "free":  # it may not have been when the identity was saved
+            complete = {x: y for x, y in complete.items() if x != path and not x.startswith(f"{path}.")}
             continue
         value = getattr(config, f.name)
         if not any(saved_name == path or saved_name.startswith(f"{path}.") for saved_name in saved):

@@ -80,12 +80,28 @@ def from_columns(
     return data
 
 
-def renamed(columns: Mapping[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:
-    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ: a whole
-    name, or what comes before its first dot.
+def own_names(names: Mapping[str, str] | None) -> dict[str, str]:
+    """The names among `names` that are not D4RL's, which every reader of several formats knows."""
+    return {name: theirs for name, theirs in (names or {}).items() if D4RL_NAMES.get(name) != theirs}
 
-    **Raises:** `DataError` for a column that is there under both names.
+
+def renamed(
+    columns: Mapping[str, Any], names: Mapping[str, str] | None, source: str, present: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Columns by our names. **Arguments:** `names`, our name -> the name in `columns`, for columns that differ: a whole
+    name, or what comes before its first dot; `source`, their name in messages; `present`, the names of all columns of
+    the file (default: those of `columns`).
+
+    **Raises:** `DataError` for a column that is there under both names, and for a name, other than D4RL's, that no
+    column has: where it is misspelt, the right column would not be read.
     """
+    every = sorted({*columns, *present, *(name.partition(".")[0] for name in columns)})
+    for name, theirs in own_names(names).items():
+        if theirs not in every:
+            raise DataError(
+                f"{source} has no column {theirs!r}, which the names of columns give as {name}"
+                f"{nearest(theirs, every)}; it has {', '.join(every)[:300] or 'no column'}"
+            )
     ours = {theirs: name for name, theirs in (names or {}).items()}
     result: dict[str, Any] = {}
     for name, column in columns.items():
@@ -241,10 +257,11 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     Columns with `length` (padded episodes), or that lack something else, are returned as they are.
     **Raises:** `DataError` if neither `next_obs` nor the ends of episodes are there, or if no step remains.
     """
-    typed = {name: _typed(name, np.asarray(column)) for name, column in columns.items()}
+    padded = "length" in columns
+    typed = {name: _typed(name, np.asarray(column), 2 if padded else 1) for name, column in columns.items()}
     parts = [name for name in typed if name.partition(".")[0] == "obs"]
     rows = {len(x) if x.ndim else -1 for name, x in typed.items() if name.partition(".")[0] in (*FIELDS, EPISODE)}
-    if "length" in typed or not parts or "terminated" not in typed or len(rows) != 1 or rows & {0, -1}:
+    if padded or not parts or "terminated" not in typed or len(rows) != 1 or rows & {0, -1}:
         return typed
     has_next = any(name.partition(".")[0] == "next_obs" for name in typed)
     if "truncated" not in typed:
@@ -253,11 +270,12 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     return typed if has_next else _followed(typed, parts, source)
 
 
-def _typed(name: str, column: np.ndarray) -> np.ndarray:
+def _typed(name: str, column: np.ndarray, axes: int) -> np.ndarray:
+    """A column in the type that is needed. **Arguments:** `axes`, those of a reward."""
     flag, number = name in ("terminated", "truncated"), column.dtype.kind in "biuf"
     is_discrete = name == "action" and column.dtype.kind in "iu"
-    if (flag or is_discrete or name == "reward") and column.ndim == 2 and column.shape[1] == 1:
-        column = column[:, 0]
+    if (flag or is_discrete or name == "reward") and column.ndim == axes + 1 and column.shape[-1] == 1:
+        column = column[..., 0]
     if flag and number and np.isin(column, (0, 1)).all():
         return column.astype(bool)
     return column.astype(np.float32) if name == "reward" and number else column

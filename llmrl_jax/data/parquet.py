@@ -65,7 +65,7 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Tr
     """Read a file written by `write_parquet`, or another file with these columns, as `Transitions`.
 
     **Arguments:** `path`; `names`, our column -> its name in the file of another library, whose columns are completed
-    (`llmrl_jax.data.columns`).
+    (`llmrl_jax.data.columns`); a file that `write_parquet` wrote has our names, and needs none.
     **Raises:** `ModuleNotFoundError` without pyarrow; `FileNotFoundError`; `DataError` for a file that is not parquet,
     lists of unequal lengths, missing values, incomplete episodes, and data that `from_columns` refuses.
     """
@@ -82,7 +82,8 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Tr
     if meta.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path} has the format {meta['format']}; this version reads {FORMAT}")
     columns = {}
-    for name, theirs in renamed({x: x for x in table.column_names}, names).items():
+    named = {x: x for x in table.column_names}
+    for name, theirs in (named if is_ours else renamed(named, names, str(path))).items():
         if name.partition(".")[0] not in (*FIELDS, "episode", "step"):
             continue
         source = f"{path}: {theirs}"

@@ -23,6 +23,7 @@ from llmrl_jax.data.columns import (
     Columns,
     completed,
     from_columns,
+    own_names,
     renamed,
     to_columns,
 )
@@ -75,6 +76,7 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Trans
     if path.suffix in HDF5:
         return read_hdf5(path, theirs)
     if path.suffix == PARQUET or is_object(path):
+        _refuse_names(path, names)
         return read_masked(path)
     if path.suffix in (".npz", ".npy") or path.is_dir() or not path.exists():
         return read_arrays(path, theirs)
@@ -89,6 +91,15 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Trans
         f"{path} ends in {path.suffix or 'nothing'}; a .parquet, .npz, .npy, .h5 or .hdf5 file, or a folder of .npy "
         f"files, is needed: {_SAVE}"
     )
+
+
+def _refuse_names(path: Path, names: Mapping[str, str] | None) -> None:
+    """**Raises** `DataError` for names of columns in a format that has its own."""
+    if names := own_names(names):
+        given = ",".join(f"{name}={theirs}" for name, theirs in names.items())
+        raise DataError(
+            f"names of columns are {given}, but {path} is of a format that has its own: leave them out, or {_SAVE}"
+        )
 
 
 def _refuse_folder(path: Path) -> None:
@@ -151,7 +162,7 @@ def read_arrays(path: str | Path, names: Mapping[str, str] | None = None) -> Tra
     else:
         columns = _archive(path)
     if names is not None:
-        columns = completed(renamed(columns, names), str(path))
+        columns = completed(renamed(columns, names, str(path)), str(path))
     return from_columns(columns, str(path))
 
 
@@ -224,9 +235,12 @@ def read_hdf5(path: str | Path, names: Mapping[str, str] | None = None) -> Trans
         raise missing_data(path)
     try:
         with h5py.File(path, "r") as file:
-            if _is_masked(h5py, file):
+            layout = None if _is_masked(h5py, file) else _layout(h5py, file)
+            if layout is not _columns:
+                _refuse_names(path, names)
+            if layout is None:
                 return read_masked(path)
-            columns, present = _layout(h5py, file)(h5py, file, names or {}, str(path)), list(file)
+            columns, present = layout(h5py, file, names or {}, str(path)), list(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as hdf5: {error}") from error
     return from_columns(completed(columns, str(path)), str(path), present)
@@ -260,9 +274,9 @@ def _columns(h5py: Any, file: Any, names: Mapping[str, str], source: str) -> Col
         if name in heads or name in ("episode_terminals", "length"):
             columns |= _parts(h5py, file[name], name, source)
     ends = columns.pop("episode_terminals", None)
-    columns = renamed(columns, names)
     if not columns:
         raise DataError(f"{source} has none of the columns of recorded steps; it has {_listed(file)}: {_CONVERT}")
+    columns = renamed(columns, names, source, file)
     if ends is not None and "truncated" not in columns and "terminated" in columns:
         ends, terminated = np.asarray(ends), columns["terminated"]
         if ends.shape == terminated.shape:

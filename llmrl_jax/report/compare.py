@@ -128,7 +128,8 @@ def read_run(folder: str | Path, config: Any, metric: str = "success") -> Run:
     run = read_all(folder, config).select(metric)
     if not run.train:
         reason = ": it ended no episode in training" if sinks.is_of_episodes(metric) else ""
-        raise ValueError(f"the run {run.folder} has no line of metrics with a {metric}{reason}")
+        reason = ": only its evaluations have it, and runs are compared by lines of training" if run.evals else reason
+        raise ValueError(f"the run {run.folder} has no line of training with {metric}{reason}")
     return run
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from llmrl_jax.core.statistics import Estimate, bound_name, is_bound, is_number, run_interval
 from llmrl_jax.report.runs import read_summary
+from llmrl_jax.run.folder import evaluations
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ AGENT = "agent"
 
 def read_evaluation(folder: Path) -> Evaluation | None:
     """The newest evaluation of a run, by the update of its checkpoint; None if it has none that can be read."""
-    numbers = [path.stem.removeprefix("eval-") for path in folder.glob("eval-*.json")]
-    for update in sorted((int(number) for number in numbers if number.isdecimal()), reverse=True):
-        path = folder / f"eval-{update}.json"
+    for update, path in sorted(evaluations(folder).items(), reverse=True):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

@@ -273,6 +273,19 @@ def write_summary(folder: str | Path, values: Mapping[str, Any]) -> Path:
     return path
 
 
+def evaluations(folder: str | Path) -> dict[int, Path]:
+    """The files of a run's evaluations, `eval-UPDATE.json`, by update."""
+    names = ((path.stem.removeprefix("eval-"), path) for path in Path(folder).glob("eval-*.json"))
+    return {int(number): path for number, path in names if number.isdecimal()}
+
+
+def discard_results(folder: str | Path, update: int) -> None:
+    """Delete the summary of a run that is continued, and the evaluations of updates after `update`."""
+    later = [path for number, path in evaluations(folder).items() if number > update]
+    for path in (Path(folder) / "summary.json", *later):
+        path.unlink(missing_ok=True)
+
+
 # --- the beginning of a resumed run ---------------------------------------------------------------------------------
 
 

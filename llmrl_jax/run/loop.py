@@ -23,9 +23,19 @@ from llmrl_jax.run.checkpoint import Checkpoints, line_of
 from llmrl_jax.run.chunk import MEMBER, check_bounds, compile_chunk, verdict
 from llmrl_jax.run.config import RunConfig, use_compilation_cache
 from llmrl_jax.run.exchange import Exchanges, NoAnswer
-from llmrl_jax.run.folder import FAILED, FINISHED, STOPPED, Status, held, open_folder, start_of, write_status
+from llmrl_jax.run.folder import (
+    FAILED,
+    FINISHED,
+    STOPPED,
+    Status,
+    discard_results,
+    held,
+    open_folder,
+    start_of,
+    write_status,
+)
 from llmrl_jax.run.metrics import JsonLines, Sinks, check_packages, open_trackers
-from llmrl_jax.run.signals import StopRequest
+from llmrl_jax.run.signals import StopRequest, hangups_ignored
 
 
 CHUNK_SECONDS = 2.0
@@ -95,6 +105,7 @@ def train(
     title: str = "",
     shown: Mapping[str, str] = show.SHOWN,
     again: str = "",
+    at_end: Callable[[RunResult], None] | None = None,
 ) -> RunResult:
     """Train a learner, and write the run to its folder.
 
@@ -106,7 +117,8 @@ def train(
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     an opened folder to write to (None: that of `config`); `command`, prefix of the name of an unnamed run; `title`,
     before the bar; `shown`, metric -> label beside the bar; `again`, how to continue a stopped run, as its message says
-    it (empty: --run.resume with its folder).
+    it (empty: --run.resume with its folder); `at_end`, called after the last update, or where the run was stopped: only
+    then is it finished, so that one that is killed in its last evaluation is not.
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` if the
     checkpoint cannot be resumed; `FileExistsError` and `FileNotFoundError`, see `open_folder` and `start_of`;
     `ValueError` for a metric in `config.best` that the run does not have; `BlockingIOError` if another process writes
@@ -119,6 +131,7 @@ def train(
     folder = open_folder(config, command) if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hangups_ignored())
         if jax.process_index() == 0:
             stack.enter_context(held(folder))
         check_packages(config)
@@ -159,6 +172,8 @@ def train(
             run.note()
             result = run.run_updates(state)
             run.close()
+            if at_end is not None:
+                at_end(result)
             run.note(STOPPED if result.stopped else FINISHED, result.stopped)
             run.draw()
             return result
@@ -248,6 +263,7 @@ class _Run:
     def _keep(self, state: Any, boundaries: _Boundaries, stopped: bool) -> None:
         """Log, evaluate and save as due."""
         save = boundaries.due(boundaries.save, self.update) or self.update == self.num_updates or stopped
+        save |= _best_is_evaluated(self.config) and boundaries.due(boundaries.eval, self.update)
         if boundaries.due(boundaries.log, self.update) or save:
             self._log()
         if boundaries.due(boundaries.eval, self.update):
@@ -368,6 +384,7 @@ class _Run:
         if _best_is_evaluated(self.config):
             _check_best(self.config, named)
         self.latest.update(named)
+        self.evaluated = self.update
         steps = self.update * self.learner.steps_per_update
         line = {"kind": "eval", "update": self.update, "steps": steps, **results}
         self._write(line)
@@ -410,8 +427,11 @@ class _Run:
             self.sink.sync()
         except OSError as error:
             self._unwritten(f"the metrics of update {self.update}", error)
+        known = self.latest  # a checkpoint between two evaluations has no score: the one that was measured is kept
+        if self.evaluated != self.update:
+            known = {name: value for name, value in known.items() if not name.startswith("eval/")}
         try:
-            self.checkpoints.save(self.update, state, self.latest)
+            self.checkpoints.save(self.update, state, known)
         except Exception as error:
             self._unwritten(f"the checkpoint of update {self.update}", error)
         self.complete, self.saved = self.saved or -1, self.update  # it waited for the one before
@@ -473,12 +493,14 @@ def _say(notes: Iterable[str]) -> None:
 
 
 def _open_files(config: RunConfig, full_config: Any, folder: Path, checkpoints: Checkpoints, update: int) -> None:
-    """Write `config.json`. Of a resumed run also delete the checkpoints, and the lines of `metrics.jsonl`, after the
-    update that it continues from; a restarted run keeps no line, not even the evaluation of update 0."""
+    """Write `config.json`. Of a resumed run also delete what its folder has of later updates: checkpoints, evaluations,
+    lines of `metrics.jsonl`, and the summary of the run's end. A restarted run keeps no line, not even the evaluation
+    of update 0."""
     if config.resume:
         checkpoints.discard_after(update)
     if jax.process_index() == 0:
         if config.resume:
+            discard_results(folder, update)
             metrics.truncate(folder / "metrics.jsonl", update or -1)
         configs.save_config(full_config, folder / "config.json")
 
@@ -502,7 +524,7 @@ def _check_best_is_evaluated(config: RunConfig, evaluates: bool) -> None:
 
 def _best_is_unknown(config: RunConfig, before: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether no evaluation yet says that the metric exists: then one is made before training, which names a
-    misspelt metric and scores the checkpoints before the next evaluation.
+    misspelt metric.
 
     **Arguments:** `before`, the last line of metrics of each kind, of a resumed run."""
     return _best_is_evaluated(config) and config.best not in metrics.known(before)

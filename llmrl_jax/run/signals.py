@@ -3,9 +3,26 @@ when the terminal closes, is ignored."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def hangups_ignored() -> Iterator[None]:
+    """Ignore SIGHUP in this context of the main thread, unless it is handled or ignored already."""
+    hangup = getattr(signal, "SIGHUP", None)
+    in_main = threading.current_thread() is threading.main_thread()
+    if hangup is None or not in_main or signal.getsignal(hangup) != signal.SIG_DFL:
+        yield
+        return
+    before = signal.signal(hangup, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(hangup, before)
 
 
 class StopRequest:
@@ -24,14 +41,12 @@ class StopRequest:
         self.name = signal.Signals(number).name
 
     def __enter__(self) -> StopRequest:
-        self._before: dict[int, Any] = {}
+        self._stack = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-            if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-                self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+                self._stack.callback(signal.signal, number, signal.signal(number, self._handle))
+        self._stack.enter_context(hangups_ignored())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._stack.close()

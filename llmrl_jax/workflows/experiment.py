@@ -8,7 +8,7 @@ writes the run's results; `restore` reads a checkpoint into it; `evaluate` is `l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from llmrl_jax.core.activity import doing, say
 from llmrl_jax.core.checks import at_least, check_seed
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.core.statistics import over_runs
+from llmrl_jax.parallel import make_mesh
 from llmrl_jax.rl.seeds import select_run, vmap_learners
 from llmrl_jax.run.checkpoint import Checkpoints
 from llmrl_jax.run.folder import folder_name, opened, saved_updates, write_summary
@@ -37,6 +38,17 @@ Results = dict[str, Any]
 
 def _variables(x: Experiment, state: Any) -> tuple[Any, Any, Any]:
     return state.params, state.frozen, x.env_params
+
+
+@dataclass(frozen=True)
+class Language:
+    """The language model of a policy, whose weights are among `Experiment.variables`: `params`, and `lora` or none."""
+
+    model: Any
+    """A `llmrl_jax.lm.Llama`."""
+    tokenizer: Any
+    base: str = ""
+    """The model that it began as, for `llmrl_jax.lm.load`; empty: one that is built in, with random weights."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,8 @@ class Experiment:
     """`(state, key, path) -> path`: writes an episode as a GIF; None: the pictures of its states."""
     conversation: Callable[[Any, jax.Array, bool], str] | None = None
     """`(state, key, greedy) -> text`: an episode of a policy that writes, for `llmrl play`."""
+    language: Language | None = None
+    """The language model that acts; None: the policy is none."""
     title: str = ""
     shown: Mapping[str, str] = field(default_factory=lambda: SHOWN)
     """Metrics beside the progress bar; see `llmrl_jax.run.loop.train`."""
@@ -145,6 +159,23 @@ def train(
     updates = x.updates or -(-config.steps // x.learner.steps_per_update)
     if x.at_ends and x.during is not None:
         run = replace(run, eval_every=run.eval_every or updates)
+    reports: list[str] = []
+    unit = x.unit.split()[-1]
+
+    def finish(result: RunResult) -> None:
+        """Evaluate, and write what came out; the run is finished after that."""
+        values: Results = {unit: result.steps, **result.facts(unit), **(facts(result) if facts else {})}
+        if at_end and x.evaluate is not None and not result.stopped:
+            results = x.results(result.state, x.key(config.run.seed), config.eval_episodes)
+            write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
+            values |= {
+                **results.get("agent", {}),
+                **{name: value for name, value in results.items() if name != "agent"},
+            }
+            reports.append(x.report(results, config.eval_episodes))
+        if jax.process_index() == 0:
+            write_summary(folder, values)
+
     result = run_training(
         x.learner,
         run,
@@ -155,24 +186,19 @@ def train(
         title=x.title,
         shown=x.shown,
         again=again,
+        at_end=finish,
     )
-    unit = x.unit.split()[-1]
-    values: Results = {unit: result.steps, **result.facts(unit), **(facts(result) if facts else {})}
-    if at_end and x.evaluate is not None and not result.stopped:
-        results = x.results(result.state, x.key(config.run.seed), config.eval_episodes)
-        write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
-        values |= {**results.get("agent", {}), **{name: value for name, value in results.items() if name != "agent"}}
-        print(x.report(results, config.eval_episodes))
-    write_summary(folder, values)
     rate = f"{result.steps_per_second:.0f}" if result.steps_per_second >= 100 else f"{result.steps_per_second:.3g}"
-    print(f"{result.steps} {x.unit} at {rate} per second; everything is in {result.folder}")
+    if jax.process_index() == 0:
+        print(*reports, f"{result.steps} {x.unit} at {rate} per second; everything is in {result.folder}", sep="\n")
     return result
 
 
 def write_results(x: Experiment, folder: Path, update: int, seed: int, episodes: int, results: Results) -> Path:
     """Write the results of an evaluation. **Returns:** the file, `eval-UPDATE.json`."""
     path = folder / f"eval-{update}.json"
-    configs.save_config({"update": update, **x.about, "seed": seed, "episodes": episodes, **results}, path)
+    if jax.process_index() == 0:
+        configs.save_config({"update": update, **x.about, "seed": seed, "episodes": episodes, **results}, path)
     return path
 
 
@@ -266,7 +292,24 @@ def experiment_of(folder: Path, config: Any) -> Experiment:
     """The experiment of a run with the settings `config`, whose `run` names its folder from here on: it may have been
     moved, or named after the settings were written."""
     folder = folder.resolve()
-    return replace(config, run=replace(config.run, out=str(folder.parent), name=folder.name)).experiment()
+    config = replace(config, run=replace(config.run, out=str(folder.parent), name=folder.name))
+    return on_these_devices(config).experiment()
+
+
+def on_these_devices(config: Any) -> Any:
+    """The settings of a run without a mesh that the devices here cannot make, as of a run of eight on one."""
+    changes: dict[str, Any] = {}
+    for part in fields(config):
+        value = getattr(config, part.name)
+        if is_dataclass(value):
+            changes[part.name] = on_these_devices(value)
+        elif part.name == "mesh" and value:
+            try:
+                make_mesh(value)
+            except ValueError as error:
+                say(f"note: {error}: the run's mesh is left out here")
+                changes["mesh"] = ""
+    return replace(config, **changes)
 
 
 def restore(folder: Path, config: Any, learner: Learner, checkpoint: int = -1) -> tuple[Any, int]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from llmrl_jax.core import config as configs
 from llmrl_jax.options import kinds
@@ -39,20 +43,42 @@ class Loaded:
     update: int
     """The checkpoint's update."""
 
+    def __repr__(self) -> str:
+        return f"Loaded({str(self.experiment.config.run.folder)!r}, update={self.update})"
+
+    @functools.cached_property
+    def _row(self) -> Any:
+        """The form of one observation, leaves with shapes; without an environment, of the recorded ones."""
+        x = self.experiment
+        if x.env is None:
+            recorded = x.variables(x, self.state)[1].given[0].obs
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), recorded)
+        return jax.eval_shape(x.env.reset, jax.random.key(0), x.env_params)[0]
+
     def act(self, obs: Any, carry: Any = (), first: Any = None) -> tuple[Any, Any]:
         """The most likely actions of the policy, for a batch of observations.
 
         **Arguments:** `obs`, leaves `[B, ...]`; `carry`, of a policy with memory, what the call before returned, or
         `experiment.policy.initial_carry(B)`; `first`, bool `[B]`, whether an episode begins (None: nowhere).
         **Returns:** the actions, leaves `[B, ...]`, and the carry.
+        **Raises:** `ValueError` for observations of another form, as one without the axis of rows; `TypeError` for a
+        policy that writes.
         """
-        import jax
-        import jax.numpy as jnp
-
-        params, frozen, _ = self.experiment.variables(self.experiment, self.state)
-        rows = jax.tree.leaves(obs)[0].shape[0]
-        first = jnp.zeros(rows, bool) if first is None else first
-        distribution, _, carry = self.experiment.policy.step(params, frozen, obs, carry, first)
+        x = self.experiment
+        if not hasattr(x.policy, "step"):
+            raise TypeError(f"the policy of {x.config.run.folder} writes its actions: play it with `llmrl play`")
+        obs = jax.tree.map(jnp.asarray, obs, is_leaf=lambda leaf: isinstance(leaf, list))
+        named, expected = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (obs, self._row))
+        for path in {**expected, **named}:
+            shapes = [None if path not in tree else list(tree[path].shape) for tree in (named, expected)]
+            if None in shapes or shapes[0][1:] != shapes[1] or not shapes[0]:
+                raise ValueError(
+                    f"obs{jax.tree_util.keystr(path)} has the shape {shapes[0]}, and rows of {shapes[1]} are needed: "
+                    "one observation is a batch of one, obs[None]"
+                )
+        params, frozen, _ = x.variables(x, self.state)
+        first = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], bool) if first is None else first
+        distribution, _, carry = x.policy.step(params, frozen, obs, carry, first)
         return distribution.mode(), carry
 
 

@@ -7,9 +7,13 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 import yaml
 
+import llmrl_jax as lr
+from llmrl_jax import lm
 from llmrl_jax.cli.main import main
 from llmrl_jax.core import activity
 from llmrl_jax.core.config import save_config
@@ -39,6 +43,18 @@ def run(tmp_path_factory):
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_language_model_of_a_run_is_written(run, tmp_path, capsys):
+    """Weights of the policy's checkpoint, with a tokenizer, as any other model."""
+    out = tmp_path / "model"
+    assert main(["lm", "convert", "--model", str(run), "--out", str(out)]) == 0
+    trained = lr.load(run).state.params["params"]
+    jax.tree.map(np.testing.assert_array_equal, lm.load(out)[1]["params"], trained)
+    assert main(["lm", "generate", "Goal of the agent", "--model", str(out), "--max-new-tokens", "2"]) == 0
+    assert main(["lm", "convert", "--model", str(run), "--out", str(out)]) == 2
+    assert main(["lm", "convert", "--model", str(run), "--out", f"{out}-2", "--checkpoint", "77"]) == 2
+    assert "77" in capsys.readouterr().err
 
 
 def test_training_leaves_everything_in_its_folder(run):

@@ -68,6 +68,9 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     loaded = load(folder)
     actions, _ = loaded.act(episode.observed["obs"])
     assert loaded.update == 3 and (actions == episode.action).all()
+    assert repr(loaded) == f"Loaded('{folder}', update=3)"
+    with pytest.raises(ValueError, match=r"obs\[None\]"):  # where a vector is one observation, or several numbers
+        loaded.act(episode.observed["obs"][0])
     assert main(["rl", "train", "--run.resume", str(folder), "--dqn.gamma", "0.9"]) == 2
     assert "dqn.gamma: 0.5 -> 0.9" in capsys.readouterr().err
 

@@ -79,7 +79,8 @@ values |= {"greedy/episode_return_runs": returns} if len(returns) > 1 else {}
 GROUP = """
 import json, pathlib, subprocess, sys
 program = pathlib.Path(__file__).with_name("program.py")
-sys.exit(max(subprocess.run([sys.executable, str(program), *line]).returncode for line in json.loads(sys.argv[1])))
+lines = json.loads(pathlib.Path(sys.argv[1]).read_text())
+sys.exit(max(subprocess.run([sys.executable, str(program), *line]).returncode for line in lines))
 """
 
 POINTS = """

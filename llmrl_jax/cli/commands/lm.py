@@ -181,20 +181,27 @@ def _compare(config: WorkloadConfig) -> int:
 def convert(
     model: str,
     out: str,
+    adapter: str = "",
+    checkpoint: int = -1,
     dtype: Literal["", "float32", "bfloat16", "float16"] = "",
 ) -> None:
     """Write a model as a Hugging Face folder: config.json, safetensors, tokenizer and chat template.
 
     Args:
-        model: A GGUF file, smollm2-135m, or a Hugging Face folder or hub id.
+        model: A GGUF file, smollm2-135m, a Hugging Face folder or hub id; or the folder of a run, `runs/NAME`, whose
+            policy is a language model, or that tuned one. Adapters are folded into the weights.
         out: The folder to write; it must not exist.
+        adapter: A peft adapter of the model: a folder or hub id; empty: none.
+        checkpoint: Of a run with a policy, by update number; -1: the newest.
         dtype: Of the weights; empty: that of the files, and float32 for quantised ones.
     """
-    from llmrl_jax import lm
+    from llmrl_jax.core.checks import at_least
     from llmrl_jax.core.files import check_writable
+    from llmrl_jax.workflows.export import write_model
 
+    at_least("checkpoint", checkpoint, -1)
     check_writable(out, "--out", folder=True)
-    print(f"wrote {lm.convert(model, out, dtype=dtype)}")
+    print(f"wrote {write_model(model, out, adapter=adapter, checkpoint=checkpoint, dtype=dtype)}")
 
 
 COMMANDS = {"sft": sft, "grpo": grpo, "generate": generate, "fit": fit, "convert": convert}

@@ -83,8 +83,8 @@ def compare(
 
     Args:
         folders: Folders of runs, `runs/NAME`.
-        metric: Metric to compare, named as in `metrics.jsonl`; empty: success, episode_return, reward or a loss, the
-            first that all runs have.
+        metric: Metric of training to compare, named as in `metrics.jsonl`; empty: success, episode_return, reward or a
+            loss, the first that all runs have.
         bar: The value for the steps to first reach it, averaged over ten lines of metrics; by default 0.8 for
             success, and none for other metrics.
         out: File for the learning curves, which must not exist; by default `compare.png`, or `compare-2.png` and so on.

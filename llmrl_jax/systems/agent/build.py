@@ -68,9 +68,9 @@ def make_world(config: AgentConfig) -> tuple[Environment, Any]:
 
 
 def load_world(name: str) -> HostWorld | None:
-    """The environment that `FILE.py:FUNCTION` or `module:FUNCTION` returns; None for the id of a registered one.
-    **Raises:** what `load_function` raises, `TypeError` for a function that returns something else."""
-    if ":" not in name:
+    """The environment that `FILE.py:FUNCTION` or `module:FUNCTION` returns; None for an id, which is no name of a
+    function. **Raises:** what `load_function` raises, `TypeError` for a function that returns something else."""
+    if not name.rpartition(":")[0] or not name.rpartition(":")[2].isidentifier():
         return None
     world = load_function(name, "world", ", or an id (llmrl envs list text)")()
     if not isinstance(world, HostWorld):

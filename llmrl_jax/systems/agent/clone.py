@@ -20,7 +20,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
-from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build
+from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build, load_world
 from llmrl_jax.systems.agent.config import EMBEDDED, CloneConfig, CloneRun
 from llmrl_jax.systems.agent.train import make_experiment
 from llmrl_jax.tuning import ChatTemplate, Example, make_sft, pack
@@ -185,13 +185,13 @@ def check(config: CloneRun) -> None:
     `TypeError` for an environment that is none of BabyAI's, for which there is no expert."""
     if config.agent.tune != "full":
         raise ValueError(f"tune is {config.agent.tune}, but imitation trains all weights: take --tune full")
-    env, _ = envs_jax.make(config.agent.env)
-    if not isinstance(env.unwrapped, BabyAI):
+    world = load_world(config.agent.env) or envs_jax.make(config.agent.env)[0].unwrapped
+    if not isinstance(world, BabyAI):
         raise TypeError(
             f"env is {config.agent.env}, for which there is no expert to imitate: take one of BabyAI-Text/ (llmrl envs "
             "list BabyAI-Text), or train without imitation: llmrl agent train --decoding constrained"
         )
-    if config.clone.thoughts and env.unwrapped.language != "english":
+    if config.clone.thoughts and world.language != "english":
         raise ValueError(
             f"env is {config.agent.env}, but the expert's thoughts are made of English texts: take --no-thoughts"
         )

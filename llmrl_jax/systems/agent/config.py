@@ -34,7 +34,8 @@ class AgentConfig(Checked):
     """The environment, the model, and the rules of the conversation."""
 
     env: str = "BabyAI-Text/GoToLocalS6N2-v0"
-    """An environment with text (`llmrl envs list text`)."""
+    """An environment with text (`llmrl envs list text`), or one of Python, `FILE.py:FUNCTION`, whose file is
+    executed."""
     num_actions: NonNegativeInt = 0
     """Only the first so many actions of the environment; 0: all."""
     task: str = ""
@@ -73,7 +74,7 @@ class AgentConfig(Checked):
     """What the model sees of an episode: all of it, or a prompt built again at each turn."""
     window: NonNegativeInt = 0
     """With memory reprompt: the last turns, with their replies, that are seen besides the current one."""
-    mesh: str = ""
+    mesh: str = field(default="", metadata=FREE)
     """Devices over which environments and weights are split, such as `data=4,fsdp=2`; empty: one device."""
 
 

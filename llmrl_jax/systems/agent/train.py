@@ -22,7 +22,7 @@ from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner
 from llmrl_jax.systems.agent.config import EMBEDDED, TrainConfig
 from llmrl_jax.workflows import experiment as experiments
-from llmrl_jax.workflows.experiment import Experiment, Results
+from llmrl_jax.workflows.experiment import Experiment, Language, Results
 
 
 def success_of(flags: np.ndarray | None) -> dict[str, float]:
@@ -114,7 +114,7 @@ def make_experiment(
     **Arguments:** `config`, a `TrainConfig` or `CloneRun`; `episode_tokens`, see `TurnPolicy.capacity`;
     `weights`, from a state of the learner to `(params, frozen)` of the policy; `options`, further fields of
     `Experiment`."""
-    evaluator = evaluators(agent, episode_tokens)
+    evaluator, base = evaluators(agent, episode_tokens), config.agent.model
 
     def play(state: Any, key: jax.Array, episodes: int, greedy: bool = False) -> dict[str, float]:
         return summarise(evaluator(episodes)(*weights(state), key, greedy))
@@ -138,6 +138,7 @@ def make_experiment(
         about={"env": config.agent.env},
         variables=lambda x, state: (*weights(state), x.env_params),
         conversation=talk,
+        language=Language(agent.policy.model, agent.tokenizer, "" if base == EMBEDDED else base),
         unit="tokens",
         **options,
     )
@@ -148,7 +149,10 @@ def train(config: TrainConfig) -> RunResult:
 
     **Returns:** the result of the run. **Raises:** what `build` and `llmrl_jax.run.loop.train` raise."""
     if config.agent.model == EMBEDDED and config.agent.decoding == "free":
-        print("note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it")
+        print(
+            "note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it in "
+            "BabyAI-Text/, and --decoding constrained does without"
+        )
     x = make(config)
     with opened(config.run, "agent") as folder, errors_named(x.env):
         return experiments.train(x, folder)

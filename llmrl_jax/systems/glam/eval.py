@@ -12,6 +12,7 @@ import jax
 from llmrl_jax.agents.agent import Agent
 from llmrl_jax.agents.competence import calibration
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
+from llmrl_jax.agents.language import LanguagePolicy
 from llmrl_jax.agents.play import record_episode
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
@@ -19,9 +20,9 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.build import make_agent
-from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
+from llmrl_jax.systems.glam.config import EMBEDDED, CloneRun, TrainConfig
 from llmrl_jax.workflows import evaluation as run_evaluation
-from llmrl_jax.workflows.experiment import Experiment, check_saved, kind_of_run, restore_first
+from llmrl_jax.workflows.experiment import Experiment, Language, check_saved, kind_of_run, restore_first
 
 
 Weights = Callable[[Any], tuple[Any, Any]]
@@ -94,6 +95,10 @@ def make_experiment(
         "variables": lambda x, state: (*weights(state), x.env_params),
         "video": lambda state, key, path: write_gif(agent, *weights(state), key, path),
     }
+    if isinstance(agent.policy, LanguagePolicy):
+        base = "" if config.glam.model == EMBEDDED else config.glam.model
+        tokenizer: Any = agent.tokenizer
+        defaults["language"] = Language(agent.policy.model, tokenizer, base)
     return Experiment(config, learner, agent.policy, agent.env, agent.env_params, **{**defaults, **options})
 
 

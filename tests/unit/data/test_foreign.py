@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from llmrl_jax.data.columns import from_columns, parse_names
-from llmrl_jax.data.reading import read_data, read_hdf5
+from llmrl_jax.data.reading import read_data, read_hdf5, write_arrays
 from llmrl_jax.data.transitions import DataError, to_trajectories
 
 
@@ -273,6 +273,38 @@ def test_lerobots_table_is_read_with_names(tmp_path):
 def test_names_that_are_refused(text, message):
     with pytest.raises(DataError, match=message):
         parse_names(text)
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5", "parquet"])
+def test_a_name_that_no_column_has_is_refused(ending, tmp_path):
+    """Else the column that was meant would be derived from others, or left out."""
+    path = write(tmp_path / f"a.{ending}", flat(next_observations=AFTER))
+    assert len(read_data(path, {"next_obs": "next_observations"})) == N
+    with pytest.raises(DataError, match="next_observation'.*next_obs.*'next_observations'"):
+        read_data(path, {"next_obs": "next_observation"})
+    with pytest.raises(DataError, match="'done'"):
+        read_data(path, {"episode": "done"})
+
+
+def test_formats_with_names_of_their_own_take_no_others(tmp_path):
+    """robomimic's, and padded episodes; D4RL's names are known to every reader."""
+    demo = {"obs/x": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "dense": np.ones(3), "rewards": np.zeros(3)}
+    demo = {f"data/demo_0/{name}": x for name, x in {**demo, "dones": np.arange(3) == 2}.items()}
+    padded = {"observations": np.zeros((2, 4, 3)), "actions": np.zeros((2, 3, 1)), "rewards": np.zeros((2, 3))}
+    for columns in (demo, padded | {"masks": np.ones((2, 3))}):
+        path = hdf5(tmp_path / "a.h5", columns)
+        assert not read_data(path, {"reward": "rewards"}).reward.any()
+        with pytest.raises(DataError, match="reward=dense"):
+            read_data(path, {"reward": "dense"})
+
+
+def test_padded_episodes_of_one_step_are_read_as_they_were_written(tmp_path):
+    ones, length = np.ones((5, 1), bool), np.ones(5, np.int32)
+    columns = {"obs": np.zeros((5, 1, 2), np.float32), "action": np.zeros((5, 1), np.int32), "length": length}
+    columns |= {"next_obs": columns["obs"], "reward": np.ones((5, 1), np.float32), "terminated": ones}
+    write_arrays(tmp_path / "a.npz", from_columns(columns | {"truncated": ~ones}, "a"))
+    data = read_data(tmp_path / "a.npz")
+    assert data.reward.shape == (5, 1) and data.terminated.all() and data.length.tolist() == [1] * 5
 
 
 def test_names():

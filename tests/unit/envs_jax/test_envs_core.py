@@ -98,6 +98,21 @@ class Loud(ScaleReward):
         super().__init__(EpisodeStatistics(envs_jax.make("CartPole-v1")[0]), scale)
 
 
+def test_an_id_may_name_the_file_or_module_that_registers_it(tmp_path, monkeypatch):
+    """Gymnasium's form, so that a new process, as a job of a sweep, knows an environment of one's own."""
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = "import envs_jax\nfrom envs_jax.control.debug import Aim\nenvs_jax.register('My-Aim', 'my_aim:Aim')\n"
+    (tmp_path / "my_aim.py").write_text(code)
+    for id in (f"{tmp_path / 'my_aim.py'}:My-Aim", "my_aim:My-Aim"):
+        env, _ = envs_jax.make(id)
+        assert (type(env).__name__, env.id) == ("Aim", id)
+    with pytest.raises(FileNotFoundError, match="nowhere.py"):
+        envs_jax.make("nowhere.py:My-Aim")
+    with pytest.raises(KeyError, match="My-Aims.*My-Aim"):
+        envs_jax.make("my_aim:My-Aims")
+
+
 def test_a_wrapped_world_is_registered_under_its_own_id(monkeypatch):
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
     monkeypatch.setitem(sys.modules, "loud", types.SimpleNamespace(Loud=Loud))

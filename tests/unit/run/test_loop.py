@@ -22,7 +22,7 @@ import pytest
 from llmrl_jax.run import loop, metrics, progress, pytrees as trees
 from llmrl_jax.run.checkpoint import CheckpointError, Checkpoints
 from llmrl_jax.run.config import RunConfig
-from llmrl_jax.run.folder import FINISHED, LOCK, held, opened, read_status
+from llmrl_jax.run.folder import FINISHED, LOCK, evaluations, held, opened, read_status
 from llmrl_jax.run.loop import RunStopped, train
 from llmrl_jax.run.signals import StopRequest
 from tests.resume.tiny import TinyLearner, evaluate
@@ -376,19 +376,35 @@ def test_fewer_updates_than_a_run_has_are_refused(tmp_path):
         train(TinyLearner(), run_config(tmp_path, resume=True), num_updates=2)
 
 
-def test_best_of_an_evaluation_before_the_resume(tmp_path):
-    """A checkpoint that comes before the first evaluation after a resume goes by the last one before it."""
-    found = iter([0.1, 0.9, 0.3, 0.2])
-    config = run_config(tmp_path, eval_every=10, checkpoint_every=4, keep=1, best="eval/score")
-
-    def scored(state, key):
-        return {"score": next(found)}
-
-    train(TinyLearner(), config, num_updates=4, evaluate=scored)
-    again = dataclasses.replace(config, resume=True)
-    assert train(TinyLearner(), again, num_updates=12, evaluate=scored).update == 12
+@pytest.mark.parametrize("parts", [(12,), (4, 12)])
+def test_the_best_of_evaluations_is_a_checkpoint_that_was_evaluated(tmp_path, parts):
+    """Those between evaluations have no score, although the last evaluation is known; also after a resume."""
+    scores = iter([0.1, 0.9, 0.3, 0.2])
+    config = run_config(tmp_path, eval_every=4, checkpoint_every=6, keep=1, best="eval/score")
+    for part, updates in enumerate(parts):
+        again = replace(config, resume=part > 0)
+        train(TinyLearner(), again, num_updates=updates, evaluate=lambda state, key: {"score": next(scores)})
     with Checkpoints(tmp_path / "run", read_only=True) as saved:
-        assert saved.updates() == [8, 12], "that of update 8 went by the evaluation of update 4"
+        assert saved.updates() == [4, 12]
+
+
+def test_a_run_is_finished_after_what_comes_at_its_end(tmp_path):
+    """Killed or failed in its last evaluation it is not; continued, it loses its summary and later evaluations."""
+    seen = []
+
+    def fail(result):
+        seen.append((result.update, read_status(tmp_path / "run").ended))
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        train(TinyLearner(), run_config(tmp_path), num_updates=4, at_end=fail)
+    assert seen == [(4, "")] and read_status(tmp_path / "run").ended == ""
+    for name in ("summary.json", "eval-2.json", "eval-4.json", "eval-9.json", "eval-best.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    again = run_config(tmp_path, resume=True)
+    train(TinyLearner(), again, num_updates=6, at_end=lambda result: seen.append(sorted(evaluations(result.folder))))
+    assert seen[1:] == [[2, 4]] and not (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "eval-best.json").exists() and read_status(tmp_path / "run").ended == "finished"
 
 
 def test_the_best_of_evaluations_that_a_resume_begins(tmp_path):

@@ -34,6 +34,23 @@ def test_the_experiment_of_a_run_that_was_moved_has_its_folder(tmp_path, monkeyp
         assert experiment_of(folder, Config()).config.run.folder == tmp_path / "a" / "after"
 
 
+@dataclass(frozen=True)
+class Sharded:
+    mesh: str = "data=64"
+
+
+@dataclass(frozen=True)
+class ShardedConfig(Config):
+    agent: Sharded = field(default_factory=Sharded)
+    mesh: str = "data=1"
+
+
+def test_a_run_of_more_devices_is_evaluated_on_those_that_are_here(tmp_path):
+    """Without the mesh that they cannot make; one that they can is kept."""
+    config = experiment_of(tmp_path, ShardedConfig()).config
+    assert (config.mesh, config.agent.mesh) == ("data=1", "")
+
+
 @pytest.mark.parametrize(
     ("changes", "every", "updates"),
     [
@@ -51,7 +68,9 @@ def test_updates_and_evaluations_of_a_run(changes, every, updates, tmp_path, mon
 
     def loop(learner, run, **options):
         asked.update(run=run, **options)
-        return RunResult(SimpleNamespace(), 3, 30, 1.0, 1.0, "", tmp_path)
+        result = RunResult(SimpleNamespace(), 3, 30, 1.0, 1.0, "", tmp_path)
+        options["at_end"](result)
+        return result
 
     written = {}
     monkeypatch.setattr(experiments, "run_training", loop)
