@@ -70,11 +70,11 @@ class Loaded:
         obs = jax.tree.map(jnp.asarray, obs, is_leaf=lambda leaf: isinstance(leaf, list))
         named, expected = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (obs, self._row))
         for path in {**expected, **named}:
-            shapes = [None if path not in tree else list(tree[path].shape) for tree in (named, expected)]
-            if None in shapes or shapes[0][1:] != shapes[1] or not shapes[0]:
+            shape, row = (list(tree[path].shape) if path in tree else None for tree in (named, expected))
+            if not shape or shape[1:] != row:
                 raise ValueError(
-                    f"obs{jax.tree_util.keystr(path)} has the shape {shapes[0]}, and rows of {shapes[1]} are needed: "
-                    "one observation is a batch of one, obs[None]"
+                    f"obs{jax.tree_util.keystr(path)} has the shape {shape}, and rows of {row} are needed: one "
+                    "observation is a batch of one, obs[None]"
                 )
         params, frozen, _ = x.variables(x, self.state)
         first = jnp.zeros(jax.tree.leaves(obs)[0].shape[0], bool) if first is None else first

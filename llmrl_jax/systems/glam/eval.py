@@ -97,8 +97,8 @@ def make_experiment(
     }
     if isinstance(agent.policy, LanguagePolicy):
         base = "" if config.glam.model == EMBEDDED else config.glam.model
-        tokenizer: Any = agent.tokenizer
-        defaults["language"] = Language(agent.policy.model, tokenizer, base)
+        glam: Any = agent
+        defaults["language"] = Language(agent.policy.model, glam.tokenizer, base)
     return Experiment(config, learner, agent.policy, agent.env, agent.env_params, **{**defaults, **options})
 
 
