@@ -73,7 +73,8 @@ class ChosenActions(OtherActions):
     """An environment with its first `n` actions, and further ones without effect.
 
     Each of these is BabyAI's "done", as in GLAM's published code. Environments that read it (`done_actions`) are
-    refused. If the environment masks useless actions, the further ones are always masked.
+    refused. If the environment masks useless actions, the further ones are always masked; where it offers none of the
+    first `n`, all of these are offered.
     """
 
     def __init__(self, env: Environment, n: int, extra: tuple[str, ...] = ()):
@@ -97,7 +98,8 @@ class ChosenActions(OtherActions):
         return super().step(key, state, action, params)
 
     def offered(self, mask):
-        return jnp.concatenate([mask[: self.n], jnp.zeros(len(self.extra), bool)])
+        kept = mask[: self.n]
+        return jnp.concatenate([kept | ~jnp.any(kept), jnp.zeros(len(self.extra), bool)])
 
     def action_space(self, params):
         return spaces.Discrete(self.n + len(self.extra))
@@ -105,3 +107,7 @@ class ChosenActions(OtherActions):
     @property
     def action_names(self):
         return (*self.env.action_names[: self.n], *self.extra)
+
+    @property
+    def keys(self):
+        return {key: action for key, action in self.env.keys.items() if action < self.n}

@@ -46,12 +46,15 @@ def traced(*trees: Any) -> bool:
 
 
 def _checked(step: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """A `step` that checks the action first, if its value and those of the parameters are known."""
+    """A `step` that takes a Python integer too, and checks the action first, if its value and those of the parameters
+    are known."""
 
     @functools.wraps(step)
     def checked(self: Any, key: Any, state: Any, action: Any, params: Any) -> StepResult:
         if not traced(action, params):
             self._check_action(state, action, params)
+        if isinstance(action, int):
+            action = np.int32(action)  # of NumPy, whose value is still known where a program is being traced
         return step(self, key, state, action, params)
 
     return checked

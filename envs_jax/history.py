@@ -120,6 +120,10 @@ class PromptHistory(Wrapper):
         }
         return spaces.Dict(window | {name: inner[name] for name in self.keep})
 
+    @property
+    def stacked(self):
+        return {name: stack for name, stack in self.env.stacked.items() if name in self.keep}
+
     def describe(self, obs):
         """Strings of the newest captions and of those of the episode, as the wrapped environment renders them."""
         now = {name: obs[name] for name in (*self.env.episode_captions, *self.keep)}

@@ -29,6 +29,13 @@ def _numbers(bound: Any, shape: tuple[int, ...]) -> Any:
     return xp.broadcast_to(xp.asarray(bound), shape)
 
 
+def bounds(*numbers: Any) -> Any:
+    """The bounds of several entries, float32 `[N]`: of NumPy, unless one is traced, as a traced parameter is."""
+    if any(isinstance(x, jax.core.Tracer) for x in numbers):
+        return jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
+    return np.array(numbers, np.float32)
+
+
 @dataclass(frozen=True)
 class Discrete(Space):
     """The integers `0 .. n - 1`, as an int32 scalar."""

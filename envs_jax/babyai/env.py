@@ -263,7 +263,9 @@ def make(
             takes = [*accepted, *SHARED]
             raise TypeError(f"{level} has no option {name!r}{nearest(name, takes)} (it takes {', '.join(takes)})")
         kind = type(accepted[name].default)
-        if type(value) is not kind:
+        if kind is bool and type(value) is int and value in (0, 1):  # a switch in an id may be a number
+            options[name] = value == 1
+        elif type(value) is not kind:
             expected = {int: "a whole number", bool: "true or false", str: "a word"}[kind]
             raise TypeError(f"{level}: {name} is {value!r}; {expected} is needed")
     if quirky:

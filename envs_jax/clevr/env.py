@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
@@ -262,14 +262,15 @@ def goal_vector(balls: jax.Array, goal: jax.Array) -> jax.Array:
     """
     ball, side, reference = goal[1:].reshape(MAX_RELATIONS, 3).T
     positions = balls.reshape(BALLS, 2)
-    ball_one_hot, reference_one_hot = (jax.nn.one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
+    one_hot = partial(jax.nn.one_hot, dtype=jnp.float32)
+    ball_one_hot, reference_one_hot = (one_hot(x, BALLS) for x in (ball, reference))  # zeros for -1
     parts = [
         ball_one_hot,
-        jax.nn.one_hot(side, len(SIDES)),
+        one_hot(side, len(SIDES)),
         reference_one_hot,
         jnp.matmul(ball_one_hot - reference_one_hot, positions, precision="highest"),
     ]
-    return jnp.concatenate([balls, jax.nn.one_hot(goal[0], PUSH + 1), jnp.concatenate(parts, -1).reshape(-1)])
+    return jnp.concatenate([balls, one_hot(goal[0], PUSH + 1), jnp.concatenate(parts, -1).reshape(-1)])
 
 
 def _look(xp: Any, before: Moment, after: Moment, *args: Any) -> tuple[Any, Any, Any]:

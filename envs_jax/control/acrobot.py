@@ -123,7 +123,7 @@ class Acrobot(Environment[AcrobotState, AcrobotParams]):
         return self.observe(state), state, reward, terminated, state.time >= params.max_steps, {}
 
     def observation_space(self, params):
-        high = np.array([1.0, 1.0, 1.0, 1.0, params.max_speed_1, params.max_speed_2], np.float32)
+        high = spaces.bounds(1.0, 1.0, 1.0, 1.0, params.max_speed_1, params.max_speed_2)
         return spaces.Box(-high, high, (6,), np.float32)
 
     def action_space(self, params):

@@ -86,7 +86,7 @@ class CartPole(Environment[CartPoleState, CartPoleParams]):
         return physics, CartPoleState(physics, time), reward.astype(jnp.float32), terminated, truncated, {}
 
     def observation_space(self, params):
-        high = np.array([2 * params.x_limit, np.inf, 2 * params.theta_limit, np.inf], np.float32)
+        high = spaces.bounds(2 * params.x_limit, np.inf, 2 * params.theta_limit, np.inf)
         return spaces.Box(-high, high, (4,), np.float32)
 
     def action_space(self, params):

@@ -54,6 +54,7 @@ class _Valley(Environment[MountainCarState, MountainCarParams]):
 
     def reset(self, key, params):
         position = jax.random.uniform(key, (), jnp.float32, -0.6, -0.4)
+        position = jnp.clip(position, params.min_position, params.max_position).astype(jnp.float32)
         physics = jnp.stack([position, jnp.zeros_like(position)])
         return physics, MountainCarState(physics, jnp.int32(0))
 
@@ -69,8 +70,8 @@ class _Valley(Environment[MountainCarState, MountainCarParams]):
         return state, terminated, state.time >= params.max_steps
 
     def observation_space(self, params):
-        low = np.array([params.min_position, -params.max_speed], np.float32)
-        high = np.array([params.max_position, params.max_speed], np.float32)
+        low = spaces.bounds(params.min_position, -params.max_speed)
+        high = spaces.bounds(params.max_position, params.max_speed)
         return spaces.Box(low, high, (2,), np.float32)
 
     def render(self, state):

@@ -67,7 +67,9 @@ class Pendulum(Environment[PendulumState, PendulumParams]):
 
     def reset(self, key, params):
         high = np.array([math.pi, 1.0], np.float32)
-        physics = jax.random.uniform(key, (2,), jnp.float32, -high, high)
+        theta, speed = jax.random.uniform(key, (2,), jnp.float32, -high, high)
+        speed = jnp.clip(speed, -params.max_speed, params.max_speed)
+        physics = jnp.stack([theta, speed]).astype(jnp.float32)
         state = PendulumState(physics, jnp.int32(0))
         return self.observe(state), state
 
@@ -84,7 +86,7 @@ class Pendulum(Environment[PendulumState, PendulumParams]):
         return self.observe(state), state, (-cost).astype(jnp.float32), jnp.bool(False), truncated, {}
 
     def observation_space(self, params):
-        high = np.array([1.0, 1.0, params.max_speed], np.float32)
+        high = spaces.bounds(1.0, 1.0, params.max_speed)
         return spaces.Box(-high, high, (3,), np.float32)
 
     def action_space(self, params):

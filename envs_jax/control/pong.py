@@ -108,8 +108,8 @@ class Pong(Environment[PongState, PongParams]):
 
     def observation_space(self, params):
         speed, half = params.ball_speed, PADDLE_HEIGHT / 2
-        low = np.array([half, -speed, -speed, -speed, -speed], np.float32)
-        high = np.array([HEIGHT - half, WIDTH - BALL + speed, HEIGHT + speed, speed, speed], np.float32)
+        low = spaces.bounds(half, -speed, -speed, -speed, -speed)
+        high = spaces.bounds(HEIGHT - half, WIDTH - BALL + speed, HEIGHT + speed, speed, speed)
         return spaces.Box(low, high, (5,), np.float32)
 
     def action_space(self, params):

@@ -84,7 +84,7 @@ class Crafter(Environment[State, Params]):
         10,000; `task`, the only thing that is rewarded (`TASKS`), empty for all achievements; the episode ends with it;
         `length`, steps of an episode, 0 for the variant's; `variant`, values of `Params` that the package has not.
 
-        **Raises:** `ValueError` or `KeyError` for options that do not exist."""
+        **Raises:** `ValueError` or `KeyError` for options that do not exist, `TypeError` for a wrong `variant`."""
         image, text = image or "none", text or "none"
         _one_of("image", image, IMAGES)
         _one_of("text", text, TEXTS)
@@ -106,7 +106,10 @@ class Crafter(Environment[State, Params]):
         self._tiles = tiles(textures, size) if image != "none" else None
         self._textures = textures
         self._instances = Instances()
-        options = dict(variant or {})
+        options, names = dict(variant or {}), list(Params.__dataclass_fields__)
+        for name in options:
+            if name not in names:
+                raise TypeError(f"variant has no number {name!r}{nearest(name, names)} (it takes {', '.join(names)})")
         if length:
             options["length"] = length
         if task:

@@ -39,6 +39,9 @@ WIDEST = (8, 7)
 """The widest room that has text, with one or two boxes and with more: a phrase is a row, and there are too many rows of
 more cells."""
 
+MAX_BOXES = 6
+"""Boxes in a room, whatever its size: a reverse walk of 100 steps hardly ever pulls more from their targets."""
+
 COLORS = ((0, 0, 0), (243, 248, 238), (254, 126, 125), (254, 95, 56), (142, 121, 56), (160, 212, 56), (219, 212, 56))
 """The colour of each number, as in gym-sokoban's small pictures."""
 
@@ -105,7 +108,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         for name, value in (("height", height), ("width", width)):
             at_least(name, value, 5)
         # beyond, rooms in which all boxes can be pulled from their targets are too rare to be drawn
-        between("boxes", boxes, 1, (height - 2) * (width - 2) // 5)
+        between("boxes", boxes, 1, min(MAX_BOXES, (height - 2) * (width - 2) // 5))
         at_least("max_steps", max_steps, 1)
         if actions not in ACTIONS:
             raise ValueError(f"actions is {actions!r}{nearest(actions, list(ACTIONS))}; it is push or all")

@@ -58,9 +58,31 @@ def test_contract(id):
     testing.check_contract(*envs_jax.make(id), x64=False)  # which test_x64 and test_settings look at
 
 
-@pytest.mark.parametrize("id", quickly(KINDS, STARTS))
+@pytest.mark.parametrize("id", quickly([*KINDS, "CLEVR-Robot-v0?obs=goal"], STARTS))
 def test_x64(id):
     testing.check_x64(*envs_jax.make(id))
+
+
+@pytest.mark.parametrize("id", quickly(KINDS, [id for id in KINDS if envs_jax.registry.spec(id).family == "control"]))
+def test_spaces_of_traced_parameters(id):
+    env, params = envs_jax.make(id)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for space in (env.observation_space, env.action_space):
+        member = jax.eval_shape(lambda key, params, space=space: space(params).sample(key), key, params)
+        assert member == jax.eval_shape(space(params).sample, key)
+
+
+TOYS = ("Debug-", "Sokoban", "2048", "Notes-", "FrozenLake", "Cliff", "Taxi", "Blackjack", "Nim", "maze")
+
+
+@pytest.mark.parametrize("id", quickly(KINDS, [id for id in KINDS if id.startswith(TOYS)]))
+def test_a_python_integer_is_an_action(id):
+    env, params = envs_jax.make(id)
+    if isinstance(env.action_space(params), Discrete):
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state = jax.eval_shape(env.reset, key, params)[1]
+        after = jax.eval_shape(lambda key, state: env.step(key, state, 1, params)[1], key, state)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 SPLIT = ("CartPole-v1", "Debug-Match-v0")

@@ -69,6 +69,19 @@ class Level:
     """Whether its missions may name the location of an object at the start ("on your left")."""
 
 
+def attempts(level: Level) -> Callable[..., tuple[jax.Array, Sample]]:
+    """The tries of a level: `(number, key, task) -> (accepted, sample)`."""
+    count = Rng()
+    jax.eval_shape(lambda task: level.attempt(count, task), jnp.int32(0))
+
+    def attempt(number, key, task):
+        bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
+        sampled = level.attempt(Rng(bits), task)
+        return sampled[0].accepted, sampled
+
+    return attempt
+
+
 def draw(level: Level, key: jax.Array, params: Params) -> tuple[Sample, jax.Array]:
     """An accepted world of a level, and its task int32 `[]`."""
     task = jnp.int32(0)
@@ -76,15 +89,7 @@ def draw(level: Level, key: jax.Array, params: Params) -> tuple[Sample, jax.Arra
         weights = jnp.cumsum(jnp.asarray(params.task_weights, jnp.float32))
         uniform = jax.random.uniform(jax.random.fold_in(key, 0), (), jnp.float32) * weights[-1]
         task = jnp.sum(uniform >= weights[:-1], dtype=jnp.int32)
-    count = Rng()
-    jax.eval_shape(lambda task: level.attempt(count, task), task)
-
-    def attempt(number, key, task):
-        bits = jax.random.bits(jax.random.fold_in(key, number), (count.used,), jnp.uint32)
-        sampled = level.attempt(Rng(bits), task)
-        return sampled[0].accepted, sampled
-
-    return first_accepted(attempt, key, task), task
+    return first_accepted(attempts(level), key, task), task
 
 
 def descriptors(*clauses: tuple[int, list]) -> tuple[jax.Array, ...]:

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import tracing
 from envs_jax.babyai.constants import BALL, BLUE, COLORS, DOOR, GREY, OPEN, RED
 from envs_jax.babyai.levels.layout import Layout, Rng, adjacent, all_reachable, distant_cells, fill, word
 from envs_jax.babyai.levels.level import (
     LOOSE,
     Level,
     agent_first,
+    attempts,
     check_room,
     descriptors,
     random_objects,
@@ -38,6 +40,9 @@ LOOKS = len(LOOSE) * len(COLORS)
 
 SIDES = 4
 
+TRIES, BATCH = 1 << 14, 1 << 10
+"""The number of random worlds to try, and how many of them at once; a level is refused if none is accepted."""
+
 
 def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: int, smallest: int = 4) -> RoomGrid:
     """The rooms of a level; refuses those that do not fit a grid."""
@@ -58,6 +63,23 @@ def check_room_grid(name: str, room_size: int, rows: int, columns: int, loose: i
             "larger room_size"
         )
     return rooms
+
+
+def check_worlds(name: str, rooms: RoomGrid, level: Level) -> Level:
+    """A level all of whose objects must be in reach; refuses one whose rooms are too full for that."""
+    loose = level.num_objects - len(rooms.edges)
+    if 6 * loose <= rooms.inside.size:  # at least one world in some thousands is accepted
+        return level
+    attempt = tracing.standard_promotion(attempts(level))
+    with jax.ensure_compile_time_eval():
+        run = jax.jit(jax.vmap(lambda number: attempt(number, jax.random.key(0), jnp.int32(0))[0]))
+        if any(run(jnp.arange(first, first + BATCH)).any() for first in range(0, TRIES, BATCH)):
+            return level
+    raise ValueError(
+        f"{name}: {loose} objects in {rooms.rows} x {rooms.columns} rooms of size {rooms.size}, {rooms.inside.size} "
+        f"cells of floor, shut one another in (in {TRIES} of {TRIES} random worlds), and a reset would search without "
+        "end; take a larger room_size or fewer objects"
+    )
 
 
 def clear(rooms: RoomGrid, position) -> jax.Array:
@@ -115,7 +137,8 @@ def _about_one(
         return layout, grid, single(rooms, layout, kind, (layout.kind[target], layout.color[target], ANY))
 
     task = {GO_TO: "go_to", PICK_UP: "pick_up"}[kind]
-    return Level(rooms, n + len(rooms.edges), (task,), frozenset({kind}), (0,), attempt)
+    level = Level(rooms, n + len(rooms.edges), (task,), frozenset({kind}), (0,), attempt)
+    return level if blocked else check_worlds(name, rooms, level)
 
 
 def go_to(
@@ -148,7 +171,8 @@ def put_next_maze(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_
         clash = jnp.any(mover[0] & fixed[0] != 0) | adjacent(rooms, layout, mover[0], fixed[0])
         return layout.replace(accepted=layout.accepted & ~clash), grid, (mission, mover, fixed)
 
-    return Level(rooms, num_dists + len(rooms.edges), ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
+    level = Level(rooms, num_dists + len(rooms.edges), ("put_next",), frozenset({PUT_NEXT}), (0,), attempt)
+    return check_worlds("PutNext", rooms, level)
 
 
 def open_any() -> Level:
@@ -260,9 +284,9 @@ def opened(rooms: RoomGrid, edges) -> np.ndarray:
 def _two_halves(name: str, room_size: int, n: int) -> tuple[RoomGrid, np.ndarray]:
     rooms = check_room_grid(name, room_size, 1, 2, 2 * n)
     between(f"{name}: objs_per_room", n, 1, LOOKS // 2, remedy="no two objects are of one type and colour")
-    floor = rooms.inside.shape[1]
-    if n > floor - 1:
-        raise ValueError(f"{name}: {n} objects do not fit into a room of size {room_size}; take a larger room_size")
+    # an agent in a corner leaves most of its half
+    places = int((rooms.interior(0, 0) & distant_cells(rooms, (1, 1))).sum())
+    between(f"{name}: objs_per_room", n, 1, places, remedy="they lie two steps from the agent; or a larger room_size")
     return rooms, opened(rooms, [0])
 
 

@@ -137,6 +137,8 @@ def connect(rng: Rng, rooms: RoomGrid, present, sealed=None) -> jax.Array:
     further doors.
     **Returns:** bool `[E]`, all edges with a passage afterwards.
     """
+    if not rooms.edges:  # a loop of no rounds is traced too, and would look up an edge
+        return jnp.asarray(present)
     first, second = rooms.ends[:, 0], rooms.ends[:, 1]
     count = len(rooms.edges)
     allowed = ~jnp.asarray(present)

@@ -10,7 +10,7 @@ from envs_jax.babyai.constants import BALL, BOX, COLORS, DOOR, KEY, LOCKED
 from envs_jax.babyai.levels.layout import Layout, Rng, adjacent, all_reachable, matches, word
 from envs_jax.babyai.levels.level import Level, random_objects
 from envs_jax.babyai.levels.locks import agent_outside, elsewhere, locked_room
-from envs_jax.babyai.levels.multi_room import check_room_grid, clear
+from envs_jax.babyai.levels.multi_room import check_room_grid, check_worlds, clear
 from envs_jax.babyai.levels.room_grid import RoomGrid, closed_doors, connect, locked, scatter
 from envs_jax.babyai.mission import (
     AFTER,
@@ -88,6 +88,9 @@ def generator(
     may_lock = locked_room_prob > 0
     loose = num_dists + may_lock
     rooms = check_room_grid(name, room_size, num_rows, num_cols, loose)
+    at_least(
+        f"{name}: num_rows * num_cols", rooms.count, 1 + may_lock, remedy="the key of a locked room lies in another"
+    )
     types, colors, places = _descriptors(locations)
     fit = np.stack([types >= 0, types != DOOR, types == DOOR, types != DOOR])
     """Which descriptors each kind of clause may use, in the order of `KINDS`."""
@@ -142,9 +145,10 @@ def generator(
         return layout.replace(accepted=layout.accepted & ~jnp.any(wrong)), grid, (mission, mover, fixed)
 
     clauses = {"action": (0,), "and": (0, 1), "seq": (0, 1, 2, 3)}[max(forms, key=FORMS.index)]
-    return Level(
+    level = Level(
         rooms, loose + len(rooms.edges), ("instruction",), frozenset(kinds), clauses, attempt, located=locations
     )
+    return level if unblocking else check_worlds(name, rooms, level)
 
 
 def go_to_seq(room_size: int = 8, num_rows: int = 3, num_cols: int = 3, num_dists: int = 18) -> Level:

@@ -10,6 +10,8 @@ import pytest
 
 import envs_jax
 from envs_jax import registry, spaces
+from envs_jax.actions import ChosenActions
+from envs_jax.babyai.levels import LEVELS
 from envs_jax.bridges import gymnasium as bridge
 from envs_jax.env import Environment
 from envs_jax.resets import VectorState
@@ -49,6 +51,24 @@ def test_an_action_of_known_value_is_no_error_where_the_parameters_are_traced():
     # known parameters, in a program that is being traced
     with pytest.raises(ValueError, match="Counted.*0.*2"):
         jax.eval_shape(lambda s: stepped(env, s, np.int32(7), params)[0], jnp.int32(0))
+
+
+def test_some_action_is_always_offered():
+    """A board that only moves to the left, by an action that is not kept."""
+    env, params = envs_jax.make("2048-v0?actions=valid")
+    two = ChosenActions(env, 2)
+    assert two.offered(jnp.array([False, False, False, True])).tolist() == [True, True]
+    assert two.offered(jnp.array([False, True, False, True])).tolist() == [False, True]
+    world, _ = envs_jax.make("BabyAI-GoToLocal-v0")
+    few = ChosenActions(world, 2, ("sleep",))  # the further action has no effect, and is never offered
+    assert few.offered(jnp.array([False, False, True, True, False, False, False])).tolist() == [True, True, False]
+
+
+def test_keys_stand_for_actions_that_are_kept():
+    world, _ = envs_jax.make("BabyAI-GoToLocal-v0")
+    assert world.keys["space"] == 5
+    assert ChosenActions(world, 3).keys == {"left": 0, "right": 1, "up": 2}
+    assert ChosenActions(world, 6, ("sleep",)).keys == world.keys
 
 
 def vector():
@@ -104,6 +124,19 @@ def test_a_switch_in_an_id_is_a_word_or_0_or_1(text, slips, monkeypatch):
     monkeypatch.setattr(registry.Spec, "load", lambda spec: world)
     envs_jax.make(f"CliffWalking-v1?is_slippery={text}")
     assert made == [slips]
+
+
+@pytest.mark.parametrize(("text", "opened"), [("0", False), ("1", True), ("true", True)])
+def test_a_switch_of_a_family_of_levels(text, opened, monkeypatch):
+    made, level = [], LEVELS["GoToObj"]()
+
+    def go_to(doors_open: bool = False):
+        made.append(doors_open)
+        return level
+
+    monkeypatch.setitem(LEVELS, "GoTo", go_to)
+    envs_jax.make(f"BabyAI-GoTo-v0?doors_open={text}")
+    assert made == [opened]
 
 
 def test_a_switch_is_no_other_number():

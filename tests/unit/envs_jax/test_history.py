@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
 from envs_jax import VectorEnv, spaces, testing
 from envs_jax.env import Environment
 from envs_jax.history import PromptHistory
@@ -93,6 +94,13 @@ def test_one_observation_has_no_action():
     assert obs["text"].tolist() == [[1, -1]] and obs["actions"].shape == (0,) and int(obs["count"]) == 1
     assert set(obs) == {"mission", "text", "actions", "count"}
     assert env.observation_space(()).contains(jax.device_get(obs))
+
+
+def test_stacks_are_among_the_parts_that_are_kept():
+    env, params = envs_jax.make("CrafterText-v1?image=gray&frames=2&pixels=36")
+    assert not PromptHistory(env, 2).stacked
+    kept = PromptHistory(env, 2, keep=("image",))
+    assert kept.stacked == env.stacked and kept.observation_space(params).spaces["image"].shape == (36, 36, 2)
 
 
 def test_worlds_without_a_text_or_actions_to_keep_are_refused():

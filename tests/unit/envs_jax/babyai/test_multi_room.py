@@ -206,3 +206,42 @@ def test_a_world_depends_on_its_key_alone():
 def rolled_by(key):
     """The random numbers of a row's first attempt."""
     return Rng(jax.random.bits(jax.random.fold_in(key, 1), (4096,), jnp.uint32))
+
+
+SMALL = "room_size=4&num_rows={}&num_cols={}&num_dists={}"
+
+
+@pytest.mark.parametrize(
+    ("id", "numbers"),
+    [
+        ("BabyAI-GoTo-v0?" + SMALL.format(1, 2, 4), "4.*1 x 2.*size 4"),
+        pytest.param("BabyAI-GoTo-v0?" + SMALL.format(1, 1, 2), "2.*1 x 1.*size 4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoTo-v0?room_size=4", "18.*3 x 3.*size 4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoTo-v0?" + SMALL.format(2, 2, 8), "8.*2 x 2.*size 4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoToSeq-v0?room_size=4", "18.*3 x 3.*size 4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-PutNext-v0?room_size=4", "18.*3 x 3.*size 4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoTo-v0?room_size=5&num_dists=30", "30.*3 x 3.*size 5", marks=pytest.mark.slow),
+        ("BabyAI-PutNextS4N1-v0?objs_per_room=2", "objs_per_room.*2.*1.*1"),
+        ("BabyAI-MoveTwoAcrossS5N2-v0?room_size=4", "objs_per_room.*2.*1.*1"),
+        ("BabyAI-Synth-v0?num_rows=1&num_cols=1&num_dists=4", "num_rows.*num_cols.*1.*2"),
+    ],
+)
+def test_rooms_too_full_for_any_world_are_refused(id, numbers):
+    with pytest.raises(ValueError, match=numbers):
+        envs_jax.make(id)
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "BabyAI-GoTo-v0?num_rows=1&num_cols=1&num_dists=4",
+        # at most one object beside the agent, and two in each other room
+        pytest.param("BabyAI-GoTo-v0?" + SMALL.format(1, 2, 3), marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoToSeq-v0?num_rows=1&num_cols=1&num_dists=4", marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoTo-v0?" + SMALL.format(2, 2, 6), marks=pytest.mark.slow),
+        pytest.param("BabyAI-GoTo-v0?room_size=5", marks=pytest.mark.slow),
+    ],
+)
+def test_full_rooms_and_a_single_room_have_worlds(id):
+    cells = drawn(id, 2, "cell").cell
+    assert all(len(set(row[row >= 0])) >= 3 for row in cells)

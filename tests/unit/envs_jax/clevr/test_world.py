@@ -210,6 +210,8 @@ def test_a_vector_of_balls_and_goal():
     code = goals.goal(goals.RELATIONS, [(0, BEHIND, 1), (4, RIGHT, 2)])
     obs, _ = env.begin(SPREAD, code, np.int32(0))
     assert obs.shape == env.observation_space(params).shape and obs.dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert env.begin(SPREAD, code, np.int32(0))[0].dtype == jnp.float32
     one = np.eye(5)
     relations = [
         [*one[0], 1, 0, 0, 0, *one[1], *(SPREAD[0] - SPREAD[1])],

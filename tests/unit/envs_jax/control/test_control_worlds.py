@@ -290,6 +290,21 @@ def test_options_refused(id, options, message):
         envs_jax.make(id, **options)
 
 
+@pytest.mark.parametrize(
+    ("id", "changed"),
+    [("Pendulum-v1", {"max_speed": 0.5}), ("MountainCar-v0", {"min_position": -0.55})],
+)
+def test_starts_are_within_the_bounds_of_the_parameters(id, changed):
+    env, params = envs_jax.make(id)
+    keys = jax.random.split(KEY, 64)
+    space = env.observation_space(params.replace(**changed))
+    obs, stock = (np.asarray(starts(env, p, keys)[0]) for p in (params.replace(**changed), params))
+    assert all(space.contains(x) for x in obs)
+    inside = [space.contains(x) for x in stock]
+    assert 0 < sum(inside) < 64
+    np.testing.assert_array_equal(obs[inside], stock[inside])
+
+
 def test_taking_over_through_a_wrapper():
     gymnasium = pytest.importorskip("gymnasium")
     theirs = gymnasium.make("CartPole-v1")

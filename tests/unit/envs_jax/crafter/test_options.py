@@ -55,6 +55,12 @@ def test_ids_and_their_numbers():
         assert len(env.action_names) == env.action_space(params).n == actions, id
 
 
+def test_numbers_of_a_variant_by_name():
+    assert int(Crafter(variant={"length": 7}).default_params.length) == 7
+    with pytest.raises(TypeError, match="'lenght'.*'length'"):
+        Crafter(variant={"lenght": 7})
+
+
 def test_options_behind_a_question_mark():
     env, params = envs_jax.make("CrafterText-v1?actions=27&task=deforestation&length=50&slots=128")
     assert len(env.action_names) == 27 and env.slots == 128

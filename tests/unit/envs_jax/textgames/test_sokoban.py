@@ -173,6 +173,7 @@ def test_pictures():
     [
         ({"height": 4}, "height.*4.*5"),
         ({"boxes": 4}, "boxes.*4.*1.*3"),
+        ({"height": 10, "width": 10, "text": None, "boxes": 7}, "boxes.*7.*1.*6"),
         ({"text": "gird"}, "text.*'gird'.*'grid'"),
         ({"actions": "pull"}, "actions.*'pull'"),
         ({"width": 9, "text": "grid"}, "text.*9.*5.*8"),
