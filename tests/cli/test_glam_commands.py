@@ -46,11 +46,13 @@ def lines(folder):
 
 
 def test_the_language_model_of_a_run_is_written(run, tmp_path, capsys):
-    """Weights of the policy's checkpoint, with a tokenizer, as any other model."""
+    """Weights of the policy's checkpoint, adapters folded in, with a tokenizer, as any other model."""
     out = tmp_path / "model"
     assert main(["lm", "convert", "--model", str(run), "--out", str(out)]) == 0
-    trained = lr.load(run).state.params["params"]
-    jax.tree.map(np.testing.assert_array_equal, lm.load(out)[1]["params"], trained)
+    x, state = (loaded := lr.load(run)).experiment, loaded.state
+    weights = {**state.frozen, **state.params}
+    merged = lm.merge(weights["params"], weights["lora"], x.policy.model.lora)
+    jax.tree.map(np.testing.assert_allclose, lm.load(out)[1]["params"], merged)
     assert main(["lm", "generate", "Goal of the agent", "--model", str(out), "--max-new-tokens", "2"]) == 0
     assert main(["lm", "convert", "--model", str(run), "--out", str(out)]) == 2
     assert main(["lm", "convert", "--model", str(run), "--out", f"{out}-2", "--checkpoint", "77"]) == 2
