@@ -59,7 +59,7 @@ def read_number(text: str) -> Fraction | None:
             return denominator  # the last number of "1/0" is its 0
         value = numerator / denominator
         if integer and numerator < denominator:
-            value += Fraction(integer[0].replace(",", ""))
+            value += Fraction(Decimal(integer[0].replace(",", "")))
     else:
         value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
     return -value if last["sign"] or last["inner"] else value

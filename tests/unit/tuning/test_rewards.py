@@ -93,6 +93,7 @@ def test_numbers_by_hand(text, number):
 
 def test_long_numbers_are_exact():
     assert read_number("9" * 5000) == 10**5000 - 1 != read_number("9" * 4999 + "8")
+    assert read_number("9" * 5000 + " 1/2") == 10**5000 - Fraction(1, 2)
 
 
 def test_texts_without_a_number():
