@@ -404,7 +404,7 @@ def _message(message: Any, location: str) -> dict[str, str]:
         for part in content:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ApiError(f"{location}.content holds {quote(part)}; only parts of text are read", param="messages")
-        content = "".join(part["text"] for part in content)
+        content = "\n".join(part["text"] for part in content)  # as vLLM for a template of texts
     if not isinstance(content, str):
         raise ApiError(f"{location}.content is {quote(content)}; a text is needed", param="messages")
     return {"role": _ROLES[role], "content": blamed("messages", lambda: checked_text(content))}

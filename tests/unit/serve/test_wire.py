@@ -43,6 +43,15 @@ def test_values_without_effect_change_nothing(fields, engine):
     assert ask(CHAT | fields) == ask(CHAT)
 
 
+def test_parts_of_a_message_are_lines(engine):
+    def tokens(content):
+        (ask,) = read_chat(CHAT | {"messages": [{"role": "user", "content": content}]}, engine.sampler).asks
+        return ask.tokens
+
+    parts = [{"type": "text", "text": text} for text in ("Colors:", "red")]
+    assert tokens(parts) == tokens("Colors:\nred") and tokens(parts[:1]) == tokens("Colors:")
+
+
 def test_values_without_effect_of_completions(engine):
     fields = {"logprobs": False, "add_special_tokens": True, "suffix": None, "best_of": 1, "top_k": -1}
     fields |= {"chat_template_kwargs": {}, "reasoning_effort": "none", "enable_thinking": False}
