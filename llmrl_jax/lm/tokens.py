@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from envs_jax.text import Tokenizer
+from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm import gguf
 from llmrl_jax.lm.tensors import read_json
@@ -213,10 +214,8 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
 
     **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`; None: there is no padding.
     """
-    for x in (tokens,) if lengths is None else (tokens, lengths):
-        concrete = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-        if not concrete or not getattr(x, "is_fully_addressable", True):
-            return
+    if not all(map(_has_values, (tokens,) if lengths is None else (tokens, lengths))):
+        return
     ids = np.asarray(tokens)
     wrong = (ids < 0) | (ids >= vocab_size)
     if lengths is not None:
@@ -242,6 +241,23 @@ class WordTokenizer(FastTokenizer):
     ```pycon
     >>> import llmrl_jax as lr
     >>> tokenizer = lr.WordTokenizer.from_texts(["go to the red ball", "turn left"])
+def check_lengths(lengths: Any, rows: int, width: int) -> None:
+    """**Raises** `ValueError` unless there is a length for each of `rows` prompts, from 1 to `width`, to which they are
+    padded. Traced or abstract arrays, and those of several processes, are checked for their shape only."""
+    if lengths.shape != (rows,):
+        raise ValueError(f"lengths have shape {lengths.shape}; one for each of {rows} prompts is needed")
+    if rows and _has_values(lengths):
+        numbers = np.asarray(lengths)  # of an array itself NumPy's functions are operations of a surrounding trace
+        if not (1 <= numbers.min() and numbers.max() <= width):
+            raise ValueError(f"lengths are {numbers}; they must lie between 1 and the padded {width}")
+
+
+def _has_values(x: Any) -> bool:
+    """Return whether an array has values here."""
+    concrete = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return concrete and getattr(x, "is_fully_addressable", True)
+
+
     >>> tokenizer.decode(tokenizer.encode("turn to the ball"))
     'turn to the ball'
     ```
@@ -337,14 +353,16 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     ```
     """
     packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
-    path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)
+    path = expanded(path_or_id)
+    if packaged and not path.exists():
+        path = packaged.locate()
     if path.is_file() and path.suffix != ".json":
         tokenizer, config = gguf.read_tokenizer(path)
         return FastTokenizer(tokenizer, **{name: config.get(name) for name in _SPECIALS})
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE
     if file.is_file():
         return _from_file(file)
-    local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
+    local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith(".")
     if local and not path.is_dir():
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
     if path.is_dir() and not any(part in file.name for file in path.iterdir() for part in _VOCABULARIES):
@@ -352,7 +370,7 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        slow_or_fast = AutoTokenizer.from_pretrained(str(path_or_id), trust_remote_code=False)
+        slow_or_fast = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # of several libraries, most of several lines
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(
