@@ -167,6 +167,19 @@ class FastTokenizer:
         """Text of token ids, special tokens included."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def decode_continuation(self, ids: Iterable[SupportsInt]) -> str:
+        """`decode` of what continues another text, with the space that some decoders drop where a text begins: all of
+        a word tokenizer, and those of SentencePiece."""
+        tokens = [int(i) for i in ids]
+        before, whole = self.decode([self.plain_id]), self.decode([self.plain_id, *tokens])
+        return whole[len(before) :] if whole.startswith(before) else self.decode(tokens)
+
+    @functools.cached_property
+    def plain_id(self) -> int:
+        """The lowest token that is letters or digits, or the lowest one: no decoder changes it for what follows."""
+        names = self.backend.get_vocab(with_added_tokens=True)
+        return min((i for name, i in names.items() if name.isascii() and name.isalnum()), default=min(names.values()))
+
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json` for `load_tokenizer`, `tokenizers` and transformers'
         `AutoTokenizer`."""
@@ -228,19 +241,6 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
         )
 
 
-class WordTokenizer(FastTokenizer):
-    """Tokenizer with one token per word between white space, including punctuation ("left," and "left" are two tokens).
-
-    It has no unknown token: an out-of-vocabulary word is an error, unless there are spare tokens (`spare_ids`): then
-    its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
-    the same token everywhere; some two of `n` such words share one of `s` tokens with a probability of about n^2 / 2s.
-    Files do not record this: in other libraries such words are unknown. White space, including newlines, has no token.
-
-    **Example:**
-
-    ```pycon
-    >>> import llmrl_jax as lr
-    >>> tokenizer = lr.WordTokenizer.from_texts(["go to the red ball", "turn left"])
 def check_lengths(lengths: Any, rows: int, width: int) -> None:
     """**Raises** `ValueError` unless there is a length for each of `rows` prompts, from 1 to `width`, to which they are
     padded. Traced or abstract arrays, and those of several processes, are checked for their shape only."""
@@ -258,6 +258,19 @@ def _has_values(x: Any) -> bool:
     return concrete and getattr(x, "is_fully_addressable", True)
 
 
+class WordTokenizer(FastTokenizer):
+    """Tokenizer with one token per word between white space, including punctuation ("left," and "left" are two tokens).
+
+    It has no unknown token: an out-of-vocabulary word is an error, unless there are spare tokens (`spare_ids`): then
+    its trailing punctuation is dropped until it is known, else the rest is hashed to a spare token. The same word has
+    the same token everywhere; some two of `n` such words share one of `s` tokens with a probability of about n^2 / 2s.
+    Files do not record this: in other libraries such words are unknown. White space, including newlines, has no token.
+
+    **Example:**
+
+    ```pycon
+    >>> import llmrl_jax as lr
+    >>> tokenizer = lr.WordTokenizer.from_texts(["go to the red ball", "turn left"])
     >>> tokenizer.decode(tokenizer.encode("turn to the ball"))
     'turn to the ball'
     ```
