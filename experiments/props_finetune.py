@@ -227,7 +227,7 @@ def proposals(
     sampling = SamplingConfig(config.grpo.max_new_tokens, config.grpo.temperature)
     key = jax.random.fold_in(jax.random.key(config.run.seed), COMPARED)
     found = generate(model, variables, jnp.asarray(asked.tokens), jnp.asarray(asked.lengths), key, sampling)
-    texts = [row[0] for row in found.texts(tokenizer)]
+    texts = [row[0] for row in found.texts(tokenizer, start=True)]
     read = [read_answer(config.data, text, question, setting.policy) for text, question in zip(texts, questions)]
     return [params for _, hard, params in read if hard]
 

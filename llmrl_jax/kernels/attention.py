@@ -136,11 +136,17 @@ def form_of(form: Attention, query: Float[Array, "b q n h"], source: KeyValues) 
 def cannot_cudnn(query: Float[Array, "b q n h"], source: KeyValues) -> str:
     """Reason why cuDNN's attention cannot compute this; empty if it can.
 
-    Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask, jax before 0.11.2 also writes the
-    mask's gradient, as large as all scores. It is compiled on the GPU, so not for one that is absent.
+    It needs a GPU of NVIDIA from Ampere on. Its heads have up to 128 numbers, a multiple of 8, of 16 bits. With a mask,
+    jax before 0.11.2 also writes the mask's gradient, as large as all scores. It is compiled on the GPU, so not for one
+    that is absent.
     """
     if jax.default_backend() != "gpu":
         return "it is compiled where there is a GPU"
+    device = jax.local_devices()[0]
+    if "cuda" not in (version := getattr(device.client, "platform_version", "")):
+        return f"it is CUDA's, not of {version or 'an unknown platform'}"
+    if int((capability := getattr(device, "compute_capability", "0")).partition(".")[0]) < 8:
+        return f"it needs a GPU of compute capability 8.0, not {capability}"
     size, dtype = query.shape[-1], query.dtype
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, not in {dtype.name}"

@@ -156,6 +156,9 @@ class RopeConfig:
             raise ValueError(f"partial_rotary_factor is {partial}; only whole heads are rotated here (1.0)")
         _check_type(kind)
         required, optional = _ROPE_FIELDS[kind]
+        original = "original_max_position_embeddings"
+        if original in optional and config.get(original) is not None:  # as in transformers, before the nested one
+            fields[original] = config[original]
         for name in sorted(required):
             if fields.get(name) is None:
                 raise ValueError(f"rope_type {kind!r} needs {name!r} in rope_parameters (or rope_scaling)")
@@ -442,8 +445,8 @@ class LlamaConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """`config.json` of transformers 5, which `from_hf` reads back unchanged."""
-        fields = dataclasses.asdict(self)
+        """`config.json` of transformers 5 and 4, which `from_hf` reads back unchanged."""
+        fields, rope = dataclasses.asdict(self), self.rope.to_hf(self.max_position_embeddings)
         for name in ("rope", "sliding_window", "sliding_layers"):
             fields.pop(name)
         return {
@@ -451,7 +454,10 @@ class LlamaConfig:
             **fields,
             "hidden_act": "silu",
             "attention_dropout": 0.0,
-            "rope_parameters": self.rope.to_hf(self.max_position_embeddings),
+            "rope_parameters": rope,
+            # transformers 4 reads these two, and takes the defaults of its own without a word if they are missing
+            "rope_theta": self.rope.theta,
+            "rope_scaling": None if self.rope.type == "default" else rope,
             **self._family_fields(),
         }
 

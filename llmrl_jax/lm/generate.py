@@ -19,7 +19,7 @@ from llmrl_jax.lm.cache import Cache, DecodeState, Prefix
 from llmrl_jax.lm.model import AnyArray, Llama
 from llmrl_jax.lm.sampling import SamplingConfig, log_prob, process, sample_tokens
 from llmrl_jax.lm.stops import StopStrings
-from llmrl_jax.lm.tokens import Tokenizer, check_tokens
+from llmrl_jax.lm.tokens import FastTokenizer, check_lengths, check_tokens
 
 
 class Finish(enum.IntEnum):
@@ -53,11 +53,17 @@ class Generation:
     finish: Int[Array, "B n"]
     """int32, a `Finish`."""
 
-    def texts(self, tokenizer: Tokenizer, stops: StopStrings | None = None) -> list[list[str]]:
-        """Continuations as text, on the host, without the stop token and cut before the stop string."""
+    def texts(
+        self, tokenizer: FastTokenizer, stops: StopStrings | None = None, *, start: bool = False
+    ) -> list[list[str]]:
+        """Continuations as text, on the host, without the stop token and cut before the stop string.
+
+        **Arguments:** `start`, whether each is a text of its own, as a reply in a chat, from whose start some decoders
+        drop a space, or else continues its prompt: their texts, joined, are that of all tokens."""
         tokens, finish = np.asarray(self.tokens), np.asarray(self.finish)
         ends = np.asarray(self.lengths) - (finish == Finish.STOP_TOKEN)
-        text = partial(stops.text, tokenizer) if stops else tokenizer.decode
+        decode = tokenizer.decode if start else tokenizer.decode_continuation
+        text = partial(stops.text, tokenizer, start=start) if stops else decode
         return [[text(t[:e]) for t, e in zip(*row)] for row in zip(tokens, ends)]
 
 
@@ -176,12 +182,7 @@ def _prepare(model, tokens, lengths, key, config, stops, rows) -> tuple[Sampling
             f"{prompt + config.max_new_tokens} positions; the model has {limit} (max_position_embeddings): ask for at "
             f"most {max(limit - prompt, 0)} new tokens, or pad less"
         )
-    if lengths.shape != (batch,):
-        raise ValueError(f"lengths have shape {lengths.shape}; one for each of {batch} prompts is needed")
-    if not isinstance(lengths, jax.core.Tracer):
-        numbers = np.asarray(lengths)  # of an array itself NumPy's functions are operations of a surrounding trace
-        if not (1 <= numbers.min() and numbers.max() <= prompt):
-            raise ValueError(f"lengths are {numbers}; they must lie between 1 and the padded {prompt}")
+    check_lengths(lengths, batch, prompt)
     check_tokens(tokens, lengths, vocab)
     if config.stop_tokens is None:
         eos = model.config.eos_token_id

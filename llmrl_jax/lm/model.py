@@ -97,6 +97,7 @@ class Llama(nn.Module):
         if self._adapters is not None and self.lora is None:
             raise ValueError("a lora collection was given to a model built without LoRAConfig: its scale is unknown")
         if self._adapters is not None and self.lora is not None:
+            check_shapes(self._adapters, declare.declare_lora(self.config, self.lora)["layers"], "lora/layers")
             self._adapters = rescale(self._adapters, self.lora)
 
     def declared(self) -> dict[str, declare.Tree]:
@@ -181,7 +182,10 @@ class Llama(nn.Module):
         else:
             segments = longest = None  # fused kernels and blocks know no window
         prefix_size = 0 if prefix is None else prefix.size
-        angles = rotations(self.config, prefix_size + query_positions)
+        rotated = query_positions
+        if self.config.rope.type == "dynamic" and positions is None and lengths is not None:
+            rotated = jnp.where(steps < jnp.asarray(lengths)[:, None], steps, -1)  # a row's own length counts
+        angles = rotations(self.config, prefix_size + rotated)
         prefix_mask = self._mask(None, prefix_size + query_positions, jnp.arange(prefix_size)[None])
         block = self._block
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from flax.core import unfreeze
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from llmrl_jax.core.checks import nearest
@@ -313,10 +314,13 @@ def quantized_shardings(quantized: Any, axes: Mapping[str, Any], mesh: Mesh) -> 
 
 def check_shapes(params: Any, declared: Any, name: str) -> None:
     """Compare parameters, some of them quantised, with their declaration. **Raises:** `ValueError`, naming the leaf."""
-
-    def check_leaf(path: Any, leaf: Any, x: Any) -> None:
-        if tuple(x.shape) != tuple(leaf.shape):
-            text = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(f"{name}/{text} has shape {tuple(x.shape)}; the configuration asks for {leaf.shape}")
-
-    jax.tree_util.tree_map_with_path(check_leaf, declared, params)
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    for tree in (unfreeze(params), declared):
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_quantized)
+        shapes.append({jax.tree_util.keystr(p, simple=True, separator="/"): tuple(x.shape) for p, x in leaves})
+    present, needed = shapes
+    for text in sorted(present.keys() ^ needed.keys()):
+        raise ValueError(f"{name}/{text} is {'missing' if text in needed else 'not in the configuration'}")
+    for text, shape in needed.items():
+        if present[text] != shape:
+            raise ValueError(f"{name}/{text} has shape {present[text]}; the configuration asks for {shape}")

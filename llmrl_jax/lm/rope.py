@@ -78,6 +78,7 @@ def rotations(
 
     Positions below 0 mark padding and count as 0. With `dynamic` (NTK-aware scaling) a row that is longer than the
     model's positions gets a larger base, from its own largest position, so that a row never depends on its batch.
+    (`generate`, `score` and the server refuse longer rows, which only the model itself takes.)
     """
     positions = jnp.maximum(positions, 0)
     inverse, factor = inverse_frequencies(config)

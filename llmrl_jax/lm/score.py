@@ -22,7 +22,7 @@ from llmrl_jax.lm.cache import DecodeState
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.declare import projections
 from llmrl_jax.lm.model import AnyArray, Llama
-from llmrl_jax.lm.tokens import check_tokens
+from llmrl_jax.lm.tokens import check_lengths, check_tokens
 from llmrl_jax.parallel import constrain
 
 
@@ -173,6 +173,7 @@ def _check(model: Llama, tokens: Any, lengths: Any, prefix: Sequence[int], candi
     top = int(candidates.tokens.max())
     if top >= config.vocab_size:
         raise ValueError(f"a candidate holds the token {top}; the model's vocabulary ends at {config.vocab_size - 1}")
+    check_lengths(lengths, *tokens.shape)
     check_tokens(tokens, lengths, config.vocab_size)
     for token in prefix:
         if not 0 <= token < config.vocab_size:
@@ -271,8 +272,8 @@ def score(
     parts of the batch, in its order, within which prompts are sorted. On a mesh it is the number of devices over which
     rows are split: each has as many rows of every group as the others, and no row leaves its device.
     **Returns:** `Scores`.
-    **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, or
-    `rows`, `widths` or `shards` do not fit the batch.
+    **Raises:** `ValueError` if prompt and candidate exceed the model's positions, a token is not in its vocabulary, a
+    length is not that of a prompt, or `rows`, `widths` or `shards` do not fit the batch.
 
     **Example:**
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Int
 
-from llmrl_jax.lm.tokens import FastTokenizer, Tokenizer
+from llmrl_jax.lm.tokens import FastTokenizer
 
 
 @struct.dataclass
@@ -26,9 +26,6 @@ class StopStrings:
     table: Int[Array, "M V"]
     """The state after token `v` in state `m`. State 0 is the initial one; the last one is absorbing and has matched."""
     strings: tuple[str, ...] = struct.field(pytree_node=False)
-    before: int = struct.field(pytree_node=False, default=0)
-    """A plain token. Decoders drop the space that a text begins with, but a continuation is not the beginning: behind
-    this token it is decoded whole."""
 
     @staticmethod
     def build(tokenizer: FastTokenizer, strings: Sequence[str], vocab_size: int) -> StopStrings:
@@ -50,7 +47,7 @@ class StopStrings:
                     "tokens spells it; give a text that the model can write"
                 )
         table = _token_table(_byte_table([text.encode() for text in strings]), spelled)
-        return StopStrings(jnp.asarray(table), tuple(strings), plain_token(tokenizer))
+        return StopStrings(jnp.asarray(table), tuple(strings))
 
     @property
     def matched(self) -> int:
@@ -61,14 +58,12 @@ class StopStrings:
         """`text` up to and without the first stop string in it."""
         return text[: min((index for s in self.strings if (index := text.find(s)) >= 0), default=len(text))]
 
-    def text(self, tokenizer: Tokenizer, tokens: Iterable[SupportsInt]) -> str:
-        """Tokens of a continuation as `tokenizer.decode` gives them, up to the first stop string.
-
-        A stop string may begin with the space that `decode` drops where a continuation begins."""
+    def text(self, tokenizer: FastTokenizer, tokens: Iterable[SupportsInt], start: bool = False) -> str:
+        """Tokens of a continuation as text, up to the first stop string, which may begin with the space that `decode`
+        drops where a text begins. **Arguments:** `start`, see `Generation.texts`."""
         tokens = list(tokens)
-        prefix = tokenizer.decode([self.before])
-        decoded = tokenizer.decode([self.before, *tokens])[len(prefix) :]
-        return self.cut(decoded)[len(decoded) - len(tokenizer.decode(tokens)) :]
+        whole = tokenizer.decode_continuation(tokens)
+        return self.cut(whole)[len(whole) - len(tokenizer.decode(tokens)) if start else 0 :]
 
 
 def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
@@ -103,18 +98,8 @@ def start_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:
     return spelled
 
 
-def plain_token(tokenizer: FastTokenizer) -> int:
-    """A token behind which a continuation is decoded whole, with the space that it may begin with."""
-    return _plain_token(_names(tokenizer))
-
-
 def _names(tokenizer: FastTokenizer) -> dict[int, str]:
     return {i: name for name, i in tokenizer.backend.get_vocab(with_added_tokens=True).items()}
-
-
-def _plain_token(names: dict[int, str]) -> int:
-    """The lowest token that is letters or digits, or the lowest one."""
-    return min((i for i, name in names.items() if name.isascii() and name.isalnum()), default=min(names))
 
 
 def _speller(tokenizer: FastTokenizer) -> Callable[[str], bytes]:
@@ -167,7 +152,7 @@ _ALPHABET = {**{chr(b): b for b in _PRINTABLE}, **{chr(0x100 + i): b for i, b in
 
 def _verify(tokenizer: FastTokenizer, names: dict[int, str], spelled: list[bytes]) -> None:
     """Compare each token that is valid text alone, after a plain one, with the tokenizer's own decoding."""
-    first = _plain_token(names)
+    first = tokenizer.plain_id
     texts = {}
     for i in names:
         try:

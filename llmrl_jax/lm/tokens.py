@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from envs_jax.text import Tokenizer
+from llmrl_jax.core.files import expanded
 from llmrl_jax.core.packaged import LANGUAGE_MODELS
 from llmrl_jax.lm import gguf
 from llmrl_jax.lm.tensors import read_json
@@ -166,6 +167,19 @@ class FastTokenizer:
         """Text of token ids, special tokens included."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def decode_continuation(self, ids: Iterable[SupportsInt]) -> str:
+        """`decode` of what continues another text, with the space that some decoders drop where a text begins: all of
+        a word tokenizer, and those of SentencePiece."""
+        tokens = [int(i) for i in ids]
+        before, whole = self.decode([self.plain_id]), self.decode([self.plain_id, *tokens])
+        return whole[len(before) :] if whole.startswith(before) else self.decode(tokens)
+
+    @functools.cached_property
+    def plain_id(self) -> int:
+        """The lowest token that is letters or digits, or the lowest one: no decoder changes it for what follows."""
+        names = self.backend.get_vocab(with_added_tokens=True)
+        return min((i for name, i in names.items() if name.isascii() and name.isalnum()), default=min(names.values()))
+
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json` for `load_tokenizer`, `tokenizers` and transformers'
         `AutoTokenizer`."""
@@ -213,10 +227,8 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
 
     **Arguments:** `tokens`, `[B, S]`; `lengths`, `[B]`; None: there is no padding.
     """
-    for x in (tokens,) if lengths is None else (tokens, lengths):
-        concrete = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-        if not concrete or not getattr(x, "is_fully_addressable", True):
-            return
+    if not all(map(_has_values, (tokens,) if lengths is None else (tokens, lengths))):
+        return
     ids = np.asarray(tokens)
     wrong = (ids < 0) | (ids >= vocab_size)
     if lengths is not None:
@@ -227,6 +239,23 @@ def check_tokens(tokens: Any, lengths: Any, vocab_size: int) -> None:
             f"row {row} holds the token {ids[row, column]} at place {column}; the model's vocabulary is 0 to "
             f"{vocab_size - 1}: encode the text with the model's own tokenizer"
         )
+
+
+def check_lengths(lengths: Any, rows: int, width: int) -> None:
+    """**Raises** `ValueError` unless there is a length for each of `rows` prompts, from 1 to `width`, to which they are
+    padded. Traced or abstract arrays, and those of several processes, are checked for their shape only."""
+    if lengths.shape != (rows,):
+        raise ValueError(f"lengths have shape {lengths.shape}; one for each of {rows} prompts is needed")
+    if rows and _has_values(lengths):
+        numbers = np.asarray(lengths)  # of an array itself NumPy's functions are operations of a surrounding trace
+        if not (1 <= numbers.min() and numbers.max() <= width):
+            raise ValueError(f"lengths are {numbers}; they must lie between 1 and the padded {width}")
+
+
+def _has_values(x: Any) -> bool:
+    """Return whether an array has values here."""
+    concrete = isinstance(x, np.ndarray) or isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return concrete and getattr(x, "is_fully_addressable", True)
 
 
 class WordTokenizer(FastTokenizer):
@@ -337,14 +366,16 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     ```
     """
     packaged = LANGUAGE_MODELS.get(str(path_or_id).lower())
-    path = packaged.locate() if packaged and not Path(path_or_id).exists() else Path(path_or_id)
+    path = expanded(path_or_id)
+    if packaged and not path.exists():
+        path = packaged.locate()
     if path.is_file() and path.suffix != ".json":
         tokenizer, config = gguf.read_tokenizer(path)
         return FastTokenizer(tokenizer, **{name: config.get(name) for name in _SPECIALS})
     file = path if path.suffix == ".json" else path / TOKENIZER_FILE
     if file.is_file():
         return _from_file(file)
-    local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith((".", "~"))
+    local = path.is_absolute() or path.suffix == ".json" or str(path_or_id).startswith(".")
     if local and not path.is_dir():
         raise FileNotFoundError(f"there is no tokenizer at {path_or_id}: neither a folder nor a {TOKENIZER_FILE}")
     if path.is_dir() and not any(part in file.name for file in path.iterdir() for part in _VOCABULARIES):
@@ -352,7 +383,7 @@ def load_tokenizer(path_or_id: str | Path) -> FastTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        slow_or_fast = AutoTokenizer.from_pretrained(str(path_or_id), trust_remote_code=False)
+        slow_or_fast = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # of several libraries, most of several lines
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(

@@ -252,7 +252,7 @@ def load_hf(
     """
     if quantize is not None:
         check_options(quantize, quantize_targets)
-    folder = Path(path)
+    folder = locate(path)
     config = read_config(folder)
     model = Llama(config, lora=lora, dtype=dtype, param_dtype=dtype)
     tree = declare.declare(config)

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -22,6 +23,9 @@ from llmrl_jax.core.checks import at_least, option
 
 Mode = Literal["auto", "per-gpu", "per-node"]
 """The GPUs of a process: `per-gpu`, one each; `per-node`, all of its node; `auto`, an equal share of its node's."""
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder for each GPU of the node, where NVIDIA's driver is loaded."""
 
 _LABEL_BYTES = 256
 
@@ -150,11 +154,14 @@ def _open_mpi(environ: Mapping[str, str]) -> Place:
     )
 
 
-def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = os.environ) -> list[int] | None:
+def own_devices(
+    place: Place, mode: Mode = "auto", environ: Mapping[str, str] = os.environ, gpus: Path = GPUS
+) -> list[int] | None:
     """Indices of the visible GPUs that a process uses; None: all.
 
     `CUDA_VISIBLE_DEVICES` (or ROCm's), which launchers set, gives the visible GPUs. A process with a single visible GPU
-    and others on its node is bound to it already (`--gpus-per-task`).
+    and others on its node is bound to it already (`--gpus-per-task`). Without a list all GPUs of the node are visible,
+    and counted in the folder `gpus`; where there is none, or with `per-gpu`, a process takes one.
 
     **Raises:** `ValueError` if the GPUs cannot be divided as in `mode`.
     """
@@ -169,10 +176,13 @@ def own_devices(place: Place, mode: Mode = "auto", environ: Mapping[str, str] = 
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     listed = next((environ[name] for name in names if environ.get(name)), None)
     if listed is None:
-        return [rank]
-    visible = len(listed.split(","))
-    if visible == 1:
+        number = len(list(gpus.iterdir())) if mode == "auto" and gpus.is_dir() else 0
+        if not number:
+            return [rank]
+        listed = ",".join(map(str, range(number)))
+    elif "," not in listed:
         return [0]
+    visible = len(listed.split(","))
     share = visible // count
     if visible % count or mode == "per-gpu" and share > 1:
         requirement = "one each (--hosts.mode per-gpu)" if mode == "per-gpu" else "equal shares"
@@ -209,10 +219,11 @@ def initialize(
     coordinator, num_processes, process_id = _process_arguments(process, coordinator, num_processes, process_id)
     if coordinator is not None:
         assert num_processes is not None and process_id is not None
-        if local_device_ids is None and process is not None:
+        platforms = getattr(jax.config, "jax_platforms", None) or ""
+        if local_device_ids is None and process is not None and platforms != "cpu":
             local_device_ids = own_devices(process, mode)
         _reach(coordinator, process_id, num_processes, timeout)
-        if "cpu" in (getattr(jax.config, "jax_platforms", None) or ""):
+        if "cpu" in platforms:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             coordinator,

@@ -63,6 +63,8 @@ class Ask:
     sampling: Sampling
     row: int = 0
     """Index among the prompts that share a seed. Samples depend on it, and not on the position in a batch."""
+    start: bool = False
+    """Whether a continuation is a text of its own, as a reply in a chat; see `lm.Generation.texts`."""
 
 
 @dataclass(frozen=True)

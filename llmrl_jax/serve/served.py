@@ -15,7 +15,6 @@ import numpy as np
 
 from llmrl_jax import lm
 from llmrl_jax.core.checksum import checksum
-from llmrl_jax.lm.stops import plain_token
 from llmrl_jax.tuning import ChatTemplate
 
 
@@ -102,11 +101,6 @@ class Served:
         template = "" if self.template is None else self.template.source
         text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), template, *sums])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-    @cached_property
-    def plain_token(self) -> int:
-        """See `lm.stops.plain_token`."""
-        return plain_token(self.tokenizer)
 
     @cached_property
     def byte_tokens(self) -> frozenset[int]:

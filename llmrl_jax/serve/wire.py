@@ -247,7 +247,7 @@ def read_completion(
     logprobs = -1 if body.get("logprobs") is False else integer(body, "logprobs", -1, 0)
     if logprobs > 0:
         raise _unsupported("logprobs", logprobs, (0,), _ALTERNATIVES["top_logprobs"])
-    return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0)
+    return _request(body, sampler, prompts, "max_tokens", default_tokens, logprobs == 0, False)
 
 
 def read_chat(
@@ -268,10 +268,12 @@ def read_chat(
     check()
     variables = template_variables(body, sampler.served)
     tokens = blamed("messages", lambda: sampler.served.encode_chat(conversation, variables))
-    return _request(body, sampler, [tokens], limit, default_tokens, boolean(body, "logprobs"))
+    return _request(body, sampler, [tokens], limit, default_tokens, boolean(body, "logprobs"), True)
 
 
-def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, default: int, pieces: bool) -> Request:
+def _request(
+    body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, default: int, pieces: bool, start: bool
+) -> Request:
     stop = body.get("stop")
     stop = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
@@ -289,7 +291,7 @@ def _request(body, sampler: Sampler, prompts: Sequence[list[int]], limit: str, d
         options["max_tokens"] = integer(body, limit, room, 1)
         sampling = blamed("", lambda: Sampling(stop=tuple(stop), pieces=pieces, **options))
         options["seed"] = sampling.seed  # one seed for all prompts, also if it was random
-        ask = Ask(tuple(tokens), sampling, row)
+        ask = Ask(tuple(tokens), sampling, row, start)
         asks.append(blamed("", partial(sampler.check, ask)))
     stream = boolean(body, "stream")
     after = body.get("stream_options") or {}
@@ -404,7 +406,7 @@ def _message(message: Any, location: str) -> dict[str, str]:
         for part in content:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ApiError(f"{location}.content holds {quote(part)}; only parts of text are read", param="messages")
-        content = "".join(part["text"] for part in content)
+        content = "\n".join(part["text"] for part in content)  # as vLLM for a template of texts
     if not isinstance(content, str):
         raise ApiError(f"{location}.content is {quote(content)}; a text is needed", param="messages")
     return {"role": _ROLES[role], "content": blamed("messages", lambda: checked_text(content))}

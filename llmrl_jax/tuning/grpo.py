@@ -26,7 +26,6 @@ from llmrl_jax.core.checks import Checked, In, NonNegativeFloat, NonNegativeInt,
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm import Finish, Llama, SamplingConfig, StopStrings, generate
-from llmrl_jax.lm.quantize import any_quantized
 from llmrl_jax.lm.sampling import EXTREMES
 from llmrl_jax.lm.tokens import check_tokens
 from llmrl_jax.parallel import Placement
@@ -43,7 +42,7 @@ from llmrl_jax.rl.precision import (
 from llmrl_jax.rl.rollout import group_advantages, group_deviation
 from llmrl_jax.tuning.loss import token_log_probs
 from llmrl_jax.tuning.rewards import Reward, total_and_parts
-from llmrl_jax.tuning.sft import first_params
+from llmrl_jax.tuning.sft import check_trained, first_params
 
 
 TEMPERATURES = "[{:g}, {:g}]".format(*EXTREMES["temperature"])
@@ -283,8 +282,8 @@ def make_grpo(
     `sampling_kl` and `sampling_near_one` (`llmrl_jax.rl.precision.sampling_metrics`) compare a token's probability at
     sampling with that before the first gradient step: over the first minibatch, or over all tokens where the old
     log-probabilities are computed on whole rows.
-    **Raises:** `ValueError` if sizes do not divide, an option is out of range, or a token is not in the model's
-    vocabulary.
+    **Raises:** `ValueError` if sizes do not divide, an option is out of range, a token is not in the model's
+    vocabulary, or the weights to train are not float32.
 
     **Example:**
 
@@ -304,8 +303,7 @@ def make_grpo(
     """
     check_grpo(config, prompts, mesh, model.config.vocab_size)
     check_tokens(prompts.tokens, prompts.lengths, model.config.vocab_size)
-    if model.lora is None and any_quantized(variables["params"]):
-        raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
+    check_trained(model, variables)
     rows = config.prompts * config.group
     precision = matmul_precision(model.precision, platform_of(mesh))
     exact = precision == "float32"  # in which sampling token by token and passes over whole rows agree

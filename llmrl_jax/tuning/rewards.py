@@ -32,7 +32,8 @@ several by name, whose sum is the reward and each of which is reported."""
 
 TextFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], Any]
 TextReward = Callable[[list[str], list[str], list[Mapping[str, Any]]], Sequence[float]]
-"""`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the complete data rows."""
+"""`function(prompts, completions, rows) -> floats`: one for each completion; `rows` are the complete data rows. What
+continues a `prompt` begins with the space between the two, if the model writes one; a reply to `messages` does not."""
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d{{1,3}}(?!\w))?"
@@ -59,7 +60,7 @@ def read_number(text: str) -> Fraction | None:
             return denominator  # the last number of "1/0" is its 0
         value = numerator / denominator
         if integer and numerator < denominator:
-            value += Fraction(integer[0].replace(",", ""))
+            value += Fraction(Decimal(integer[0].replace(",", "")))
     else:
         value = Fraction(Decimal(last["plain"].replace(",", "").replace("\u2212", "-")))
     return -value if last["sign"] or last["inner"] else value
@@ -229,7 +230,9 @@ class FromText:
 
     def _on_host(self, tokens: Any, lengths: Any, finish: Any, indices: Any) -> np.ndarray:
         generation = Generation(tokens, lengths, tokens, tokens, finish)
-        texts = [text for row in generation.texts(self._tokenizer, self._stops) for text in row]
+        starts = [not _continues(self._rows[int(i)]) for i in indices]
+        by_start = {x: generation.texts(self._tokenizer, self._stops, start=x) for x in set(starts)}
+        texts = [text for i, start in enumerate(starts) for text in by_start[start][i]]
         chosen = [self._rows[int(i)] for i in indices for _ in range(tokens.shape[1])]
         prompts = [str(row.get("prompt", "")) for row in chosen]
         try:
@@ -238,6 +241,11 @@ class FromText:
             self.failure = error
             raise
         return values.reshape(*tokens.shape[:2], *self._shape)
+
+
+def _continues(row: Mapping[str, Any]) -> bool:
+    """Return whether a completion of a row continues its prompt (`encode_prompt`)."""
+    return row.get("messages") is None and "prompt" in row
 
 
 def text_reward(

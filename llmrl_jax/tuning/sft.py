@@ -173,6 +173,18 @@ def sft_loss(
     return loss, {"entropy": jnp.sum(jnp.where(counts, entropy, 0.0)) / count}
 
 
+def check_trained(model: Llama, variables: Any) -> None:
+    """**Raises** `ValueError` if the weights to train are quantised, or have too few bits to be updated."""
+    if model.lora is None and any_quantized(variables["params"]):
+        raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
+    trained = variables.get("params" if model.lora is None else "lora")
+    if narrow := {x.dtype.name for x in jax.tree.leaves(trained) if x.dtype.itemsize < 4}:
+        raise ValueError(
+            f"weights to train are {' and '.join(sorted(narrow))}, in which most updates are rounded away: load them "
+            "in float32, and compute in bfloat16 with model.clone(dtype=jnp.bfloat16)"
+        )
+
+
 def make_sft(
     config: SFTConfig,
     model: Llama,
@@ -193,8 +205,8 @@ def make_sft(
     **Returns:** the learner. Each epoch takes the rows in a new order; rows that do not fill a batch are left out of
     it. Its metrics are `loss` (nats per target), `entropy`, `grad_norm`, `learning_rate`, `taught_tokens` (the number
     of targets), `epoch`.
-    **Raises:** `ValueError` if sizes do not divide, an option is out of range, there are too few rows, or a token is
-    not in the model's vocabulary.
+    **Raises:** `ValueError` if sizes do not divide, an option is out of range, there are too few rows, a token is not
+    in the model's vocabulary, or the weights to train are not float32.
 
     **Example:**
 
@@ -212,8 +224,7 @@ def make_sft(
     """
     check_sft(config, data, updates, mesh)
     check_tokens(data.tokens, None, model.config.vocab_size)
-    if model.lora is None and any_quantized(variables["params"]):
-        raise ValueError("the base is quantised, and so frozen: give the model a LoRAConfig")
+    check_trained(model, variables)
     sft = SFT(config, model, variables, data, updates, Placement(mesh), take, longest)
     return Learner(sft.init, sft.update, config.batch_size * data.tokens.shape[1], unit="tokens")
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmrl_jax.lm.source import chat_template, read_template, tokenizer_config
+from llmrl_jax.lm.source import chat_template, locate, read_template, tokenizer_config
 from llmrl_jax.lm.tokens import TEMPLATE_SPECIALS, FastTokenizer
 
 
@@ -61,14 +61,15 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, choice: str = "", *, date: datetime | None = None) -> ChatTemplate | None:
-        """Template of a model (`llmrl_jax.lm.source.chat_template`); None without one.
+        """Template of a model (`lm.locate`), in its folder or GGUF file; None without one.
 
         **Arguments:** `choice`, empty for the model's own; `plain` for `PLAIN`; else a file with a template; `date`,
         see the constructor.
         **Raises:** `TemplateError` if that file does not exist, or the template is not valid Jinja; `ValueError` for a
-        `tokenizer_config.json` that is not JSON."""
+        `tokenizer_config.json` that is not JSON; what `lm.locate` raises, if there is no such model."""
         if choice not in ("", "plain") and not _is_file(choice):
             raise TemplateError(f"the chat template {choice[:80]!r} is neither plain nor a file")
+        folder = locate(folder)
         config = tokenizer_config(folder)
         try:
             source = PLAIN if choice == "plain" else read_template(Path(choice)) if choice else chat_template(folder)

@@ -54,12 +54,12 @@ def test_it_learns_is_resumed_and_answers(folder, capsys):
 
     ask = ["lm", "generate", "what colour is grass ?", "--model", str(folder / "model"), "--temperature", "0"]
     assert cli.main([*ask, "--adapter", str(run / "adapter"), "--max-new-tokens", "3"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "green"
+    assert capsys.readouterr().out.splitlines()[-1] == " green"
     for i, source in enumerate(([run], [folder / "model", "--adapter", run / "adapter"])):
         words = ["lm", "convert", "--out", folder / f"merged-{i}", "--model", *source]
         assert cli.main([str(word) for word in words]) == 0
         assert cli.main([*ask[:4], str(folder / f"merged-{i}"), *ask[5:], "--max-new-tokens", "3"]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "green"
+        assert capsys.readouterr().out.splitlines()[-1] == " green"
     assert (
         cli.main(
             [*ask, "--adapter", str(run / "adapter"), "--stop", "green", "--samples", "2", "--max-new-tokens", "3"]

@@ -124,7 +124,7 @@ def generate(
     with doing("compiling and reading the prompt", max_new_tokens, "tokens") as activity:
         for result in lm.stream(llama, variables, rows, lengths, jax.random.key(seed), config, stops=stops):
             activity.what, activity.done = "generating", int(result.lengths.max())
-    for i, continuation in enumerate(result.texts(tokenizer, stops)[0]):
+    for i, continuation in enumerate(result.texts(tokenizer, stops, start=chat)[0]):
         if samples > 1:
             print(f"--- {i + 1} of {samples}, {lm.Finish(int(result.finish[0, i])).name.lower()}")
         print(continuation)

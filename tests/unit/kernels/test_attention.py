@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +144,32 @@ def test_a_mask_has_the_window_in_layers_with_one():
     np.testing.assert_array_equal(Mask(visible, near).of_layer(jnp.bool(False))[0], visible)
 
 
+def gpu(capability="9.0", version="cuda 13000"):
+    """A device as `jax.local_devices` gives it; without the facts that are None."""
+    space = lambda **values: SimpleNamespace(**{n: v for n, v in values.items() if v is not None})  # noqa: E731
+    return space(compute_capability=capability, client=space(platform_version=version))
+
+
+@pytest.mark.parametrize(
+    ("device", "form"),
+    [
+        (gpu(), "cudnn"),
+        (gpu("8.0"), "cudnn"),
+        (gpu("12.0", "PJRT C API\ncuda 12080"), "cudnn"),
+        (gpu("7.5"), "recomputed"),
+        (gpu(version="rocm 60300"), "recomputed"),
+        (gpu("gfx942", "rocm 60300"), "recomputed"),
+        (gpu(None), "recomputed"),
+        (gpu(version=None), "recomputed"),
+    ],
+)
+def test_gpus_without_cudnns_attention_have_another_form(monkeypatch, device, form):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    query, key, value, _ = arrays(dtype=jnp.bfloat16)
+    assert attention.form_of("auto", query, sources(key, value)["causal"]) == form
+
+
 @pytest.mark.parametrize(
     ("platform", "dtype", "tokens", "kind", "form"),
     [
@@ -158,6 +185,7 @@ def test_a_mask_has_the_window_in_layers_with_one():
 )
 def test_each_device_has_its_form(monkeypatch, platform, dtype, tokens, kind, form):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu()])
     query, key, value, _ = arrays(dtype=jnp.dtype(dtype), tokens=tokens)
     assert attention.form_of("auto", query, sources(key, value)[kind]) == form
     assert attention.form_of("saved", query, sources(key, value)[kind]) == "saved"
@@ -168,6 +196,7 @@ def test_what_a_kernel_cannot_compute_is_refused_by_name(monkeypatch):
     with tracing_for("gpu"):
         assert attention.form_of("auto", query.astype(jnp.bfloat16), sources(key, value)["causal"]) == "recomputed"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu()])
     with pytest.raises(ValueError, match="float32.*recomputed"):
         attend(query, [sources(key, value)["causal"]], "cudnn")
     with pytest.raises(ValueError, match="causal.*recomputed"):

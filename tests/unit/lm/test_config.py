@@ -175,6 +175,28 @@ def test_another_architecture_is_no_typing_error(kind):
 def test_hugging_face_and_back(rope):
     config = LlamaConfig(100, 64, 96, 2, 4, 2, 24, rope=rope, dtype="bfloat16", eos_token_id=2)
     assert LlamaConfig.from_hf(config.to_hf()) == config
+    # what transformers 4 reads, and what 5 reads
+    for names in (("rope_theta", "rope_scaling"), ("rope_parameters",)):
+        fields = {
+            name: value for name, value in config.to_hf().items() if not name.startswith("rope_") or name in names
+        }
+        assert LlamaConfig.from_hf(fields) == config
+
+
+@pytest.mark.parametrize("nested", [{}, {"original_max_position_embeddings": 512}], ids=["absent", "nested"])
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "linear"])
+def test_frequencies_are_those_of_transformers(kind, nested):
+    """Also where the original length is a field of its own, and after a round trip."""
+    transformers = pytest.importorskip("transformers")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    scaling = {"rope_type": kind, "factor": 8.0, **bands, **nested}
+    fields = {**BASE, "rope_theta": 1e4, "max_position_embeddings": 4096, "rope_scaling": scaling}
+    fields |= {"original_max_position_embeddings": 1024}
+    config = LlamaConfig.from_hf(fields)
+    for values in (fields, config.to_hf()):
+        theirs = llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**values)).inv_freq.numpy()
+        np.testing.assert_allclose(inverse_frequencies(config)[0], theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -284,8 +284,23 @@ def test_texts_leave_the_stop_out():
         np.array([[[a, b, eos, 0], [a, b, c, 0], [a, b, c, d]]]), np.array([[3, 3, 4]]), zeros, zeros,
         np.array([[Finish.STOP_TOKEN, Finish.STOP_STRING, Finish.LENGTH]]),
     )  # fmt: skip
-    assert out.texts(tokenizer) == [["a b", "a b c", "a b c d"]]
-    assert out.texts(tokenizer, StopStrings.build(tokenizer, ["b c"], 6)) == [["a b", "a ", "a "]]
+    stops = StopStrings.build(tokenizer, ["b c"], 6)
+    assert out.texts(tokenizer) == [[" a b", " a b c", " a b c d"]]
+    assert out.texts(tokenizer, stops) == [[" a b", " a ", " a "]]
+    assert out.texts(tokenizer, start=True) == [["a b", "a b c", "a b c d"]]
+    assert out.texts(tokenizer, stops, start=True) == [["a b", "a ", "a "]]
+    assert out.texts(tokenizer, StopStrings.build(tokenizer, [" a"], 6)) == [[""] * 3]
+    assert out.texts(tokenizer, StopStrings.build(tokenizer, [" a"], 6), start=True) == [[""] * 3]
+
+
+def test_a_prompt_and_its_continuation_are_one_text(bpe, sentencepiece):
+    words = WordTokenizer.from_texts(["go to the red ball"])
+    for tokenizer in (bpe, sentencepiece, words):
+        tokens = tokenizer.encode("go to the red ball")
+        for cut in range(1, len(tokens)):
+            joined = tokenizer.decode(tokens[:cut]) + tokenizer.decode_continuation(tokens[cut:])
+            assert joined == tokenizer.decode(tokens) == "go to the red ball"
+    assert sentencepiece.decode_continuation([]) == words.decode_continuation([]) == ""
 
 
 def test_what_cannot_be_done_is_refused_before_compiling(variables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +175,20 @@ def test_dynamic_rope_looks_at_its_own_row_only():
     together = apply(variables, TOKENS, positions=positions).logits[1, :4]
     alone = apply(variables, TOKENS[1:2, :4]).logits[0]
     np.testing.assert_allclose(together, alone, atol=2e-5)
+    for options in ({}, {"cache": 10}):
+        by_length = jax.jit(partial(model.apply, **options))(variables, TOKENS, lengths=LENGTHS).logits
+        np.testing.assert_allclose(by_length[1, :4], alone, atol=2e-5)
+        np.testing.assert_allclose(by_length[0], apply(variables, TOKENS[:1]).logits[0], atol=2e-5)
+
+
+def test_adapters_are_those_of_the_configuration(variables):
+    for change in ({"rank": 1}, {"targets": ("q_proj",)}):
+        other = Llama(CONFIG, lora=dataclasses.replace(LORA, **change))
+        with pytest.raises(ValueError, match="lora/layers/.*_proj/"):
+            jax.eval_shape(other.apply, variables, TOKENS)
+        few = {"params": variables["params"], "lora": random_variables(other)["lora"]}
+        with pytest.raises(ValueError, match="lora/layers/.*_proj/"):
+            jax.eval_shape(Llama(CONFIG, lora=LORA).apply, few, TOKENS)
 
 
 def test_value_head_by_hand():

@@ -56,6 +56,13 @@ def test_candidates_that_are_no_distinct_tokens_are_refused():
         Candidates.encode(words, "go left")
 
 
+@pytest.mark.parametrize("function", [score, score_naive])
+@pytest.mark.parametrize("lengths", [[9, 0, 5, 7], [9, -1, 5, 7], [10, 1, 5, 7]], ids=str)
+def test_lengths_that_no_prompt_has_are_refused(variables, function, lengths):
+    with pytest.raises(ValueError, match="lengths"):
+        function(MODEL, variables, TOKENS, np.array(lengths, np.int32), CANDIDATES)
+
+
 def test_one_row_by_the_definition(variables, scores):
     """log p of [3, 4, 7, 8] after row 2, from plain logits."""
     sequence = np.concatenate([TOKENS[2, :5], [3, 4, 7, 8]])[None]

@@ -114,6 +114,14 @@ def test_special_tokens_are_those_of_the_files(bpe, tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_home_folder_may_be_abbreviated(bpe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bpe.save(tmp_path / "model")
+    assert load_tokenizer("~/model").encode("go") == load_tokenizer("~/model/tokenizer.json").encode("go")
+    with pytest.raises(FileNotFoundError, match="~/none"):
+        load_tokenizer("~/none")
+
+
 def test_bad_paths_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer.*/none"):
         load_tokenizer(tmp_path / "none")

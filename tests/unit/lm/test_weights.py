@@ -48,6 +48,12 @@ def test_round_trip_on_a_mesh(params, tmp_path, shard):
     assert kernel.shape == (2, 16, 4, 4) and kernel.addressable_shards[0].data.shape == (2, 4, 2, 4)
 
 
+def test_a_folder_in_the_home_folder(folder, params, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for read in (lm.load, weights.load_hf):
+        jax.tree.map(np.testing.assert_array_equal, read("~/model")[1]["params"], params)
+
+
 @pytest.mark.parametrize("kind", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 @pytest.mark.parametrize(("mesh", "ways"), [(None, 1), ("fsdp=4,tensor=2", 8), ("data=2,fsdp=2,tensor=2", 4)])
 def test_layer_by_layer_is_all_at_once(mesh, ways, kind, tmp_path, monkeypatch):

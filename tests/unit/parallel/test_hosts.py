@@ -95,10 +95,10 @@ def test_open_mpi():
         ((1, 0), "0,1,2,3", "per-node", None),
     ],
 )
-def test_own_devices(local, visible, mode, own):
+def test_own_devices(local, visible, mode, own, tmp_path):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     place = hosts.Place("SLURM", 8, 5, *local, "n:1")
-    assert hosts.own_devices(place, mode, environ) == own
+    assert hosts.own_devices(place, mode, environ, tmp_path / "none") == own
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,19 @@ def test_gpus_that_cannot_be_dealt_out(local, visible, mode, message):
     place = hosts.Place("SLURM", 8, 5, *local, "n:1")
     with pytest.raises(ValueError, match=message):
         hosts.own_devices(place, mode, {"CUDA_VISIBLE_DEVICES": visible})
+
+
+@pytest.mark.parametrize(
+    ("local", "mode", "own"),
+    [((2, 1), "auto", [2, 3]), ((4, 1), "auto", [1]), ((1, 0), "auto", None), ((2, 1), "per-gpu", [1])],
+)
+def test_gpus_that_nothing_lists_are_counted(local, mode, own, tmp_path):
+    for i in range(4):
+        (tmp_path / f"0000:{i:02x}:00.0").mkdir()
+    place = hosts.Place("SLURM", 8, 5, *local, "n:1")
+    assert hosts.own_devices(place, mode, {}, tmp_path) == own
+    with pytest.raises(ValueError, match="3 processes.*4 GPUs"):
+        hosts.own_devices(hosts.Place("SLURM", 6, 5, 3, 1, "n:1"), "auto", {}, tmp_path)
 
 
 @pytest.mark.parametrize(

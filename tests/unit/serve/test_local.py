@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def generated(served, request, config):
     )
     rows, lengths = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
     found = lm.generate(served.model, served.variables, rows, lengths, key, config, stops=stops)
-    return found, found.texts(served.tokenizer, stops)[0], len(tokens)
+    return found, found.texts(served.tokenizer, stops, start=True)[0], len(tokens)
 
 
 def test_it_says_what_generate_says(served, llama):
@@ -441,10 +442,9 @@ def test_a_decoder_that_changes_its_text_repeats_nothing(served):
 
 
 def test_a_stop_string_may_begin_with_the_space_that_decoding_drops():
-    words = {1: "red", 2: "green", 9: "x"}
-    reader = Reader(
-        lambda ids: " ".join(words[int(i)] for i in ids), Sampling(9, stop=(" green red", " blue")), before=9
-    )
+    words = {1: "red", 2: "green"}
+    whole = lambda ids: "".join(f" {words[int(i)]}" for i in ids)  # noqa: E731
+    reader = Reader(lambda ids: whole(ids)[1:], Sampling(9, stop=(" green red", " blue")), whole)
     reader.read(np.array([2, 0, 0]), 1, np.zeros(3, np.float32), 0)
     assert reader.sample().text == ""  # it may become the stop string
     reader.read(np.array([2, 1, 2]), 3, np.zeros(3, np.float32), 0)
@@ -493,6 +493,21 @@ def test_texts_that_end_in_half_a_character_or_a_token():
     held = Reader(decode, Sampling(9, stop=("dST",)))
     held.read(np.array([1, 4, 0, 0]), 2, log_probs, 0)
     assert held.sample().text == "abc"
+
+
+@pytest.mark.parametrize(("start", "text"), [(False, " red ball"), (True, "red ball")])
+def test_a_completion_begins_with_the_space_after_its_prompt(served, sentencepiece, monkeypatch, start, text):
+    """With a tokenizer whose decoder drops it, in every piece of the answer; a reply in a chat has none."""
+    tokens = sentencepiece.encode("red ball")
+    output = lm.Generation(
+        np.array([[tokens]]), np.array([[len(tokens)]]), np.zeros((1, 1, len(tokens))), np.zeros(()), np.array([[1]])
+    )
+    sampler = Sampler(dataclasses.replace(served, tokenizer=sentencepiece), max_batch=1)
+    monkeypatch.setattr(sampler.programs, "advance", lambda *_: SimpleNamespace(output=output))
+    for stop in ((), (" green",)):
+        how = Sampling(len(tokens), stop=stop, pieces=True)
+        ((sample,),) = next(sampler.run([Ask((1,), how, start=start)]))
+        assert sample.text == "".join(sample.pieces) == text and sample.finish == "length"
 
 
 def test_prompts_of_one_seed_draw_apart(served):

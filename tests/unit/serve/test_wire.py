@@ -43,6 +43,20 @@ def test_values_without_effect_change_nothing(fields, engine):
     assert ask(CHAT | fields) == ask(CHAT)
 
 
+def test_parts_of_a_message_are_lines(engine):
+    def tokens(content):
+        (ask,) = read_chat(CHAT | {"messages": [{"role": "user", "content": content}]}, engine.sampler).asks
+        return ask.tokens
+
+    parts = [{"type": "text", "text": text} for text in ("Colors:", "red")]
+    assert tokens(parts) == tokens("Colors:\nred") and tokens(parts[:1]) == tokens("Colors:")
+
+
+def test_replies_are_texts_of_their_own_and_completions_are_not(engine):
+    assert [ask.start for ask in read_chat(CHAT, engine.sampler).asks] == [True]
+    assert [ask.start for ask in read_completion(TEXT, engine.sampler).asks] == [False]
+
+
 def test_values_without_effect_of_completions(engine):
     fields = {"logprobs": False, "add_special_tokens": True, "suffix": None, "best_of": 1, "top_k": -1}
     fields |= {"chat_template_kwargs": {}, "reasoning_effort": "none", "enable_thinking": False}

@@ -234,6 +234,9 @@ def test_tokens_that_the_model_does_not_have_are_named(variables):
         make_grpo(SMALL, FULL, variables, wrong, first_is_blue)
     with pytest.raises(ValueError, match=message):
         make_reward_evaluation(SMALL, FULL, wrong, first_is_blue)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
+    with pytest.raises(ValueError, match="bfloat16.*float32"):
+        make_grpo(SMALL, FULL, narrow, PROMPTS, first_is_blue)
     padded = PROMPTS.replace(tokens=np.where(np.arange(3) < PROMPTS.lengths[:, None], PROMPTS.tokens, 999))
     make_grpo(SMALL, FULL, variables, padded, first_is_blue)
 

@@ -93,6 +93,7 @@ def test_numbers_by_hand(text, number):
 
 def test_long_numbers_are_exact():
     assert read_number("9" * 5000) == 10**5000 - 1 != read_number("9" * 4999 + "8")
+    assert read_number("9" * 5000 + " 1/2") == 10**5000 - Fraction(1, 2)
 
 
 def test_texts_without_a_number():
@@ -187,6 +188,14 @@ def test_a_reward_that_fails_inside_a_program_is_named(caplog):
         reward = text_reward(function, words, [{}])
         with pytest.raises(RewardError, match=message) if message else contextlib.nullcontext(), rewards_named(reward):
             np.testing.assert_array_equal(jax.jit(reward)(out, jnp.zeros(1, int)), [[7, 4]])
+    for row, texts in (
+        ({"prompt": "go"}, [" go left", " left"]),
+        ({"prompt": "go", "messages": []}, ["go left", "left"]),
+    ):
+        seen: list[str] = []
+        reward = text_reward(lambda p, c, r, seen=seen: seen.extend(c) or [0.0, 0.0], words, [row])
+        jax.block_until_ready(jax.jit(reward)(out, jnp.zeros(1, int)))
+        assert seen == texts
     assert caplog.text == "", "JAX logs no traceback beside the error"
     free = from_text(lambda p, c, r: [[np.inf, len(text)] for text in c], words, [{}], shape=(2,))
     np.testing.assert_array_equal(jax.jit(free)(out, jnp.zeros(1, int)), [[[np.inf, 7], [np.inf, 4]]])

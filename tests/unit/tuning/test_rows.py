@@ -187,6 +187,15 @@ def test_parquet(tmp_path):
 # --- chat templates ---------------------------------------------------------------------------------------------------
 
 
+def test_a_template_is_that_of_any_model_that_is_located(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "chat_template.jinja").write_text("x")
+    assert ChatTemplate.load("~/model").render([]) == "x"
+    with pytest.raises(FileNotFoundError, match="~/none"):
+        ChatTemplate.load("~/none")
+
+
 def test_templates_of_a_model_folder(tmp_path):
     assert ChatTemplate.load(tmp_path) is None
     config = {"chat_template": "{{ bos_token }}x", "bos_token": {"content": "<s>"}}

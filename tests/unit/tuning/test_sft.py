@@ -200,6 +200,17 @@ def test_tokens_that_the_model_does_not_have_are_named(params):
         make_evaluation(LORA, packed, 2)
 
 
+def test_weights_that_updates_cannot_change_are_refused(params):
+    packed = pack(EXAMPLES, 16, several=False)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    adapters = {"lora": jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float16), LORA.abstract()["lora"])}
+    for model, variables, name in ((FULL, narrow, "bfloat16"), (LORA, narrow | adapters, "float16")):
+        with pytest.raises(ValueError, match=f"{name}.*float32"):
+            make_sft(SFTConfig(batch_size=2), model, variables, packed, 1)
+    make_sft(SFTConfig(batch_size=2), LORA, narrow, packed, 1)  # a frozen base is not updated
+    make_sft(SFTConfig(batch_size=2), FULL.clone(dtype=jnp.bfloat16), params, packed, 1)
+
+
 def test_segments_need_positions(params):
     with pytest.raises(ValueError, match="segments.*positions"):
         FULL.apply(params, np.zeros((1, 4), np.int32), segments=np.ones((1, 4), np.int32))
