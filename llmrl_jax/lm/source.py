@@ -116,6 +116,11 @@ def read_config(model: str | Path) -> LlamaConfig:
         gguf_files = sorted(p.name for p in path.glob(f"*{gguf.SUFFIX}"))
         if gguf_files:
             raise FileNotFoundError(f"{path} holds no {CONFIG}, but {gguf_files[0]}: give that file")
+        if (path / "adapter_config.json").is_file():
+            raise FileNotFoundError(
+                f"{path} is an adapter, not a model: fold it into the one that it adapts, with llmrl lm convert --model"
+                f" MODEL --adapter {path} --out FOLDER"
+            )
         raise FileNotFoundError(f"{path} holds no {CONFIG}: it is not a model folder of Hugging Face's layout")
     values = read_json(file)
     if isinstance(values.get("kind"), str) and "model_type" not in values:
@@ -128,12 +133,13 @@ def read_config(model: str | Path) -> LlamaConfig:
 
 def _written_by(run: Path) -> str:
     """The end of an error: the folder to give instead of a run's."""
+    convert = f"llmrl lm convert --model {run} --out FOLDER"
     models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
     if models:
         return f"give the model that it wrote, {' or '.join(models)}"
     if (run / "adapter").is_dir():
-        return f"give the model that it adapted, and {run / 'adapter'} as adapter"
-    return "it wrote no model"
+        return f"give the model that it adapted, and {run / 'adapter'} as adapter, or fold that in: {convert}"
+    return f"if its policy is one, write that: {convert}"
 
 
 def check_weights(model: str | Path) -> None:

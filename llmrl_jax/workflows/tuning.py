@@ -398,8 +398,8 @@ def grpo(config: GrpoRun) -> RunResult:
     """
     reward = load_reward(config.reward)
     folder = lm.locate(config.model)
-    tokenizer, (config, template) = load_tokenizer(folder), with_template(config, folder)
     shape = lm.read_config(folder)
+    tokenizer, (config, template) = load_tokenizer(folder), with_template(config, folder)
     read = partial(
         _read, tokenizer=tokenizer, template=template, longest=config.max_prompt, vocab_size=shape.vocab_size
     )

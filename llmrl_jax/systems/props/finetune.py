@@ -404,7 +404,7 @@ def finetune(config: FinetuneRun) -> Path:
     for name in (*config.data.tasks, *config.data.held_out_tasks):
         get(name).make()  # a missing package is named before the model is loaded and any task is played
     folder = lm.locate(config.model)
-    tokenizer, shape = load_tokenizer(folder), lm.read_config(folder)
+    shape, tokenizer = lm.read_config(folder), load_tokenizer(folder)
     config, template = with_template(config, folder)
     data_key, learn_key, judge_key = jax.random.split(jax.random.fold_in(jax.random.key(config.run.seed), DATA), 3)
     data = _make_data(config, data_key, tokenizer, template, shape.max_position_embeddings)
