@@ -53,7 +53,7 @@ def test_the_language_model_of_a_run_is_written(run, tmp_path, capsys):
     weights = {**state.frozen, **state.params}
     merged = lm.merge(weights["params"], weights["lora"], x.policy.model.lora)
     jax.tree.map(np.testing.assert_allclose, lm.load(out)[1]["params"], merged)
-    assert main(["lm", "generate", "Goal of the agent", "--model", str(out), "--max-new-tokens", "2"]) == 0
+    assert main(["lm", "generate", "Goal of the agent:", "--model", str(out), "--max-new-tokens", "2"]) == 0
     assert main(["lm", "convert", "--model", str(run), "--out", str(out)]) == 2
     assert main(["lm", "convert", "--model", str(run), "--out", f"{out}-2", "--checkpoint", "77"]) == 2
     assert "77" in capsys.readouterr().err
