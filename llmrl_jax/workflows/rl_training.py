@@ -128,7 +128,7 @@ def make(config: RLRun) -> Experiment:
     **Raises:** `KeyError` for unknown names; `ValueError` or `TypeError` for an environment that the algorithm cannot
     play, or options that do not fit together; what `llmrl_jax.workflows.offline_training.make_parts` raises.
     """
-    source = config.env or Path(getattr(config, "data", "")).stem
+    source = config.env.rpartition(":")[2] or Path(getattr(config, "data", "")).stem
     labels: dict[str, Any] = {"title": f"{config.algo} {source}", "about": {"env": config.env}}
     if isinstance(config, OfflineRun):
         from llmrl_jax.workflows.offline_training import make_parts
