@@ -319,11 +319,14 @@ def test_the_name_of_no_model_is_refused(tmp_path):
 
 def test_a_runs_folder_is_no_model(tmp_path):
     (tmp_path / "config.json").write_text('{"kind": "lm sft", "version": 1, "model": "base"}')
-    with pytest.raises(ValueError, match="lm sft run.*no model"):
+    with pytest.raises(ValueError, match="lm sft run.*lm convert"):
         lm.read_config(tmp_path)
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(ValueError, match="/adapter"):
+    with pytest.raises(ValueError, match="/adapter.*lm convert"):
         lm.read_config(tmp_path)
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="--adapter"):
+        lm.read_config(tmp_path / "adapter")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="/model$"):
