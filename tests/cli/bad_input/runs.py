@@ -313,7 +313,7 @@ READS = (
         prepare=lambda tmp: shutil.copy(
         tmp / "glam" / "config.json", tmp), files={"glam/x": ""}),
     Row("comparison of one run twice", "runs compare {glam} {glam}", "glam.*twice"),
-    Row("comparison by no metric", "runs compare {glam} --metric nope", "glam.*metrics.*nope"),
+    Row("comparison by no metric", "runs compare {glam} --metric nope", "glam.*training.*nope"),
     Row("a bar of nan", "runs compare {glam} --bar nan", "bar.*nan.*0.*1"),
     Row("a bar of 2", "runs compare {glam} --bar 2", "bar.*2.0.*0.*1"),
     Row("an unknown format", "runs compare {glam} --out a.xyz",

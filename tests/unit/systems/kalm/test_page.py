@@ -271,6 +271,16 @@ def test_agents_of_metaworld_are_those_of_the_page(file, title):
     assert all(share in section for share in shares)
 
 
+def test_changes_of_cql_are_those_of_the_page():
+    section = section_of("### Another grounded model")
+    success = json.loads((ROOT / "experiments" / "results" / "kalm_metaworld" / "third-model.json").read_text())[
+        "success"
+    ]
+    for made, level in (("rephrase", "rephrase"), ("easy", "real")):
+        assert change(success, f"cql, imagined {made}", "cql", level) in section
+    assert not any(success[name]["hard"]["mean"] for name in success if name.startswith("cql"))
+
+
 def test_the_control_with_random_actions_is_that_of_the_page():
     sections = {
         "72,400 episodes, 200,000 steps": section_of("### Only what succeeds"),
