@@ -95,12 +95,12 @@ def renamed(
     **Raises:** `DataError` for a column that is there under both names, and for a name, other than D4RL's, that no
     column has: where it is misspelt, the right column would not be read.
     """
-    every = sorted({*columns, *present, *(name.partition(".")[0] for name in columns)})
+    heads = sorted({*columns, *present, *(name.partition(".")[0] for name in columns)})
     for name, theirs in own_names(names).items():
-        if theirs not in every:
+        if theirs not in heads:
             raise DataError(
                 f"{source} has no column {theirs!r}, which the names of columns give as {name}"
-                f"{nearest(theirs, every)}; it has {', '.join(every)[:300] or 'no column'}"
+                f"{nearest(theirs, heads)}; it has {', '.join(heads)[:300] or 'no column'}"
             )
     ours = {theirs: name for name, theirs in (names or {}).items()}
     result: dict[str, Any] = {}

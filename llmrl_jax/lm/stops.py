@@ -62,8 +62,8 @@ class StopStrings:
         """Tokens of a continuation as text, up to the first stop string, which may begin with the space that `decode`
         drops where a text begins. **Arguments:** `start`, see `Generation.texts`."""
         tokens = list(tokens)
-        whole = tokenizer.decode_continuation(tokens)
-        return self.cut(whole)[len(whole) - len(tokenizer.decode(tokens)) if start else 0 :]
+        text = tokenizer.decode_continuation(tokens)
+        return self.cut(text)[len(text) - len(tokenizer.decode(tokens)) if start else 0 :]
 
 
 def token_bytes(tokenizer: FastTokenizer, vocab_size: int) -> list[bytes]:

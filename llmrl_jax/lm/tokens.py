@@ -171,8 +171,8 @@ class FastTokenizer:
         """`decode` of what continues another text, with the space that some decoders drop where a text begins: all of
         a word tokenizer, and those of SentencePiece."""
         tokens = [int(i) for i in ids]
-        before, whole = self.decode([self.plain_id]), self.decode([self.plain_id, *tokens])
-        return whole[len(before) :] if whole.startswith(before) else self.decode(tokens)
+        before, joined = self.decode([self.plain_id]), self.decode([self.plain_id, *tokens])
+        return joined[len(before) :] if joined.startswith(before) else self.decode(tokens)
 
     @functools.cached_property
     def plain_id(self) -> int:

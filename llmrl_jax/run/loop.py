@@ -427,11 +427,11 @@ class _Run:
             self.sink.sync()
         except OSError as error:
             self._unwritten(f"the metrics of update {self.update}", error)
-        known = self.latest  # a checkpoint between two evaluations has no score: the one that was measured is kept
+        scores = self.latest  # a checkpoint between two evaluations has no score: the one that was measured is kept
         if self.evaluated != self.update:
-            known = {name: value for name, value in known.items() if not name.startswith("eval/")}
+            scores = {name: value for name, value in scores.items() if not name.startswith("eval/")}
         try:
-            self.checkpoints.save(self.update, state, known)
+            self.checkpoints.save(self.update, state, scores)
         except Exception as error:
             self._unwritten(f"the checkpoint of update {self.update}", error)
         self.complete, self.saved = self.saved or -1, self.update  # it waited for the one before

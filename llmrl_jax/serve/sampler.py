@@ -112,9 +112,12 @@ class Sampler:
         # OpenAI allows 0 (the most probable token); ours must be above 0
         options["top_p"] = np.maximum(options["top_p"], np.float32(1e-9))
         tokenizer, single = self.served.tokenizer, self.served.byte_tokens
-        decode, whole = tokenizer.decode, tokenizer.decode_continuation
+        decode, continuation = tokenizer.decode, tokenizer.decode_continuation
         readers = [
-            [Reader(decode if ask.start else whole, ask.sampling, whole, single) for _ in range(ask.sampling.n)]
+            [
+                Reader(decode if ask.start else continuation, ask.sampling, continuation, single)
+                for _ in range(ask.sampling.n)
+            ]
             for ask in asks
         ]
 
@@ -186,20 +189,21 @@ class StopPrefix:
 class Reader:
     """One continuation, as text.
 
-    **Arguments:** `decode`, the tokenizer's `decode`, or `decode_continuation`; `sampling`; `whole`, the latter, for
-    stop strings that begin with the space that `decode` drops at a text's beginning; `byte_tokens`, those that are one
-    byte each (`Served.byte_tokens`): `decode` writes a run of them as characters if all of it is UTF-8, else none of
-    it, so the text of a run is certain after its end only.
+    **Arguments:** `decode`, the tokenizer's `decode`, or `decode_continuation`; `sampling`; `continuation`, the latter,
+    for stop strings that begin with the space that `decode` drops at a text's beginning; `byte_tokens`, those that are
+    one byte each (`Served.byte_tokens`): `decode` writes a run of them as characters if all of it is UTF-8, else none
+    of it, so the text of a run is certain after its end only.
     """
 
     def __init__(
         self,
         decode: Callable[[Any], str],
         sampling: Sampling,
-        whole: Callable[[Any], str] | None = None,
+        continuation: Callable[[Any], str] | None = None,
         byte_tokens: Container[int] = frozenset(),
     ):
-        self._decode, self._sampling, self._whole, self._byte_tokens = decode, sampling, whole, byte_tokens
+        self._decode, self._sampling, self._byte_tokens = decode, sampling, byte_tokens
+        self._continuation = continuation
         self.finish = ""
         self._text, self._count = "", 0
         self._before_bytes = 0
@@ -243,9 +247,9 @@ class Reader:
     def _divided(self, content: np.ndarray) -> tuple[str, str]:
         """The text that the tokenizer drops at the beginning, and the text after it."""
         text = self._decode(content)
-        if self._whole is None or self._whole == self._decode or not self._sampling.stop:
+        if self._continuation is None or self._continuation == self._decode or not self._sampling.stop:
             return "", text
-        full = self._whole(content)
+        full = self._continuation(content)
         return (full[: len(full) - len(text)] if full.endswith(text) else ""), text
 
     def _cut(self, dropped: str, text: str) -> int | None:
