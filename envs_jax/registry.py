@@ -102,14 +102,17 @@ def ids(prefix: str = "") -> list[str]:
 
 def _import(location: str) -> None:
     """Import a module, or a file by its path, whose folder is then one in which Python looks for modules."""
-    if location.endswith(".py"):
-        path = Path(location).expanduser()
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}, which an environment's id names before its colon")
-        folder, location = str(path.resolve().parent), path.stem
-        if folder not in sys.path:
-            sys.path.append(folder)  # at the end: it hides no other module
-    importlib.import_module(location)
+    if not location.endswith(".py"):
+        importlib.import_module(location)
+        return
+    path = Path(location).expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}, which an environment's id names before its colon")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # at the end: it hides no other module
+    file = getattr(importlib.import_module(path.stem), "__file__", None)
+    if file is None or Path(file).resolve() != path:
+        raise ImportError(f"{path} cannot be imported: a module {path.stem!r} is {file or 'built in'}; rename the file")
 
 
 def spec(id: str) -> Spec:

@@ -96,9 +96,9 @@ def read_data(path: str | Path, names: Mapping[str, str] | None = None) -> Trans
 def _refuse_names(path: Path, names: Mapping[str, str] | None) -> None:
     """**Raises** `DataError` for names of columns in a format that has its own."""
     if names := own_names(names):
-        given = ",".join(f"{name}={theirs}" for name, theirs in names.items())
+        listed = ",".join(f"{name}={theirs}" for name, theirs in names.items())
         raise DataError(
-            f"names of columns are {given}, but {path} is of a format that has its own: leave them out, or {_SAVE}"
+            f"names of columns are {listed}, but {path} is of a format that has its own: leave them out, or {_SAVE}"
         )
 
 

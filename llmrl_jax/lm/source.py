@@ -134,9 +134,10 @@ def read_config(model: str | Path) -> LlamaConfig:
 def _written_by(run: Path) -> str:
     """The end of an error: the folder to give instead of a run's."""
     convert = f"llmrl lm convert --model {run} --out FOLDER"
-    models = [str(run / name) for name in ("model", "prior") if (run / name / CONFIG).is_file()]
-    if models:
-        return f"give the model that it wrote, {' or '.join(models)}"
+    if (run / "model" / CONFIG).is_file():
+        return f"give the model that it wrote, {run / 'model'}"
+    if (run / "prior" / CONFIG).is_file():
+        return f"give the prior that it wrote, {run / 'prior'}, or write the model of its policy: {convert}"
     if (run / "adapter").is_dir():
         return f"give the model that it adapted, and {run / 'adapter'} as adapter, or fold that in: {convert}"
     return f"if its policy is one, write that: {convert}"

@@ -105,7 +105,7 @@ def train(
     title: str = "",
     shown: Mapping[str, str] = show.SHOWN,
     again: str = "",
-    at_end: Callable[[RunResult], None] | None = None,
+    finish: Callable[[RunResult], None] | None = None,
 ) -> RunResult:
     """Train a learner, and write the run to its folder.
 
@@ -117,7 +117,7 @@ def train(
     start and at the end; `full_config`, the dataclass to write and to compare on resume (None: `config`); `folder`,
     an opened folder to write to (None: that of `config`); `command`, prefix of the name of an unnamed run; `title`,
     before the bar; `shown`, metric -> label beside the bar; `again`, how to continue a stopped run, as its message says
-    it (empty: --run.resume with its folder); `at_end`, called after the last update, or where the run was stopped: only
+    it (empty: --run.resume with its folder); `finish`, called after the last update, or where the run was stopped: only
     then is it finished, so that one that is killed in its last evaluation is not.
     **Raises:** `RunStopped` naming the update, with the last good checkpoint kept; `CheckpointError` if the
     checkpoint cannot be resumed; `FileExistsError` and `FileNotFoundError`, see `open_folder` and `start_of`;
@@ -172,8 +172,8 @@ def train(
             run.note()
             result = run.run_updates(state)
             run.close()
-            if at_end is not None:
-                at_end(result)
+            if finish is not None:
+                finish(result)
             run.note(STOPPED if result.stopped else FINISHED, result.stopped)
             run.draw()
             return result

@@ -186,7 +186,7 @@ def train(
         title=x.title,
         shown=x.shown,
         again=again,
-        at_end=finish,
+        finish=finish,
     )
     rate = f"{result.steps_per_second:.0f}" if result.steps_per_second >= 100 else f"{result.steps_per_second:.3g}"
     if jax.process_index() == 0:

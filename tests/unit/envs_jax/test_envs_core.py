@@ -109,6 +109,9 @@ def test_an_id_may_name_the_file_or_module_that_registers_it(tmp_path, monkeypat
         assert (type(env).__name__, env.id) == ("Aim", id)
     with pytest.raises(FileNotFoundError, match="nowhere.py"):
         envs_jax.make("nowhere.py:My-Aim")
+    (tmp_path / "json.py").write_text(code)
+    with pytest.raises(ImportError, match="json.*rename"):
+        envs_jax.make(f"{tmp_path / 'json.py'}:My-Aim")
     with pytest.raises(KeyError, match="My-Aims.*My-Aim"):
         envs_jax.make("my_aim:My-Aims")
 

@@ -99,8 +99,8 @@ def test_one_observation_has_no_action():
 def test_stacks_are_among_the_parts_that_are_kept():
     env, params = envs_jax.make("CrafterText-v1?image=gray&frames=2&pixels=36")
     assert not PromptHistory(env, 2).stacked
-    kept = PromptHistory(env, 2, keep=("image",))
-    assert kept.stacked == env.stacked and kept.observation_space(params).spaces["image"].shape == (36, 36, 2)
+    pictures = PromptHistory(env, 2, keep=("image",))
+    assert pictures.stacked == env.stacked and pictures.observation_space(params).spaces["image"].shape == (36, 36, 2)
 
 
 def test_worlds_without_a_text_or_actions_to_keep_are_refused():

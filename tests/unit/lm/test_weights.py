@@ -327,6 +327,10 @@ def test_a_runs_folder_is_no_model(tmp_path):
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="--adapter"):
         lm.read_config(tmp_path / "adapter")
+    (tmp_path / "prior").mkdir()
+    (tmp_path / "prior" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="/prior.*lm convert"):
+        lm.read_config(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="/model$"):

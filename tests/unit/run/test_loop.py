@@ -390,20 +390,20 @@ def test_the_best_of_evaluations_is_a_checkpoint_that_was_evaluated(tmp_path, pa
 
 def test_a_run_is_finished_after_what_comes_at_its_end(tmp_path):
     """Killed or failed in its last evaluation it is not; continued, it loses its summary and later evaluations."""
-    seen = []
+    calls = []
 
     def fail(result):
-        seen.append((result.update, read_status(tmp_path / "run").ended))
+        calls.append((result.update, read_status(tmp_path / "run").ended))
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        train(TinyLearner(), run_config(tmp_path), num_updates=4, at_end=fail)
-    assert seen == [(4, "")] and read_status(tmp_path / "run").ended == ""
+        train(TinyLearner(), run_config(tmp_path), num_updates=4, finish=fail)
+    assert calls == [(4, "")] and read_status(tmp_path / "run").ended == ""
     for name in ("summary.json", "eval-2.json", "eval-4.json", "eval-9.json", "eval-best.json"):
         (tmp_path / "run" / name).write_text("{}")
     again = run_config(tmp_path, resume=True)
-    train(TinyLearner(), again, num_updates=6, at_end=lambda result: seen.append(sorted(evaluations(result.folder))))
-    assert seen[1:] == [[2, 4]] and not (tmp_path / "run" / "summary.json").exists()
+    train(TinyLearner(), again, num_updates=6, finish=lambda result: calls.append(sorted(evaluations(result.folder))))
+    assert calls[1:] == [[2, 4]] and not (tmp_path / "run" / "summary.json").exists()
     assert (tmp_path / "run" / "eval-best.json").exists() and read_status(tmp_path / "run").ended == "finished"
 
 

@@ -443,8 +443,8 @@ def test_a_decoder_that_changes_its_text_repeats_nothing(served):
 
 def test_a_stop_string_may_begin_with_the_space_that_decoding_drops():
     words = {1: "red", 2: "green"}
-    whole = lambda ids: "".join(f" {words[int(i)]}" for i in ids)  # noqa: E731
-    reader = Reader(lambda ids: whole(ids)[1:], Sampling(9, stop=(" green red", " blue")), whole)
+    spelled = lambda ids: "".join(f" {words[int(i)]}" for i in ids)  # noqa: E731
+    reader = Reader(lambda ids: spelled(ids)[1:], Sampling(9, stop=(" green red", " blue")), spelled)
     reader.read(np.array([2, 0, 0]), 1, np.zeros(3, np.float32), 0)
     assert reader.sample().text == ""  # it may become the stop string
     reader.read(np.array([2, 1, 2]), 3, np.zeros(3, np.float32), 0)
@@ -554,10 +554,10 @@ def test_stop_strings_end_answers_and_not_thoughts(served, monkeypatch):
         "brief": "<think></think>\n\n- Eat",
         "plain": "- Drink water\n\nYou see",
     }
-    asked = []
+    stops = []
 
     def outcomes(self, requests):
-        asked.append([bool(request.stop) for request in requests])
+        stops.append([bool(request.stop) for request in requests])
         replies = [ChatReply((Choice(texts[r.messages[0].content]).cut(()),), "tiny") for r in requests]
         cut = [
             reply.text[: min((at for s in r.stop if (at := reply.text.find(s)) >= 0), default=None)]
@@ -567,7 +567,7 @@ def test_stop_strings_end_answers_and_not_thoughts(served, monkeypatch):
 
     monkeypatch.setattr(LocalLlama, "_outcomes", outcomes)
     replies = LocalLlama(served).complete([ask(name, stop=("\n\n",)) for name in texts])
-    assert asked == [[True] * 3, [False] * 2]
+    assert stops == [[True] * 3, [False] * 2]
     assert [reply.text for reply in replies] == [
         texts["thinks"][: -len("\n\nYou see")],
         texts["brief"],
@@ -590,10 +590,10 @@ def test_thoughts_are_opened_by_request(served, monkeypatch):
     """The tag is that of the request's own prompt: variables and messages may turn thoughts off."""
     off = "enable_thinking is false or '/no_think' in messages[0].content"
     opened = TEMPLATE.replace(">{%", f">{{% if {off} %}}<think></think>{{% else %}}<think>{{% endif %}}{{%")
-    asked = []
+    stops = []
 
     def outcomes(self, requests):
-        asked.append([bool(request.stop) for request in requests])
+        stops.append([bool(request.stop) for request in requests])
         return [ChatReply((Choice("- Eat\n\nYou"),), "tiny") for _ in requests]
 
     monkeypatch.setattr(LocalLlama, "_outcomes", outcomes)
@@ -606,6 +606,6 @@ def test_thoughts_are_opened_by_request(served, monkeypatch):
         ask("/no_think", stop=("\n\n",)),
     ]
     replies = model.complete(requests)
-    assert asked == [[False, True, True, True, True]]
+    assert stops == [[False, True, True, True, True]]
     assert [reply.text for reply in replies] == ["<think>- Eat\n\nYou", *["- Eat"] * 4]
     assert [strip_thinking(reply.text) for reply in replies] == ["", *["- Eat"] * 4]

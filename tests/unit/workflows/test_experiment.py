@@ -69,7 +69,7 @@ def test_updates_and_evaluations_of_a_run(changes, every, updates, tmp_path, mon
     def loop(learner, run, **options):
         asked.update(run=run, **options)
         result = RunResult(SimpleNamespace(), 3, 30, 1.0, 1.0, "", tmp_path)
-        options["at_end"](result)
+        options["finish"](result)
         return result
 
     written = {}
