@@ -70,7 +70,7 @@ def _write_policy(run: Path, output: Path, checkpoint: int, dtype: str) -> Path:
     if language is None:
         raise ValueError(f"{run} is a run of llmrl {kind_of_run(run)}, whose policy is no language model")
     params, frozen, _ = x.variables(x, loaded.state)
-    variables = {name: x for name, x in {**frozen, **params}.items() if name in ("params", "lora")}
+    variables = {name: part for name, part in {**frozen, **params}.items() if name in ("params", "lora")}
     base = lm.locate(language.base) if language.base else None
     return _write(output, language.model, variables, language.tokenizer, base, dtype)
 
