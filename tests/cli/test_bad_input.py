@@ -93,11 +93,12 @@ def known_groups():
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file and folder with its size and time; locks, which are opened for writing, without."""
+    """Every file and folder with its size and time; locks, which are opened for writing, and what Python compiles of a
+    user's file, without."""
     return {
         str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns) if path.is_file() else (0, 0)
         for path in folder.rglob("*")
-        if path.name != ".lock"
+        if path.name != ".lock" and "__pycache__" not in path.parts
     }
 
 

@@ -70,5 +70,5 @@ def test_adapters_alone_are_no_model(out, capsys):
     folder = lm.save_adapter(out / "adapter", model, variables)
     assert ground(out, "wrong", "--model", str(folder)) != 0
     said = capsys.readouterr().err.replace("\n", " ")
-    assert "adapter" in said and "config.json" in said
+    assert str(folder) in said and "is an adapter" in said and "llmrl lm convert" in said
     assert not (out / "wrong").exists()

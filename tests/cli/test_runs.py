@@ -197,7 +197,7 @@ def test_other_metrics_are_compared(tmp_path, capsys):
     assert f"100.000 [{group['final']['low']:.3f}, {group['final']['high']:.3f}]" in said
     assert results["figure"].endswith("json.png") and results["bar"] == 100 and results["metric"] == "episode_return"
     assert cli.main(["runs", "compare", str(one), "--metric", "reward"]) == 2
-    assert "a reward" in capsys.readouterr().err
+    assert "with reward" in capsys.readouterr().err
     # an evaluation in the last tenth that says nothing of an interval
     with (one / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "eval", "update": 20, "steps": 2000, "episode_return": 7.5}\n')

@@ -71,7 +71,9 @@ def check_worlds(name: str, rooms: RoomGrid, level: Level) -> Level:
     if 6 * loose <= rooms.inside.size:  # at least one world in some thousands is accepted
         return level
     attempt = tracing.standard_promotion(attempts(level))
-    with jax.ensure_compile_time_eval():
+    # This may be the trace of another program. `jax.ensure_compile_time_eval` would also compile the constants of this
+    # one while it is lowered, where JAX's compilation cache fails.
+    with jax.core.eval_context():
         run = jax.jit(jax.vmap(lambda number: attempt(number, jax.random.key(0), jnp.int32(0))[0]))
         if any(run(jnp.arange(first, first + BATCH)).any() for first in range(0, TRIES, BATCH)):
             return level

@@ -16,6 +16,7 @@ from envs_jax.babyai.levels.room_grid import RoomGrid, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
 from envs_jax.babyai.text.english import MISSIONS
 from envs_jax.babyai.verify import member, members, object_set
+from tests.compile_cache import cached_in
 
 
 def rolled(seed, n=4096):
@@ -229,6 +230,19 @@ SMALL = "room_size=4&num_rows={}&num_cols={}&num_dists={}"
 def test_rooms_too_full_for_any_world_are_refused(id, numbers):
     with pytest.raises(ValueError, match=numbers):
         envs_jax.make(id)
+
+
+def test_rooms_are_checked_in_a_trace_with_a_cache_of_programs(tmp_path):
+    jax.clear_caches()
+
+    @jax.jit
+    def twice(x):
+        with pytest.raises(ValueError, match="4.*1 x 2.*size 4"):
+            envs_jax.make("BabyAI-GoTo-v0?" + SMALL.format(1, 2, 4))
+        return 2 * x
+
+    with cached_in(tmp_path):
+        assert twice(3) == 6
 
 
 @pytest.mark.parametrize(
