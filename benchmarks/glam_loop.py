@@ -19,10 +19,11 @@ from benchmarks.torch_glam import PAIRS, Agent, Worlds
 from benchmarks.torch_peer import COMPILED, compiler_error
 from envs_jax.resets import VectorEnv
 from llmrl_jax import lm
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.rl.ppo import GLAM as PUBLISHED, PPOState
 from llmrl_jax.rl.rollout import collect, with_pool
 from llmrl_jax.systems.glam.build import Glam, build
-from llmrl_jax.systems.glam.config import EMBEDDED, GLAM_LORA, GlamConfig
+from llmrl_jax.systems.glam.config import GLAM_LORA, GlamConfig
 
 
 TITLE = "GLAM's loop: play and whole updates with SmolLM2-135M, compared with the pipeline in torch"

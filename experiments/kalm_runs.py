@@ -26,10 +26,11 @@ from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.files import write_whole
 from llmrl_jax.data.parquet import write_parquet
 from llmrl_jax.lm.encoder_weights import AUTO, resolved
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.run import info
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.collect import EPISODES, METADATA, collect, read_episodes
-from llmrl_jax.systems.kalm.config import EMBEDDED, CollectRun, GroundRun, ImagineRun, settings_class
+from llmrl_jax.systems.kalm.config import CollectRun, GroundRun, ImagineRun, settings_class
 from llmrl_jax.systems.kalm.eval import key_of, play_random, rates, test_run
 from llmrl_jax.systems.kalm.ground import ground
 from llmrl_jax.systems.kalm.imagine import Imagined, as_episodes, chosen_goals, imagine_run, starts

@@ -261,6 +261,10 @@ def _agent(s: Setting) -> Parts:
     grouped = algo in ("grpo", "gigpo")
     if algo not in get_args(Algorithm):
         raise ValueError(f"algo is {algo}; the workload agent has {', '.join(get_args(Algorithm))}")
+    if grouped and c.steps:
+        raise ValueError(
+            f"steps is {c.steps}; with algo {algo} an update plays episodes of length {c.length}: leave steps out"
+        )
     if c.quantize != "none":
         raise ValueError(
             f"quantize is {c.quantize}; an agent that writes has a base that is not quantised: leave it out"

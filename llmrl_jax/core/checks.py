@@ -209,7 +209,9 @@ def check_fields(config: Any, spell: Callable[[str], str]) -> None:
         value = getattr(config, need.field)
         if not need.holds(value):
             setting = f"a run without {spell(need.field)}" if need.value is None else f"{spell(need.field)} {value}"
-            refuse_unread(config, names, setting, spell=spell)
+            refuse_unread(
+                config, names, setting, spell=spell, remedy="or give the default, where a preset sets another"
+            )
 
 
 @lru_cache
@@ -241,21 +243,25 @@ def refuse_unread(
 
     **Arguments:** `config`, a dataclass; `unread`, the dotted names of its fields that `who` does not read (a nested
     configuration means all of its fields); `who`, such as "the agent random"; `usual`, the unchanged values (None: the
-    defaults of the class); `remedy`, what else the user can do, without a full stop; `spell`, from a field to its name
-    in the message (None: its flag, with the class's `PREFIX`).
+    defaults of the class), or a tuple of such, any of which may be left as it is; `remedy`, what else the user can do,
+    without a full stop; `spell`, from a field to its name in the message (None: its flag, with the class's `PREFIX`).
     **Raises:** `ValueError`, "--warmup is 3, but the method ars does not read it; leave it out", with every such option
     and its value.
     """
     unread = tuple(unread)
     spell = spell or (lambda name: option(f"{getattr(config, 'PREFIX', '')}{name}"))
     usual = _defaults(config, {name.partition(".")[0] for name in unread}) if usual is None else usual
-    changed = [
-        (name, value)
-        for field in unread
-        for name, value in _changed(attrgetter(field)(config), attrgetter(field)(usual), field)
-    ]
+    changed, *others = (
+        dict(
+            pair
+            for field in unread
+            for pair in _changed(attrgetter(field)(config), attrgetter(field)(unchanged), field)
+        )
+        for unchanged in (usual if isinstance(usual, tuple) else (usual,))
+    )
+    changed = {name: value for name, value in changed.items() if all(name in other for other in others)}
     if changed:
-        listed = ", ".join(f"{spell(name)} is {value}" for name, value in changed)
+        listed = ", ".join(f"{spell(name)} is {value}" for name, value in changed.items())
         them = "it" if len(changed) == 1 else "them"
         hint = f" ({remedy})" if remedy else ""
         raise ValueError(f"{listed}, but {who} does not read {them}; leave {them} out{hint}")

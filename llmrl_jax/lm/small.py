@@ -1,13 +1,17 @@
-"""Sizes of a small Llama with random weights, and its configuration."""
+"""Sizes of a small Llama with random weights, its configuration, and settings that other models do not read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from llmrl_jax.core.checks import Checked, In, Width
+from llmrl_jax.core.checks import Checked, In, Width, refuse_unread
 from llmrl_jax.lm.config import LlamaConfig
 from llmrl_jax.lm.tokens import FastTokenizer
+
+
+EMBEDDED = "embedded"
+"""Name of the built-in model: a small Llama with random weights."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,14 @@ class SmallConfig(Checked):
             bos_token_id=tokenizer.bos_id,
             eos_token_id=tokenizer.eos_id,
         )
+
+
+def refuse_unread_weights(config: Any, usual: Any) -> None:
+    """**Raises** `ValueError` for sizes of a model that is loaded, and for adapters where all weights are trained.
+
+    **Arguments:** `config`, with `model`, `embedded`, `tune` and `lora`; `usual`, as of `refuse_unread`: presets set
+    these too."""
+    if config.model != EMBEDDED:
+        refuse_unread(config, ("embedded",), f"--model {config.model}", usual=usual)
+    if config.tune == "full":
+        refuse_unread(config, ("lora",), "--tune full", usual=usual)

@@ -17,7 +17,7 @@ from envs_jax.env import Environment
 from envs_jax.toytext.tables import NO_LIMIT, TabularEnvironment
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.agents.evaluate import Episodes, make_evaluator, play_random
-from llmrl_jax.core.checks import Checked, PositiveInt, Steps
+from llmrl_jax.core.checks import Checked, PositiveInt, Steps, refuse_unread
 from llmrl_jax.core.config import FREE
 from llmrl_jax.core.statistics import estimate_of, mean_interval, wilson
 from llmrl_jax.parallel import make_mesh
@@ -217,6 +217,8 @@ def train(config: RLRun) -> RunResult:
     **Arguments:** `config`, an instance of `settings_class(algo)`.
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
+    if isinstance(config, OfflineRun) and not (config.env or config.run.resume):
+        refuse_unread(config, ("eval_episodes", "run.eval_every"), "a run without --env")
     x = make(config)
     with opened(config.run, x.title.replace(" ", "-").replace("/", "-")) as folder:
         return experiments.train(x, folder)

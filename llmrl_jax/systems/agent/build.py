@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from llmrl_jax.core.functions import load_function
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.model import random_params
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.multiturn.group import make_group_learner
@@ -30,7 +30,7 @@ from llmrl_jax.multiturn.ppo import make_turn_ppo
 from llmrl_jax.multiturn.replies import FORMATS, ReplyAutomaton
 from llmrl_jax.multiturn.text import WORDINGS, FreeText, TurnText, check_text
 from llmrl_jax.parallel import make_mesh
-from llmrl_jax.systems.agent.config import EMBEDDED, AgentConfig, TrainConfig, demo_config
+from llmrl_jax.systems.agent.config import AgentConfig, TrainConfig, demo_config
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,11 @@ def make_learner(config: TrainConfig, agent: WritingAgent) -> Learner:
     episodes that do not fit."""
     no_critic = ["ppo", "agent.value_width"]
     unread = {"grpo": [*no_critic, "group.anchor_coef", "group.gamma"], "gigpo": no_critic}.get(config.algo, ["group"])
-    # the demo has the same values for all learners
-    demo = demo_config(algo=config.algo)
-    unread = [name for name in unread if attrgetter(name)(config) != attrgetter(name)(demo)]
     refuse_unread(
         config,
         unread,
         f"the learner {config.algo}",
+        usual=(type(config)(), demo_config(algo=config.algo)),  # the demo has the same values for all learners
         remedy="or take another --algo",
         spell=lambda name: option(name.removeprefix("agent.")),
     )

@@ -17,11 +17,12 @@ from llmrl_jax import lm
 from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.lm.small import EMBEDDED, refuse_unread_weights
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import BLOCKED, HENCE, NOWHERE, WritingAgent, build, load_world
-from llmrl_jax.systems.agent.config import EMBEDDED, CloneConfig, CloneRun
+from llmrl_jax.systems.agent.config import DEMO, AgentConfig, CloneConfig, CloneRun
 from llmrl_jax.systems.agent.train import make_experiment
 from llmrl_jax.tuning import ChatTemplate, Example, make_sft, pack
 from llmrl_jax.workflows import experiment as experiments
@@ -162,8 +163,8 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
     key = jax.random.key(seed)
     obs, state = expert.reset(key)
     episodes = [Demonstration(policy.memory == "append", policy.window, length, text.end) for _ in range(copies)]
-    examples: list[Example] = []
-    ended = 0
+    turns: list[Example] = []
+    conversations: list[list[list[Example]]] = [[] for _ in range(copies)]  # of each copy's episodes
     for t in range(100_000):
         captions = jax.device_get({name: obs[name] for name in agent.env.captions})
         obs, state, best, action, done, pieces = step(jax.random.fold_in(key, t), obs, state)
@@ -171,12 +172,16 @@ def demonstrations(agent: WritingAgent, config: CloneConfig, seed: int, length: 
         head, opening, following = ([x[:n].tolist() for x, n in zip(*piece)] for piece in pieces)
         for i, episode in enumerate(episodes):
             reply = reply_to({name: x[i] for name, x in captions.items()}, int(best[i]), int(action[i]))
-            examples += episode.turn(head[i], opening[i], following[i], reply)
+            turns += episode.turn(head[i], opening[i], following[i], reply)
             if done[i]:
-                examples += episode.end()
-                ended += 1
-        if ended >= config.episodes:
-            return examples[: config.episodes] if policy.memory == "append" else examples
+                conversations[i].append(episode.end())
+        ended = [len(mine) for mine in conversations]
+        if policy.memory != "append" and sum(ended) >= config.episodes:
+            return turns
+        if policy.memory == "append" and min(ended) * copies >= config.episodes:
+            # as many of each copy: the first that end would be the short ones
+            texts = [mine[number] for number in range(min(ended)) for mine in conversations]
+            return [example for text in texts[: config.episodes] for example in text]
     raise RuntimeError("the expert's episodes do not end")
 
 
@@ -251,6 +256,8 @@ def clone(config: CloneRun) -> RunResult:
 
     **Raises:** what `make` and `llmrl_jax.run.loop.train` raise."""
     check(config)
+    if not config.run.resume:
+        refuse_unread_weights(config.agent, (AgentConfig(), DEMO))
     agent = build(config.agent)
     base_texts(agent)  # what cannot be read is an error before the model learns
     with opened(config.run, "agent-clone") as folder:

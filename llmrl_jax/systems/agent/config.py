@@ -13,16 +13,13 @@ from llmrl_jax.core.config import FREE
 from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.lm.config import ComputeDtype
-from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.lm.small import EMBEDDED, SmallConfig
 from llmrl_jax.multiturn.group import GroupConfig
 from llmrl_jax.multiturn.policy import Memory
 from llmrl_jax.multiturn.ppo import TurnPPOConfig
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.tuning import SFTConfig
 
-
-EMBEDDED = "embedded"
-"""Name of the built-in model: a small Llama with random weights."""
 
 Algorithm = Literal["turn_ppo", "token_ppo", "grpo", "gigpo"]
 """`turn_ppo`: PPO with a reply as the action; `token_ppo`: with a token; `grpo`: episodes of a group that begins in one

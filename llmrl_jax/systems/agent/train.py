@@ -13,14 +13,16 @@ import numpy as np
 from envs_jax.bridges.host import errors_named
 from llmrl_jax.agents.evaluate import play_random
 from llmrl_jax.core import statistics as stats
+from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.lm.small import EMBEDDED, refuse_unread_weights
 from llmrl_jax.multiturn.evaluate import Evaluator, Played
 from llmrl_jax.multiturn.record import REPLY
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.agent.build import WritingAgent, build, make_learner
-from llmrl_jax.systems.agent.config import EMBEDDED, TrainConfig
+from llmrl_jax.systems.agent.config import DEMO, AgentConfig, TrainConfig, demo_config
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment, Language, Results
 
@@ -153,6 +155,11 @@ def train(config: TrainConfig) -> RunResult:
             "note: the embedded model is drawn at random and writes nothing valid: `llmrl agent clone` teaches it in "
             "BabyAI-Text/, and --decoding constrained does without"
         )
+    if not config.run.resume:  # runs made before may have what is refused now
+        refuse_unread_weights(config.agent, (AgentConfig(), DEMO))
+        if config.agent.memory == "reprompt":
+            usual = (TrainConfig(), demo_config(algo=config.algo))
+            refuse_unread(config, ("ppo.episode_tokens",), "--memory reprompt", usual=usual)
     x = make(config)
     with opened(config.run, "agent") as folder, errors_named(x.env):
         return experiments.train(x, folder)

@@ -31,6 +31,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.config import dtype_options
 from llmrl_jax.lm.model import random_params
 from llmrl_jax.lm.score import costs
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.lm.source import check_weights
 from llmrl_jax.lm.tokens import WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh
@@ -38,7 +39,7 @@ from llmrl_jax.rl.dqn import make_dqn
 from llmrl_jax.rl.policy import RandomPolicy
 from llmrl_jax.rl.ppo import PPOConfig, make_ppo
 from llmrl_jax.rl.precision import platform_of
-from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig
+from llmrl_jax.systems.glam.config import GlamConfig
 from llmrl_jax.systems.glam.prompts import GlamPrompt, check_observed, glam_prompt
 from llmrl_jax.systems.glam.symbolic import SymbolicPolicy, SymbolicView
 

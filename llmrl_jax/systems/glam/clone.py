@@ -33,12 +33,13 @@ from llmrl_jax.core.activity import say
 from llmrl_jax.core.checks import refuse_unread
 from llmrl_jax.core.files import replacing
 from llmrl_jax.data.parquet import arrow
+from llmrl_jax.lm.small import EMBEDDED, refuse_unread_weights
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.run import info
 from llmrl_jax.run.folder import begin, check_folder, opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam.build import Glam, build, make_agent
-from llmrl_jax.systems.glam.config import CLONE_PRESETS, EMBEDDED, CloneRun, CloningConfig, GlamConfig
+from llmrl_jax.systems.glam.config import CLONE_PRESETS, CloneRun, CloningConfig, GlamConfig
 from llmrl_jax.systems.glam.eval import Weights, load_run, make_experiment, success_table, task_names
 from llmrl_jax.tuning import Example, make_evaluation, make_sft, pack
 from llmrl_jax.workflows import experiment as experiments
@@ -319,6 +320,8 @@ def clone(config: CloneRun) -> RunResult:
     `llmrl_jax.run.loop.train` raise.
     """
     check(config.glam)
+    if not config.run.resume:
+        refuse_unread_weights(config.glam, (GlamConfig(), *(glam for glam, _ in CLONE_PRESETS.values())))
     arrow()
     if config.demos:
         read_demos(config.demos)  # errors in the file are raised before anything is created

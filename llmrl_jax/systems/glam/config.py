@@ -31,16 +31,13 @@ from llmrl_jax.core.config import FREE, to_json
 from llmrl_jax.kernels.attention import Attention
 from llmrl_jax.lm import LoRAConfig
 from llmrl_jax.lm.config import ComputeDtype
-from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.lm.small import EMBEDDED, SmallConfig
 from llmrl_jax.rl.dqn import DQNConfig
 from llmrl_jax.rl.ppo import GLAM as GLAM_PPO, PPOConfig
 from llmrl_jax.run.config import RunConfig
 from llmrl_jax.systems.glam.symbolic import SymbolicConfig
 from llmrl_jax.tuning import SFTConfig
 
-
-EMBEDDED = "embedded"
-"""Name of the built-in model: a small Llama with random weights."""
 
 AgentName = Literal["llm", "symbolic", "drrn", "random", "bot"]
 """The kind of agent.

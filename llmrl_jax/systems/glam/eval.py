@@ -17,10 +17,11 @@ from llmrl_jax.agents.play import record_episode
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.checks import COUNT, at_least, check_seed, in_interval
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.report.figures import text_table
 from llmrl_jax.report.video import write_episode
 from llmrl_jax.systems.glam.build import make_agent
-from llmrl_jax.systems.glam.config import EMBEDDED, CloneRun, TrainConfig
+from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from llmrl_jax.workflows import evaluation as run_evaluation
 from llmrl_jax.workflows.experiment import Experiment, Language, check_saved, kind_of_run, restore_first
 

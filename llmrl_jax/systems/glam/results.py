@@ -24,11 +24,12 @@ from llmrl_jax.agents.evaluate import Episodes
 from llmrl_jax.core import config as configs, statistics as stats
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.files import check_writable, json_text, write_whole
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.report import compare as runs_compared, figures
 from llmrl_jax.report.runs import distinct
 from llmrl_jax.run.curves import INK
 from llmrl_jax.systems.glam.build import make_agent
-from llmrl_jax.systems.glam.config import EMBEDDED, GlamConfig, PostTestConfig, preset
+from llmrl_jax.systems.glam.config import GlamConfig, PostTestConfig, preset
 from llmrl_jax.systems.glam.eval import load_run
 from llmrl_jax.systems.glam.posttest import (
     TESTS,

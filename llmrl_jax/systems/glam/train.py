@@ -10,12 +10,13 @@ import numpy as np
 
 from llmrl_jax.agents.agent import Agent
 from llmrl_jax.core.files import new_draft
+from llmrl_jax.lm.small import EMBEDDED, refuse_unread_weights
 from llmrl_jax.rl.precision import platform_of
 from llmrl_jax.run import metrics as sinks
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.glam.build import Glam, make_agent
-from llmrl_jax.systems.glam.config import EMBEDDED, TrainConfig
+from llmrl_jax.systems.glam.config import PRESETS, GlamConfig, TrainConfig
 from llmrl_jax.systems.glam.eval import make_experiment
 from llmrl_jax.workflows import experiment as experiments
 from llmrl_jax.workflows.experiment import Experiment, several_seeds
@@ -41,6 +42,8 @@ def train(config: TrainConfig) -> RunResult:
             "note: the embedded model is drawn at random, and adapters hardly make up for that: give --model, a folder "
             "or hub id, or --tune full"
         )
+    if glam.agent == "llm" and not config.run.resume:  # runs made before may have what is refused now
+        refuse_unread_weights(glam, (GlamConfig(), *PRESETS.values()))
     x = make(config)
     with opened(config.run, "glam") as folder:
         return experiments.train(x, folder, at_end=False)

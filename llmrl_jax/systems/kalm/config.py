@@ -23,15 +23,12 @@ from llmrl_jax.core.checks import (
 from llmrl_jax.core.config import FREE
 from llmrl_jax.lm.encoder_weights import AUTO
 from llmrl_jax.lm.lora import LoRAConfig
-from llmrl_jax.lm.small import SmallConfig
+from llmrl_jax.lm.small import EMBEDDED, SmallConfig
 from llmrl_jax.rl.registry import OFFLINE, algorithm, spelled
 from llmrl_jax.run.config import BaseRunConfig, RunConfig
 from llmrl_jax.systems.kalm.prompts import PATTERNS
 from llmrl_jax.systems.kalm.worlds import IMAGINED, LEVELS, Cases, level_of
 from llmrl_jax.tuning.sft import SFTConfig
-
-
-EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True)

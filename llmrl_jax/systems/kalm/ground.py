@@ -29,6 +29,7 @@ from llmrl_jax.core.learner import Learner
 from llmrl_jax.data.transitions import DataError, Trajectories
 from llmrl_jax.kernels.permutations import permutations
 from llmrl_jax.lm.config import dtype_options
+from llmrl_jax.lm.small import EMBEDDED
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
 from llmrl_jax.parallel import Placement, make_mesh, shardings
 from llmrl_jax.parallel.hosts import gather
@@ -37,7 +38,7 @@ from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
 from llmrl_jax.systems.kalm import prompts
 from llmrl_jax.systems.kalm.collect import read_episodes
-from llmrl_jax.systems.kalm.config import EMBEDDED, GroundRun, Weights
+from llmrl_jax.systems.kalm.config import GroundRun, Weights
 from llmrl_jax.systems.kalm.prompts import Episodes, Row, Rows
 from llmrl_jax.systems.kalm.world_model import Normalizer, Slots, WorldModel, count_targets
 from llmrl_jax.systems.kalm.worlds import INSTRUCTION, STATE, World, world_of

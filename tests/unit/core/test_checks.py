@@ -46,6 +46,8 @@ def test_what_is_read_or_unchanged_passes():
     refuse_unread(Outer(num_actions=3), ("mesh", "inner"), "x")
     refuse_unread(Outer(mesh="data=4"), ("mesh",), "x", usual=Outer(mesh="data=4"))
     refuse_unread(Outer(inner=Inner(gamma=0.5)), ("inner.num_envs",), "x")
+    presets = (Outer(), Outer(num_actions=3, inner=Inner(num_envs=2)))
+    refuse_unread(Outer(num_actions=3), ("num_actions", "inner"), "x", usual=presets)
 
 
 def test_every_changed_option_is_named_with_its_value():
@@ -56,6 +58,9 @@ def test_every_changed_option_is_named_with_its_value():
         refuse_unread(both, ("num_actions", "inner"), "x")
     with pytest.raises(ValueError, match=r"--inner\.num-envs.*8.*\(take y\)"):
         refuse_unread(Outer(), ("inner",), "x", usual=replace(both, num_actions=0), remedy="take y")
+    with pytest.raises(ValueError, match=r"^--inner\.num-envs is 4, but x"):
+        presets = (Outer(), Outer(num_actions=3, inner=Inner(num_envs=2)))
+        refuse_unread(Outer(num_actions=3, inner=Inner(num_envs=4)), ("num_actions", "inner"), "x", usual=presets)
     with pytest.raises(ValueError, match=r"--x\.rate.*2\.0.*y"):
         refuse_unread(Part(rate=2.0), ("rate",), "y")
 
