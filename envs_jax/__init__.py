@@ -8,7 +8,7 @@ from envs_jax.threads import spare_thread
 
 
 if TYPE_CHECKING:
-    from envs_jax import babyai, control, housekeep, mujoco, spaces, textgames, toytext
+    from envs_jax import babyai, clevr, control, crafter, housekeep, metaworld, mujoco, spaces, textgames, toytext
     from envs_jax.env import Environment, Wrapper
     from envs_jax.resets import VectorEnv
 
@@ -20,10 +20,13 @@ __all__ = [
     "VectorEnv",
     "Wrapper",
     "babyai",
+    "clevr",
     "control",
+    "crafter",
     "housekeep",
     "ids",
     "make",
+    "metaworld",
     "mujoco",
     "register",
     "spaces",

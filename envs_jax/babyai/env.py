@@ -155,13 +155,14 @@ class BabyAI(Environment[State, Params]):
 
     def _in_hand(self, state: State) -> State:
         """The state after picking up the object of the mission. With `compat` the verifier still assumes it at its old
-        position, as in minigrid."""
+        position, and that nothing was in hand before the first action, as in minigrid."""
         is_target = members(state.mover[0], state.cell.shape[0])
         cell = jnp.where(is_target, jnp.int16(-1), state.cell)
         flat = state.grid.reshape(-1)
         index = jnp.sum(jnp.where(is_target, state.cell, 0), dtype=jnp.int32)
         return state.replace(
             carrying=jnp.sum(jnp.where(is_target, state.object, 0), dtype=jnp.int16),
+            held=state.held if self.compat else state.held.at[0].set(jnp.argmax(is_target).astype(jnp.int8)),
             cell=cell,
             tracked=state.tracked if self.compat else cell,
             grid=flat.at[index].set(EMPTY_CELL).reshape(state.grid.shape),

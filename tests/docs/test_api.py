@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import llmrl_jax
+from envs_jax.registry import WORLDS
 from tests.compile_cache import cached_in
 from tests.paths import ROOT
 
@@ -41,7 +42,7 @@ PACKAGES = (
     *(f"llmrl_jax.{name}" for name in ("advice.sandbox", "chat", "parallel", "serve", "tuning")),
 )
 """Packages whose names are public."""
-MODULES = {"envs_jax": {"babyai", "control", "housekeep", "mujoco", "spaces", "textgames", "toytext"}}
+MODULES = {"envs_jax": {"spaces", *WORLDS}}
 MODULES["llmrl_jax"] = {"agents", "chat", "data", "lm", "rl", "run", "tuning"}
 """Public names that are packages or modules, by package."""
 STOP_WORDS = set(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.babyai.constants import BALL, DOOR, KEY, LOCKED, WALL
+from envs_jax.babyai.constants import BALL, DOOR, DROP, KEY, LEFT, LOCKED, RIGHT, WALL
 from envs_jax.babyai.levels.layout import Rng
 from envs_jax.babyai.levels.room_grid import RoomGrid, connect, scatter
 from envs_jax.babyai.state import color_of, state_of, type_of
@@ -151,6 +151,26 @@ def test_what_starts_in_hand_is_seen_there():
     theirs = drawn("BabyAI-PutNextS5N2Carrying-v0?compat=minigrid", 20, *wanted)
     assert (theirs.image[:, 3, 6, 0] == 1).all() and (type_of(theirs.carrying) >= KEY).all()
     assert ((theirs.tracked >= 0).sum(1) == 4).all()
+
+
+def test_what_starts_in_hand_is_put_down_by_the_first_action():
+    env, params = envs_jax.make("BabyAI-PutNextS5N2Carrying-v0")
+
+    @jax.jit
+    @jax.vmap
+    def succeeds(key, actions):
+        _, state = env.reset(key, params)
+
+        def step(state, action):
+            _, state, _, _, _, info = env.step(key, state, action, params)
+            return state, info["success"]
+
+        return jax.lax.scan(step, state, actions)[1]
+
+    keys = jax.random.split(jax.random.key(0), 64)
+    orders = jnp.array([[DROP, LEFT, RIGHT], [LEFT, RIGHT, DROP]])
+    done = np.asarray(succeeds(jnp.tile(keys, 2), jnp.repeat(orders, 64, axis=0))).reshape(2, 64, 3)
+    assert done[0, :, 0].sum() > 0 and (done[0, :, 0] == done[1, :, 2]).all()
 
 
 @pytest.mark.slow
