@@ -20,7 +20,8 @@ DTYPES: dict[str, Any] = {"F32": jnp.float32, "BF16": jnp.bfloat16, "F16": jnp.f
 """The supported dtypes by their names in the format."""
 _EXPONENT: dict[str, Any] = {"F32": np.uint32(0x7F800000), "BF16": np.uint16(0x7F80), "F16": np.uint16(0x7C00)}
 """The bits of the exponent, all of which are set in NaN and the infinities only."""
-_NAMES = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
+KINDS = {jnp.dtype(dtype).name: name for name, dtype in DTYPES.items()}
+"""The names in the format of the supported dtypes."""
 _BLOCK = 4 << 20
 """Bytes per read."""
 _PAGES = 1 << 20
@@ -44,9 +45,9 @@ class Spec(NamedTuple):
 def spec(name: str, array: Any) -> Spec:
     """The header entry of `array`. **Raises:** `ValueError` for a dtype other than float32, bfloat16 and float16."""
     kind = jnp.dtype(array.dtype).name
-    if kind not in _NAMES:
-        raise ValueError(f"{name} has dtype {kind}; cast it to one of {', '.join(_NAMES)} to write it")
-    return Spec(_NAMES[kind], tuple(array.shape))
+    if kind not in KINDS:
+        raise ValueError(f"{name} has dtype {kind}; cast it to one of {', '.join(KINDS)} to write it")
+    return Spec(KINDS[kind], tuple(array.shape))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -409,8 +409,9 @@ def _from_file(file: Path) -> FastTokenizer:
         ) from error
     backend.no_padding()
     backend.no_truncation()
-    words = isinstance(backend.model, models.WordLevel)
-    if words and all(backend.token_to_id(token) is not None for token in (WordTokenizer.PAD, WordTokenizer.EOS)):
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    ours = added == {WordTokenizer.PAD, WordTokenizer.EOS} and backend.normalizer is None
+    if ours and isinstance(backend.model, models.WordLevel):
         return WordTokenizer(backend)
     config = tokenizer_config(file.parent)
     try:

@@ -39,7 +39,18 @@ from llmrl_jax.lm.source import (
     locate,
     read_config,
 )
-from llmrl_jax.lm.tensors import DTYPES, Spec, TensorFile, TensorSource, empty, pickles, read_json, spec, write_file
+from llmrl_jax.lm.tensors import (
+    DTYPES,
+    KINDS,
+    Spec,
+    TensorFile,
+    TensorSource,
+    empty,
+    pickles,
+    read_json,
+    spec,
+    write_file,
+)
 from llmrl_jax.lm.tokens import load_tokenizer
 from llmrl_jax.parallel.partition import shardings
 
@@ -96,6 +107,13 @@ class Files:
         for tensor, name in listed.items():
             if tensor not in self.sources:
                 raise ValueError(f"{folder / INDEX} says that {name} holds the tensor {tensor}, which it does not")
+
+    def dtype(self, leaves: list[declare.ParamSpec]) -> str:
+        """The dtype of the matrices; float32 if they have several, or are quantised. Vectors do not count: they are
+        float32 in many GGUF files of another dtype."""
+        names = [name for leaf in leaves if len(leaf.hf_shape) > 1 for name in layer_names(leaf)]
+        kinds = {self.sources[name].specs[name].dtype for name in names}
+        return jnp.dtype(DTYPES[kinds.pop()]).name if len(kinds) == 1 else "float32"
 
     def check(self, leaves: list[declare.ParamSpec], config: LlamaConfig) -> None:
         """Compare names, shapes and dtypes with the declaration, from the headers, and a head that is stored beside the
@@ -412,6 +430,20 @@ def _write(
         (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
 
 
+def stored_dtype(model: str | Path) -> str:
+    """The dtype of a model's matrices in its files: float32, bfloat16 or float16; float32 if they have several, or are
+    quantised.
+
+    **Arguments:** `model`, as `locate` finds it. **Raises:** as `load` for files that are no model."""
+    path = locate(model)
+    config = read_config(path)
+    with ExitStack() as stack:
+        files = Files(path, config, stack)
+        leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
+        files.check(leaves, config)
+        return files.dtype(leaves)
+
+
 def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard_bytes: int = _SHARD) -> Path:
     """Write a model that `locate` finds (a GGUF file, a packaged model, a folder) as a folder of Hugging Face's layout,
     with its tokenizer and chat template. Weights are decoded and written one tensor at a time.
@@ -427,13 +459,14 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
     path = locate(model)
     config = read_config(path)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
-    kind = {jnp.dtype(value).name: name for name, value in DTYPES.items()}[config.dtype]
     tokenizer = load_tokenizer(path)
     template = chat_template(path)
     with ExitStack() as stack:
         files = Files(path, config, stack)
         leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
         files.check(leaves, config)
+        config = config if dtype else dataclasses.replace(config, dtype=files.dtype(leaves))
+        kind = KINDS[config.dtype]
 
         def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
             activity.done += 1

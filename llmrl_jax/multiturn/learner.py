@@ -207,8 +207,8 @@ class TurnLearner:
         `reply_length`, `utilisation` and `cut_episodes`, those of `episode_metrics` and `text_metrics`, `agreement`
         (the correlation of return and success), the learner's own, and those of the watch."""
         precision = matmul_precision(self.policy.dtype, platform_of(self.placement.mesh))
-        # in float32 the sums of one token and of whole rows have another order
-        bound = max(RATIO_BOUNDS[precision], 1e-4)
+        # in float32 the sums of one token and of whole rows have another order, in logits that the temperature divides
+        bound = max(RATIO_BOUNDS[precision], 1e-4 / min(1.0, self.policy.temperature))
         bounds = {"nonfinite": 0.0, "first_ratio_error": bound}
         return Learner(
             self.init,

@@ -93,13 +93,17 @@ class Served:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits: a checksum of the weights, the configuration and the template."""
+        """Eight hexadecimal digits: a checksum of the weights and the configuration, and of what makes tokens of
+        messages and text of tokens: template, tokenizer and end tokens."""
         leaves = jax.tree_util.tree_leaves_with_path(self.variables)
         sums = [f"{jax.tree_util.keystr(path)} {_checksum(leaf)}" for path, leaf in leaves]
         import hashlib
 
-        template = "" if self.template is None else self.template.source
-        text = "\n".join([repr(self.model.config), repr(self.model.lora), str(self.model.dtype), template, *sums])
+        model, template = self.model, self.template
+        words = [repr(self.stop_tokens), self.tokenizer.backend.to_str()]
+        if template is not None:
+            words += [template.source, repr(sorted(template.specials.items()))]
+        text = "\n".join([repr(model.config), repr(model.lora), str(model.dtype), *words, *sums])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @cached_property

@@ -275,10 +275,11 @@ def make_grpo(
     **Returns:** the learner. Its metrics are `reward` (mean), `reward/<part>` if it has parts, `reward_std` (within
     groups), `idle_groups` (the fraction whose rewards are all equal, which give no gradient), `length`, `unfinished`
     (the fraction cut at `max_new_tokens`), `loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, `kl_to_base`
-    with a KL term, `first_ratio_error` (in float32 bounded by 1e-4: sampling computes token by token, the loss whole
-    rows) and `nonfinite` (bounded by 0). Where matrix products have fewer bits (`llmrl_jax.rl.precision`), the rounding
-    of these two differs: the old log-probabilities are computed on whole rows too, `first_ratio_error` has the bound of
-    that precision, and `sampling_gap` is the largest difference to the log-probabilities of sampling, in nats.
+    with a KL term, `first_ratio_error` (in float32 bounded by 1e-4, divided by a temperature below 1: sampling computes
+    token by token, the loss whole rows) and `nonfinite` (bounded by 0). Where matrix products have fewer bits
+    (`llmrl_jax.rl.precision`), the rounding of these two differs: the old log-probabilities are computed on whole rows
+    too, `first_ratio_error` has the bound of that precision, and `sampling_gap` is the largest difference to the
+    log-probabilities of sampling, in nats.
     `sampling_kl` and `sampling_near_one` (`llmrl_jax.rl.precision.sampling_metrics`) compare a token's probability at
     sampling with that before the first gradient step: over the first minibatch, or over all tokens where the old
     log-probabilities are computed on whole rows.
@@ -308,7 +309,9 @@ def make_grpo(
     precision = matmul_precision(model.precision, platform_of(mesh))
     exact = precision == "float32"  # in which sampling token by token and passes over whole rows agree
     grpo = GRPO(config, model, variables, prompts, reward, stops, Placement(mesh), take, exact)
-    bounds = {"nonfinite": 0.0, "first_ratio_error": 1e-4 if exact else RATIO_BOUNDS[precision]}
+    # rounding of logits is divided by the temperature too
+    ratio_bound = 1e-4 / min(1.0, config.temperature) if exact else RATIO_BOUNDS[precision]
+    bounds = {"nonfinite": 0.0, "first_ratio_error": ratio_bound}
     return Learner(
         grpo.init, grpo.update, rows, bounds, unit="answers", compiler_options=exact_rounding(model.precision)
     )

@@ -15,6 +15,7 @@ from llmrl_jax.core.files import replacing
 from llmrl_jax.lm.peft import CONFIG, load_adapter
 from llmrl_jax.lm.source import TEMPLATE, chat_template
 from llmrl_jax.lm.tokens import load_tokenizer
+from llmrl_jax.lm.weights import stored_dtype
 from llmrl_jax.parallel.hosts import gather
 from llmrl_jax.workflows.experiment import kind_of_run
 from llmrl_jax.workflows.loading import load
@@ -53,7 +54,7 @@ def write_model(
         return lm.convert(source, output, dtype=dtype)
     base = lm.locate(source)
     model, variables = load_adapter(adapter, *lm.load(base, dtype=jnp.float32))
-    return _write(output, model, variables, load_tokenizer(base), base, dtype or lm.read_config(base).dtype)
+    return _write(output, model, variables, load_tokenizer(base), base, dtype or stored_dtype(base))
 
 
 def _kind(folder: Path) -> str:

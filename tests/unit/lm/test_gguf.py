@@ -297,6 +297,11 @@ def test_conversion(bpe, saved, tmp_path):
     assert os.path.getsize(half / "model.safetensors") < 0.6 * sum(p.stat().st_size for p in out.glob("*.safetensors"))
     with pytest.raises(FileExistsError, match=r"/half\b"):
         lm.convert(out, half)
+    settings = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps({**settings, "dtype": "float32", "torch_dtype": "float32"}))
+    again = lm.convert(half, tmp_path / "again")  # the dtype of the files, not what the configuration says
+    assert lm.read_config(again).dtype == "bfloat16"
+    assert (again / "model.safetensors").stat().st_size == (half / "model.safetensors").stat().st_size
 
 
 def cut(path, keep):

@@ -7,6 +7,8 @@ import json
 import sys
 
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from envs_jax.text import Choice, Literal, Phrasebook, Prompt, Tokenizer
 from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer, load_tokenizer
@@ -45,6 +47,17 @@ def test_unknown_words_are_refused():
         WordTokenizer.from_texts([" "])
     with pytest.raises(ValueError, match="word '<pad>'"):
         WordTokenizer.from_texts(["a <pad>"])
+
+
+def test_word_level_tokenizers_of_others_keep_their_rules(tmp_path):
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2, "hello": 3}, unk_token="<unk>")
+    )
+    backend.normalizer, backend.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<pad>", "<eos>", "<unk>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    read = load_tokenizer(tmp_path)
+    assert not isinstance(read, WordTokenizer) and read.encode("Hello zebra") == [3, 2]
 
 
 def test_spare_tokens_stand_for_other_words(tmp_path):

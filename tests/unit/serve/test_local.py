@@ -337,7 +337,9 @@ def test_fingerprints_tell_weights_apart(served):
     prints.add(dataclasses.replace(served, variables={"params": half}).fingerprint)
     # a cache of replies must not take one template's for another's
     prints.add(dataclasses.replace(served, template=ChatTemplate(PLAIN, {})).fingerprint)
-    assert len(prints) == 5
+    prints.add(dataclasses.replace(served, template=ChatTemplate(PLAIN, {"bos_token": "<s>"})).fingerprint)
+    prints.add(dataclasses.replace(served, stop_tokens=(*served.stop_tokens, 9)).fingerprint)
+    assert len(prints) == 7
 
 
 def test_adapters_act(served, tmp_path):
