@@ -62,7 +62,7 @@ def from_columns(
     **Arguments:** `columns`; `source`, their name in messages; `present`, the names of all columns of the file, for
     messages (default: those of `columns`).
     **Raises:** `DataError` for a missing column, a wrong number of rows, a wrong type, NaN or infinity, a `next_obs`
-    that differs in form from `obs`, and episodes without an end.
+    that differs in form from `obs`, and padded episodes without an end.
     """
     used: Columns = {}
     for name, column in columns.items():

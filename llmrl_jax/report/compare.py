@@ -62,8 +62,11 @@ class Run:
         return self.steps / seconds if seconds else math.nan
 
     def curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, the metric, and the number of episodes it averages, per line."""
-        columns = ([line.get(name, 1.0) for line in self.train] for name in ("steps", self.metric, sinks.COUNT))
+        """Steps, the metric, and the number of episodes it averages, per line; 1 for a metric of updates."""
+        of_task = f"{sinks.COUNT}/{self.metric.partition('/')[2]}"
+        episodes = of_task if any(of_task in line for line in self.train) else sinks.COUNT
+        names = ("steps", self.metric, episodes if sinks.is_of_episodes(self.metric) else "")
+        columns = ([line.get(name, 1.0) for line in self.train] for name in names)
         steps, success, count = (np.asarray(column, np.float64) for column in columns)
         return steps, success, count
 

@@ -295,7 +295,8 @@ def evaluation_points(group: Sequence[Run], metric: str) -> dict[int, stats.Esti
         for line in run.select(metric).evals:
             if "steps" in line:
                 by_steps.setdefault(int(line["steps"]), []).append(line)
-    lines_of = {steps: lines for steps, lines in sorted(by_steps.items()) if len(lines) == len(group)}
+    evaluated = sum(bool(run.select(metric).evals) for run in group)
+    lines_of = {steps: lines for steps, lines in sorted(by_steps.items()) if len(lines) == evaluated}
     points = {}
     for steps, lines in lines_of.items():
         values = [line[metric] for line in lines]

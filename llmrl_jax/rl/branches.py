@@ -208,11 +208,20 @@ def _with_goals(config: BranchConfig, table: Any) -> BranchConfig:
 class BranchQPolicy(_Branched):
     """`llmrl_jax.rl.policy.Policy` with branches."""
 
-    def __init__(self, num_actions: int, config: BranchConfig, inputs, table: Any = (), *, epsilon: float = 0.05):
-        """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; `epsilon`, the probability of a
-        random action after training (`step`)."""
+    def __init__(
+        self,
+        num_actions: int,
+        config: BranchConfig,
+        inputs,
+        table: Any = (),
+        *,
+        epsilon: float | None = 0.05,
+        temperature: float = 1.0,
+    ):
+        """**Arguments:** `num_actions`; `config`; `inputs`, `table`, see `_Branched`; how actions are drawn after
+        training (`step`): `epsilon`, the probability of a random one, or None for a softmax at `temperature`."""
         super().__init__(inputs, table)
-        self.epsilon = epsilon
+        self.epsilon, self.temperature = epsilon, temperature
         config = _with_goals(config, table)
         self.network = BranchQNetwork(num_actions, config)
         self.heads = ("advantage", "value", *(("pointing",) if config.pointing else ()))

@@ -260,7 +260,8 @@ class APTConfig(AdamConfig):
     neighbours: PositiveInt = 12
     """Nearest neighbours whose distances are averaged."""
     others: PositiveInt = 256
-    """Observations among which they are found, those of the last steps; a multiple of the environments is best."""
+    """Observations among which they are found: the last ones of the update, or all of it if it has fewer. A multiple of
+    the environments is best."""
     clip: NonNegativeFloat = 1e-4
     """Distance that is subtracted after normalisation: smaller ones count as 0."""
     extrinsic_coef: NonNegativeFloat = 0.0
@@ -361,6 +362,11 @@ class APT:
         replicated, h = state.whole, state.whole["hparams"]
         z = self.encoded(replicated["params"], steps.next_obs, 2)
         rows = z.reshape(-1, z.shape[-1])
+        if len(rows) < self.config.neighbours:
+            raise ValueError(
+                f"an update plays {len(rows)} steps, fewer than apt.neighbours {self.config.neighbours}: lower it, or "
+                "raise num_envs or num_steps"
+            )
         distance = neighbour_distance(rows, rows[-self.config.others :], self.config.neighbours)
         count = replicated["count"] + distance.size
         mean = replicated["mean"] + (jnp.mean(distance) - replicated["mean"]) * distance.size / count

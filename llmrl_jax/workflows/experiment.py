@@ -167,7 +167,8 @@ def train(
         values: Results = {unit: result.steps, **result.facts(unit), **(facts(result) if facts else {})}
         if at_end and x.evaluate is not None and not result.stopped:
             results = x.results(result.state, x.key(config.run.seed), config.eval_episodes)
-            write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
+            if not larger_results(folder, result.update, config.eval_episodes):  # of `llmrl eval`, before a resume
+                write_results(x, folder, result.update, config.run.seed, config.eval_episodes, results)
             values |= {
                 **results.get("agent", {}),
                 **{name: value for name, value in results.items() if name != "agent"},

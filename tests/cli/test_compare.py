@@ -17,6 +17,7 @@ from llmrl_jax.cli.main import main
 from llmrl_jax.core import statistics as stats
 from llmrl_jax.core.config import load_config, save_config
 from llmrl_jax.report import compare, figures
+from llmrl_jax.report.page import evaluation_points
 from llmrl_jax.systems.glam.commands import export
 from llmrl_jax.systems.glam.config import CloneRun, TrainConfig
 from tests.paths import ROOT
@@ -88,6 +89,26 @@ def test_an_evaluation_before_training_is_not_final(tmp_path):
 def test_a_bar_is_not_reached_by_a_lucky_line(tmp_path):
     (run,) = read(write_run(tmp_path / "a", [1.0] * 9))
     assert math.isnan(run.steps_to(0.8)), "nine lines are no window of ten"
+
+
+def test_lines_count_by_the_episodes_of_their_metric(tmp_path):
+    (run,) = read(write_run(tmp_path / "a", RISING, count=0.0))
+    assert math.isnan(run.steps_to(0.8)), "no episode ended"
+    assert run.select("entropy").steps_to(1.5) == 1000, "a metric of updates"
+    # 9 of the 10 episodes of the task are in one of the ten lines
+    lines = [line | {"success/go_to": 0.0, "episodes": 10.0, "episodes/go_to": 1 / 9} for line in run.train[:10]]
+    lines[4] |= {"success/go_to": 1.0, "episodes/go_to": 9.0}
+    of_task = replace(run, train=lines, metric="success/go_to")
+    assert of_task.steps_to(0.9) == 1000 and math.isnan(of_task.steps_to(0.91))
+
+
+def test_evaluations_of_the_seeds_that_have_some(tmp_path):
+    evals = [(10, 0.1, 0.0, 0.2), (20, 0.7, 0.6, 0.8)]
+    runs = read(*(write_run(tmp_path / str(seed), RISING, seed=seed, evals=evals) for seed in range(2)))
+    (other,) = read(write_run(tmp_path / "2", RISING, seed=2))
+    points = evaluation_points([*runs, other], "success")
+    assert {steps: point.mean for steps, point in points.items()} == {1000: 0.1, 2000: 0.7}
+    assert evaluation_points([other], "success") == {}
 
 
 def test_lines_without_an_ended_episode_are_left_out(tmp_path):

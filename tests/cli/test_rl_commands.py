@@ -56,6 +56,10 @@ def test_a_run_is_kept_evaluated_and_resumed(tmp_path, capsys):
     assert main(["eval", str(folder), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert main(["eval", str(folder), "--episodes", "2"]) == 0 and (folder / "eval-3.json").read_text() == at_end
+    assert main(["eval", str(folder), "--episodes", "8"]) == 0
+    more = (folder / "eval-3.json").read_text()
+    assert main(["rl", "train", "--run.resume", str(folder)]) == 0  # has all its updates, and is evaluated again
+    assert (folder / "eval-3.json").read_text() == more != at_end
     (folder / "eval-3.json").write_text("{")  # a damaged one is replaced
     assert main(["eval", str(folder), "--json"]) == 0
     assert (folder / "eval-3.json").read_text() == at_end, "as many episodes as the run's own evaluation, the same"

@@ -357,13 +357,14 @@ def distil(
     key: jax.Array,
     is_test: Any,
 ) -> tuple[Any, dict[str, float]]:
-    """Fit the model to values of windows, by squared errors in units of their standard deviation.
+    """Fit the model to values of windows in units of their standard deviation, by squared errors.
 
     **Arguments:** `windows`, observations, leaves `[P, K + 1, ...]`, and actions; `is_test`, bool `[P]`: those that it
     is tested with.
     **Returns:** the parameters, and the fraction of the variance that is explained in training and in the test.
     """
-    target = ((values - float(values.mean())) / (float(values.std()) or 1.0)).astype(np.float32)
+    mean, std = float(values.mean()), float(values.std()) or 1.0
+    target = ((values - mean) / std).astype(np.float32)
     obs, action = windows
     score = jax.jit(model.score)
 
@@ -381,7 +382,11 @@ def distil(
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0]), obs))
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     best, value = fit_rows(loss, params, take(train), config, jax.random.fold_in(key, 1), lambda p: explained(p, test))
-    return best, {"train_explained": explained(best, train), "test_explained": explained(best, test), "loss": value}
+    found = {"train_explained": explained(best, train), "test_explained": explained(best, test), "loss": value}
+    # the scorer's weights of positions sum to 1, so that a constant in their values is one in the score
+    last = best["scorer"]["value"]
+    scorer = {**best["scorer"], "value": {**last, "bias": last["bias"] + mean / std}}
+    return {**best, "scorer": scorer}, found
 
 
 def make_model(env: Environment, family: str, config: PreferenceModelConfig, params: Any, window: int) -> Any:

@@ -106,7 +106,7 @@ class Ellm:
 def dqn_settings(config: EllmConfig) -> Any:
     """DQN's settings, with those of the compatibility mode."""
     if config.compat == "paper":
-        return replace(config.dqn, bootstrap_truncation=False, share_encoder=True)
+        return replace(config.dqn, bootstrap_truncation=False, share_encoder=config.dqn.has_target)
     return config.dqn
 
 
@@ -283,7 +283,9 @@ def build(config: EllmConfig, env: Environment | None = None, *, keys: bool = Fa
     if config.learner == "ppo":
         policy = BranchPolicy(actions, network, inputs, table)
     else:
-        policy = BranchQPolicy(actions, network, inputs, table, epsilon=config.dqn.epsilon_end)
+        dqn = config.dqn
+        epsilon = dqn.epsilon_end if dqn.acting == "epsilon" else None
+        policy = BranchQPolicy(actions, network, inputs, table, epsilon=epsilon, temperature=dqn.temperature)
     mesh = make_mesh(config.mesh) if config.mesh else None
     return Ellm(config, world, world.default_params, encoder, inputs, policy, mesh)
 

@@ -345,7 +345,7 @@ class Pretrained(Policy):
         ends the episode: with `keep` its success is worth less than what other actions seem to earn, and the agent
         avoids it until all values have fallen."""
         self.policy, self.tune, self.reinit, self.value = policy, tune, reinit, value
-        self.heads, self.epsilon = policy.heads, policy.epsilon
+        self.heads, self.epsilon, self.temperature = policy.heads, policy.epsilon, policy.temperature
         self._params, self._frozen = params, frozen
 
     def _in_heads(self, path: tuple[str, ...]) -> bool:

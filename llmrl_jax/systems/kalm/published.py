@@ -72,7 +72,7 @@ IMAGINE = Table(
         "seed": "run.seed",
         "output_path": _FOLDER,
         "max_trajectory_length": Instead("episodes have at most the steps of the world, 50 or 100 as published"),
-        "early_stopping": Choice({"true": ()}, "episodes always end where the model ends them", bare="true"),
+        "early_stopping": Choice({"true": ()}, "episodes always end where the goal is reached", bare="true"),
         "num_tau": Instead("it counts episodes of each task: give all with --episodes"),
         "pad_token_id": Instead("padding is the tokenizer's: leave it out"),
     },

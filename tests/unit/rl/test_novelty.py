@@ -54,6 +54,13 @@ def test_noveld_by_hand():
     assert float(bonus.stream(state).coef) == 1
 
 
+def test_an_update_has_as_many_steps_as_neighbours():
+    bonus, state = apt()
+    few = jax.tree.map(lambda x: x[:1, :1], steps())
+    with pytest.raises(ValueError, match=f"1 steps.*apt.neighbours {APT_SIZES.neighbours}"):
+        bonus.reward(state, few, 0.9)
+
+
 def test_nearest_neighbours_by_hand():
     x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     found = neighbour_distance(jnp.asarray(x), jnp.asarray(x[2:]), 3)
