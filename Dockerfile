@@ -1,5 +1,6 @@
 # llmrl_jax on an NVIDIA GPU. The driver must be 580 or newer on the host, with the NVIDIA container toolkit.
 #   docker build -t llmrl_jax .
+#   mkdir -p runs && chmod 777 runs    # the container's user, 1000, writes there
 #   docker run --rm --gpus all -v "$PWD/runs:/home/llmrl/runs" llmrl_jax glam demo
 # For a CPU: docker build --build-arg EXTRAS=all -t llmrl_jax .
 FROM python:3.11-slim

@@ -18,8 +18,12 @@ from llmrl_jax.lm.tokens import FastTokenizer, WordTokenizer
 from llmrl_jax.systems.glam.prompts import GlamPrompt, glam_prompt
 
 
+LOOPS = 50
+"""Batches that one program builds on the device."""
+
+
 def observations(env: Any, params: Any, n: int, steps: int = 6) -> Any:
-    """The observations `[n, ...]` of `n` environments after a few random actions."""
+    """The observations `[LOOPS, n, ...]` of as many environments after a few random actions."""
 
     def play(key):
         obs, state = env.reset(key, params)
@@ -32,7 +36,7 @@ def observations(env: Any, params: Any, n: int, steps: int = 6) -> Any:
 
         return jax.lax.scan(step, (obs, state), jnp.arange(steps))[0][0]
 
-    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), n))
+    return jax.jit(jax.vmap(jax.vmap(play)))(jax.random.split(jax.random.key(0), (LOOPS, n)))
 
 
 def byte_level_bpe(prompt: GlamPrompt) -> FastTokenizer:
@@ -45,13 +49,11 @@ def byte_level_bpe(prompt: GlamPrompt) -> FastTokenizer:
     return FastTokenizer(backend)
 
 
-def measure(
-    prompt: GlamPrompt, tokenizer: FastTokenizer, obs: Any, *, loops: int = 50, repeats: int = 7
-) -> dict[str, Any]:
-    """Prompts per second, on the device and on the host, for one tokenizer.
+def measure(prompt: GlamPrompt, tokenizer: FastTokenizer, batches: Any, *, repeats: int = 7) -> dict[str, Any]:
+    """Prompts per second, on the device and on the host, for one tokenizer and observations `[LOOPS, n, ...]`.
 
-    The device builds the batch `loops` times inside one program; each time an action of the window changes and the
-    tokens enter the carry, so that nothing is optimised away. `host_tokenize` is `encode_batch_fast` (parallel, in
+    The device builds all batches inside one program, whose carry the tokens enter, so that nothing is optimised away;
+    the host builds the first. `host_tokenize` is `encode_batch_fast` (parallel, in
     Rust) of rendered strings; `host` also renders the states in Python, as a loop outside jit must.
     """
     start = time.perf_counter()
@@ -59,17 +61,17 @@ def measure(
     build = time.perf_counter() - start
     batched = prompt.batched(compiled)
 
-    def build_many(obs):
-        def body(total, t):
-            mission = jnp.where(obs["mission"] >= 0, jnp.maximum(obs["mission"] - t % 2, 0), -1).astype(jnp.int16)
-            tokens, lengths = batched({**obs, "mission": mission})
+    def build_many(batches):
+        def body(total, obs):
+            tokens, lengths = batched(obs)
             return total + jnp.sum(tokens) + jnp.sum(lengths), None
 
-        return jax.lax.scan(body, jnp.int32(0), jnp.arange(loops))[0]
+        return jax.lax.scan(body, jnp.int32(0), batches)[0]
 
+    device, compile_seconds = compiled_program(build_many, batches)
+    on_device = rates(batches["count"].size, seconds(lambda: device(batches), repeats=repeats))
+    obs = jax.tree.map(lambda x: x[0], batches)
     n = len(obs["count"])
-    device, compile_seconds = compiled_program(build_many, obs)
-    on_device = rates(n * loops, seconds(lambda: device(obs), repeats=repeats))
 
     def render() -> list[str]:
         fetched = jax.device_get(obs)
@@ -125,10 +127,12 @@ def numbers(num_envs: int = 1024, repeats: int = 7) -> dict[str, Any]:
         env, params = envs_jax.make(id)
         env = PromptHistory(env, history)
         prompt = glam_prompt(env, history=history, list_actions=list_actions)
-        obs = observations(env, params, num_envs)
+        batches = observations(env, params, num_envs)
         kinds = {
             "words": WordTokenizer.from_prompt(prompt.prompt, prompt.actions),
             "byte-level BPE": byte_level_bpe(prompt),
         }
-        results[name] = {kind: measure(prompt, tokenizer, obs, repeats=repeats) for kind, tokenizer in kinds.items()}
+        results[name] = {
+            kind: measure(prompt, tokenizer, batches, repeats=repeats) for kind, tokenizer in kinds.items()
+        }
     return results
