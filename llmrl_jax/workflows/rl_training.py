@@ -218,7 +218,7 @@ def train(config: RLRun) -> RunResult:
     **Returns:** how it ended. **Raises:** what `make` and `llmrl_jax.run.loop.train` raise.
     """
     if isinstance(config, OfflineRun) and not (config.env or config.run.resume):
-        refuse_unread(config, ("eval_episodes", "run.eval_every"), "a run without --env")
+        refuse_unread(config, ("eval_episodes",), "a run without --env")
     x = make(config)
     with opened(config.run, x.title.replace(" ", "-").replace("/", "-")) as folder:
         return experiments.train(x, folder)

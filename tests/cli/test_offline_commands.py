@@ -41,12 +41,12 @@ def command(tmp_path, file, *options, algo="bc"):
     return [*base, "--run.progress", "off", *options]
 
 
-TINY = ["--bc.hidden", "8", "--bc.gradient-steps", "2", "--bc.batch-size", "4", "--eval-episodes", "3"]
+TINY = ["--bc.hidden", "8", "--bc.gradient-steps", "2", "--bc.batch-size", "4"]
 
 
 @pytest.mark.slow
 def test_a_run_is_kept_evaluated_and_continued_with_its_data_only(tmp_path, capsys, file):
-    options = [*TINY, "--imagined", str(file), "--env", "Debug-Aim-v0", "--steps", "8"]
+    options = [*TINY, "--imagined", str(file), "--env", "Debug-Aim-v0", "--eval-episodes", "3", "--steps", "8"]
     assert main(command(tmp_path, file, *options)) == 0
     out, folder = capsys.readouterr().out, tmp_path / "run"
     assert "3 held-out episodes each" in out and "8 gradient steps at" in out
