@@ -138,10 +138,17 @@ def test_suggesters(name):
     assert f"| {sum(unread)} ({', '.join(map(str, unread))}) |" in row
 
 
-@pytest.mark.parametrize("name", ["oracle", "tuned"])
+@pytest.mark.parametrize("name", ["oracle", "tuned", "fewshot"])
 def test_agents_of_suggesters(name):
     agents = [record(f"ellm_suggesters/results-{seed}")["agents"][name] for seed in range(3)]
     assert {agent["update"] for agent in agents} == {782}
     values = [agent["agent"]["achievements"] for agent in agents]
     assert f"{interval(values)} ({numbers(values)})" in PAGE.replace("**", "")
     assert f"{interval([agent['random']['achievements'] for agent in agents])} of random play" in PAGE
+
+
+def test_the_agent_of_the_plain_model():
+    agent = record("ellm_suggesters/results-1")["agents"]["plain"]["agent"]
+    assert f"{estimate_of(agent, 'achievements'):.2f} (one seed" in PAGE
+    assert f"a sapling in {agent['unlocked/collect_sapling']:.0%} of its episodes" in PAGE
+    assert f"places a plant in {agent['unlocked/place_plant']:.0%};" in PAGE
