@@ -53,8 +53,8 @@ def measure(prompt: GlamPrompt, tokenizer: FastTokenizer, batches: Any, *, repea
     """Prompts per second, on the device and on the host, for one tokenizer and observations `[LOOPS, n, ...]`.
 
     The device builds all batches inside one program, whose carry the tokens enter, so that nothing is optimised away;
-    the host builds the first. `host_tokenize` is `encode_batch_fast` (parallel, in
-    Rust) of rendered strings; `host` also renders the states in Python, as a loop outside jit must.
+    the host builds the first. `host_tokenize` is `encode_batch_fast` (parallel, in Rust) of rendered strings; `host`
+    also renders the states in Python, as a loop outside jit must.
     """
     start = time.perf_counter()
     compiled = prompt.compile(tokenizer)

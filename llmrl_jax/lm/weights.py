@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -430,17 +430,23 @@ def _write(
         (draft / GENERATION).write_text(json.dumps({"eos_token_id": list(end_tokens)}, indent=2) + "\n")
 
 
+@contextmanager
+def _checked(path: Path, config: LlamaConfig) -> Iterator[tuple[Files, list[declare.ParamSpec]]]:
+    """The open files of a model, and the parameters that were found in them."""
+    with ExitStack() as stack:
+        files = Files(path, config, stack)
+        leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
+        files.check(leaves, config)
+        yield files, leaves
+
+
 def stored_dtype(model: str | Path) -> str:
     """The dtype of a model's matrices in its files: float32, bfloat16 or float16; float32 if they have several, or are
     quantised.
 
     **Arguments:** `model`, as `locate` finds it. **Raises:** as `load` for files that are no model."""
     path = locate(model)
-    config = read_config(path)
-    with ExitStack() as stack:
-        files = Files(path, config, stack)
-        leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
-        files.check(leaves, config)
+    with _checked(path, read_config(path)) as (files, leaves):
         return files.dtype(leaves)
 
 
@@ -461,10 +467,7 @@ def convert(model: str | Path, output: str | Path, *, dtype: str = "", max_shard
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     tokenizer = load_tokenizer(path)
     template = chat_template(path)
-    with ExitStack() as stack:
-        files = Files(path, config, stack)
-        leaves = jax.tree.leaves(declare.declare(config), is_leaf=declare.is_leaf)
-        files.check(leaves, config)
+    with _checked(path, config) as (files, leaves):
         config = config if dtype else dataclasses.replace(config, dtype=files.dtype(leaves))
         kind = KINDS[config.dtype]
 

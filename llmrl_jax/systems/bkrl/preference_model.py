@@ -382,11 +382,11 @@ def distil(
     params = model.init(jax.random.fold_in(key, 0), jax.tree.map(lambda x: jnp.asarray(x[:1, 0]), obs))
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     best, value = fit_rows(loss, params, take(train), config, jax.random.fold_in(key, 1), lambda p: explained(p, test))
-    found = {"train_explained": explained(best, train), "test_explained": explained(best, test), "loss": value}
+    metrics = {"train_explained": explained(best, train), "test_explained": explained(best, test), "loss": value}
     # the scorer's weights of positions sum to 1, so that a constant in their values is one in the score
     last = best["scorer"]["value"]
     scorer = {**best["scorer"], "value": {**last, "bias": last["bias"] + mean / std}}
-    return {**best, "scorer": scorer}, found
+    return {**best, "scorer": scorer}, metrics
 
 
 def make_model(env: Environment, family: str, config: PreferenceModelConfig, params: Any, window: int) -> Any:

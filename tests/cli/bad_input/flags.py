@@ -66,7 +66,7 @@ GLAMS = (
     Row("adapters of an imitation", f"{CLONE} --lora.rank 3", "--lora.rank.*3.*--tune full"),
     Row("sizes of another writer", "agent train --model x --embedded.layers 5 --run.out {tmp}/runs",
         "--embedded.layers.*5.*--model x"),
-    Row("a length of what is prompted anew",
+    Row("the length of an episode that is not in the prompt",
         "agent train --memory reprompt --ppo.episode-tokens 900 --run.out {tmp}/runs",
         "--ppo.episode-tokens.*900.*--memory reprompt"),
     Row("adapters of an imitated writer", "agent clone --lora.rank 3 --run.out {tmp}/runs",

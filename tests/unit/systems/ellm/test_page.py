@@ -148,6 +148,8 @@ def test_agents_of_suggesters(name):
 
 
 def test_the_agent_of_the_plain_model():
+    counts = record("ellm_suggesters/replies")["seeds"]["1"]["plain"]
+    assert f"Of the {counts['states']:,} replies" in PAGE and f"{counts['states'] - counts['unreadable']} were" in PAGE
     agent = record("ellm_suggesters/results-1")["agents"]["plain"]["agent"]
     assert f"{estimate_of(agent, 'achievements'):.2f} (one seed" in PAGE
     assert f"a sapling in {agent['unlocked/collect_sapling']:.0%} of its episodes" in PAGE
