@@ -26,7 +26,7 @@ from llmrl_jax.chat.protocol import CHOICES, settle
 from llmrl_jax.chat.thinking import opens_thinking
 from llmrl_jax.chat.wire import to_wire
 from llmrl_jax.lm.cache import Prefix
-from llmrl_jax.serve.request import ApiError, Ask
+from llmrl_jax.serve.request import ApiError, Ask, Sample
 from llmrl_jax.serve.sampler import Sampler
 from llmrl_jax.serve.scorer import Scorer
 from llmrl_jax.serve.served import ContextOverflow, Served
@@ -72,7 +72,7 @@ class LocalLlama:
         self.name = name or f"{served.name}@{served.fingerprint}"
         self._sampler, self._wide = Sampler(served, max_batch), Sampler(served, WIDER * max_batch)
         self._scorer = Scorer(served, max_batch, self._sampler.programs)
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._end = self._end_of_reply()
 
     @classmethod
@@ -91,6 +91,18 @@ class LocalLlama:
         for i, outcome in zip(retries, self._outcomes([unstopped[i] for i in retries]) if retries else ()):
             outcomes[i] = outcome
         return settle([_trimmed(*parts) for parts in zip(outcomes, requests, openings)])
+
+    def close(self) -> None:
+        """Cancel the replies that are written, and wait for the device's current step or compilation: a process must
+        not end while another thread is in a compiled program. Callers that wait for a reply get a `ChatError`."""
+        self._closed.set()
+        with self._lock:
+            pass
+
+    def _check_open(self) -> None:
+        """**Raises** `ChatError` after `close`."""
+        if self._closed.is_set():
+            raise ChatError(f"{self.name} was closed before its replies were complete")
 
     def _opening(self, request: ChatRequest) -> str:
         """The tag with which a request's prompt begins thoughts; empty if it does not."""
@@ -138,11 +150,15 @@ class LocalLlama:
                     indices.append(i)
                 outcomes.append(ServerError(f"{self.name}: not answered"))
         with self._lock:
+            self._check_open()
             sampler, prefix = self._plan(asks)
             suffixes = asks if prefix is None else [_drop_tokens(ask, prefix.size) for ask in asks]
             for batch in sampler.batches(suffixes):
                 started = time.monotonic()
-                outputs = list(sampler.run([suffixes[i] for i in batch], prefix))[-1]
+                outputs: list[list[Sample]] = []
+                for written in sampler.run([suffixes[i] for i in batch], prefix):
+                    self._check_open()
+                    outputs = written
                 seconds = time.monotonic() - started
                 for i, samples in zip(batch, outputs):
                     outcomes[indices[i]] = ChatReply(
@@ -178,6 +194,7 @@ class LocalLlama:
                 fits.append((i, ask, texts))
         rows = itertools.chain.from_iterable(self._scorer.run(pairs))
         for i, ask, texts in fits:
+            self._check_open()
             log_probs = list(itertools.islice(rows, len(texts)))
             scores = tuple(float(sum(row)) for row in log_probs)
             yield (

@@ -31,7 +31,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end a continuation; they are not included in it."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
-    """Random seed (lowest 32 bits). None: one is chosen at random."""
+    """Random seed (lowest 32 bits), by default a random one."""
     pieces: bool = False
     """Whether each token's text is returned with its log-probability."""
 

@@ -56,8 +56,8 @@ class Scorer:
     ) -> Pair:
         """Pair from texts or tokens.
 
-        A candidate's tokens are those that it adds to the prompt's. If the tokenizer merges across the boundary, they
-        are those of the candidate alone.
+        A candidate's tokens are those of a part after the prompt (`FastTokenizer.encode_parts`); after tokens, those of
+        the candidate alone.
 
         **Arguments:** `prompt`; `candidate`; `tokens`, the prompt's, if they are known already.
         **Raises:** what `pair` raises, and `ValueError` for a prompt without a token.
@@ -66,10 +66,11 @@ class Scorer:
             tokens = self.served.encode(prompt) if isinstance(prompt, str) else self.served.check(prompt)
         if not isinstance(candidate, str):
             return self.pair(tokens, candidate)
-        joined = self.served.encode(prompt + candidate) if isinstance(prompt, str) else []
-        if joined[: len(tokens)] == tokens:
-            return self.pair(tokens, joined[len(tokens) :])
-        return self.pair(tokens, self.served.tokenizer.encode(candidate))
+        if not isinstance(prompt, str):
+            return self.pair(tokens, self.served.tokenizer.encode(candidate))
+        self.served.refuse_early(prompt + candidate)
+        _, (added, _) = self.served.tokenizer.encode_parts([prompt, candidate])
+        return self.pair(tokens, added)
 
     def run(self, pairs: Sequence[Pair]) -> Iterator[list[list[float]]]:
         """Log-probability of each token of each candidate, a piece at a time, in order.

@@ -161,7 +161,7 @@ class Chat:
     model: ChatModel
     budget: Budget
     close: Callable[[], None] = _nothing
-    """Cancels pending requests to a server: callers that wait for one get a `ChatError`."""
+    """Cancels pending requests: callers that wait for one get a `ChatError`."""
 
     @property
     def spent(self) -> Spent:
@@ -196,8 +196,9 @@ def make_chat(config: ChatConfig, adviser: ChatModel, folder: str | Path) -> Cha
     else:
         from llmrl_jax.serve import LocalLlama
 
-        chat_model = LocalLlama.load(
+        chat_model = llama = LocalLlama.load(
             config.model.removeprefix(LOCAL), adapter=config.adapter, chat_template=config.template
         )
+        close = llama.close
     recorded = Recorder(Budgeted(chat_model, budget), record)
     return Chat(Cached(recorded, cache, config.cache_mode), budget, close)

@@ -7,6 +7,9 @@ import importlib
 import itertools
 import json
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -21,6 +24,7 @@ from llmrl_jax.chat import (
     Budgeted,
     BudgetExceeded,
     Cached,
+    ChatError,
     ChatReply,
     ChatRequest,
     Choice,
@@ -611,3 +615,24 @@ def test_thoughts_are_opened_by_request(served, monkeypatch):
     assert stops == [[False, True, True, True, True]]
     assert [reply.text for reply in replies] == ["<think>- Eat\n\nYou", *["- Eat"] * 4]
     assert [strip_thinking(reply.text) for reply in replies] == ["", *["- Eat"] * 4]
+
+
+def test_close_ends_the_replies_that_are_written(served):
+    """A process that ends while a thread is in a compiled program aborts."""
+    model, writing = LocalLlama(served), threading.Event()
+
+    def run(asks, prefix):
+        for _ in range(500):
+            writing.set()
+            time.sleep(0.01)
+            yield [[None]]
+
+    model._sampler.run = run
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(model.complete, [ask()])
+        assert writing.wait(10)
+        model.close()
+        with pytest.raises(ChatError, match="closed"):
+            waiting.result(10)
+    with pytest.raises(ChatError, match="closed"):
+        model.complete([ask()])
