@@ -30,17 +30,21 @@ def sample_seed(seed: int, sample: int) -> int:
 LIMITS = ("max_tokens", "max_completion_tokens")
 """The names of the token limit; OpenAI's reasoning models know the second only."""
 
+USUALLY_ONE = ("temperature", "top_p")
+"""Fields that servers take to be 1 where a request does not have them."""
+
 
 def to_wire(model: str, request: ChatRequest, omitted: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of openai's `create`, and the additional fields of the body.
 
-    **Arguments:** `omitted`, fields that the model does not accept (`adapted`)."""
+    **Arguments:** `omitted`, fields that the model did not accept (`adapted`). Those that change this request's meaning
+    are sent all the same, so that the server refuses them."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
         _token_limit(omitted): request.max_tokens,
     }
-    for name in ("temperature", "top_p"):
+    for name in USUALLY_ONE:
         if getattr(request, name) is not None:
             body[name] = getattr(request, name)
     if request.n != 1:
@@ -49,7 +53,8 @@ def to_wire(model: str, request: ChatRequest, omitted: Collection[str] = ()) -> 
         body["seed"] = sample_seed(request.seed, request.sample)
     if request.stop:
         body["stop"] = list(request.stop)
-    return {name: value for name, value in body.items() if name not in omitted or name in LIMITS}, dict(request.extra)
+    kept = {*LIMITS, *(name for name in USUALLY_ONE if body.get(name) != 1)}
+    return {name: value for name, value in body.items() if name not in omitted or name in kept}, dict(request.extra)
 
 
 def _token_limit(omitted: Collection[str]) -> str:
@@ -67,8 +72,7 @@ def adapted(field: str, request: ChatRequest, omitted: Collection[str]) -> set[s
         "stop": True,
         "seed": True,
         "n": request.n > 1,
-        "temperature": request.temperature == 1,
-        "top_p": request.top_p == 1,
+        **{name: getattr(request, name) == 1 for name in USUALLY_ONE},
     }
     usable = equivalent.get(field, False) if field not in LIMITS else not set(LIMITS) - {field} <= set(omitted)
     return {*omitted, field} if usable and field not in omitted else None

@@ -102,7 +102,12 @@ def _mixed_precision(
     """The products of `projections`, whose factors are rounded to `dtype`."""
     a, b = zip(*adapters.values(), strict=True) if adapters else ((), ())
     if any_quantized(kernels):
-        outputs = {name: matmul(x.astype(dtype), kernel, x.dtype) for name, kernel in kernels.items()}
+        outputs = {
+            name: matmul(x.astype(dtype), kernel, x.dtype)
+            if isinstance(kernel, Quantized)
+            else rounded_matmul(dtype, flat, jnp.asarray(kernel).reshape(flat.shape[-1], -1))
+            for name, kernel in kernels.items()
+        }
         if adapters:
             ends = np.cumsum([p.shape[1] for p in a])[:-1]
             low_rank = jnp.split(rounded_matmul(dtype, flat, jnp.concatenate(a, 1)), ends, -1)

@@ -343,6 +343,10 @@ class WordTokenizer(FastTokenizer):
         """`encode`, and where each word begins and ends in the text, in characters."""
         return self.encode(text), [word.span() for word in re.finditer(r"\S+", text)]
 
+    def _after(self, context: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode_with_offsets` of `text`: words of two parts are two words, also without white space between them."""
+        return self.encode_with_offsets(text)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""
         return super().encode_batch([" ".join(map(self._resolve, text.split())) for text in texts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -413,6 +414,11 @@ def test_a_field_that_changes_the_meaning_is_not_left_out(server, chat, field, r
     with pytest.raises(ServerError, match=f"set {field} to None") as caught:
         chat().complete([request_])
     assert caught.value.unsupported == field and len(server.seen) == 1
+    model = chat()
+    server.always = lambda handler, body: (_unsupported(field) if field in body else say)(handler, body)
+    model.complete([replace(request_, **{field: 1.0})])  # left out
+    with pytest.raises(ServerError, match=f"set {field} to None"):  # and not for a request that it changes
+        model.complete([request_])
 
 
 def test_a_model_that_refuses_several_fields(server, chat):

@@ -349,3 +349,14 @@ def test_a_base_of_another_configuration_is_named(quantized):
     wider = Llama(replace(CONFIG, intermediate_size=320))
     with pytest.raises(ValueError, match=r"layers/mlp/\w+/kernel.*shape"):
         wider.apply({"params": quantized["nf4"]}, TOKENS)
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "k_proj"), ("gate_proj", "o_proj")])
+def test_a_part_of_the_matrices_in_mixed_precision(variables, targets):
+    model = MODEL.clone(matmul_dtype=jnp.bfloat16)
+    params = quantize(variables["params"], "int8", targets=targets)
+    found, want = (
+        jax.jit(lambda p: model.apply({**variables, "params": p}, TOKENS, lengths=LENGTHS).logits)(p)
+        for p in (params, dequantize(params))
+    )
+    close(found, want, 0.05)

@@ -49,6 +49,15 @@ def test_unknown_words_are_refused():
         WordTokenizer.from_texts(["a <pad>"])
 
 
+@pytest.mark.parametrize("spare", [0, 4])
+def test_words_of_two_parts_stay_two(spare):
+    tokenizer = WordTokenizer.from_texts(["what colour is the sky blue green ? ,"], spare)
+    for part in ("blue", ","):
+        (head, _), (ids, offsets) = tokenizer.encode_parts(["what colour is ?", part])
+        assert head == tokenizer.encode("what colour is ?") and ids == tokenizer.encode(part)
+        assert offsets == [(0, len(part))]
+
+
 def test_word_level_tokenizers_of_others_keep_their_rules(tmp_path):
     backend = tokenizers.Tokenizer(
         models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2, "hello": 3}, unk_token="<unk>")
