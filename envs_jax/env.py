@@ -298,6 +298,11 @@ class Wrapper(Environment[State, Params]):
         return self.env.keys
 
 
+def has_picture(env: Environment) -> bool:
+    """Return whether an environment draws its states."""
+    return type(env.unwrapped).render is not Environment.render
+
+
 def innermost(state: Any) -> Any:
     """The state of the innermost environment, without what wrappers added."""
     while hasattr(state, "env"):

@@ -74,7 +74,8 @@ class VectorEnv(Wrapper):
 
     The batch keeps the environment's contract with a leading axis `[N]`, and `info["final_observation"]` is the
     observation before any reset. What row `i` draws is a function of `key` and `i`, so a row does not depend on how
-    many rows or devices there are; give a new `key` to each step.
+    many rows or devices there are (except `optimistic`, where rows that end together are numbered); give a new `key`
+    to each step.
 
     **Example:**
 

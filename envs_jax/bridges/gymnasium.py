@@ -130,7 +130,10 @@ def _get_world(id: str, options: tuple[tuple[str, Any], ...], num_envs: int) -> 
 
 def _world(id: str, options: Mapping[str, Any], num_envs: int, text: str, render_mode: str | None) -> _World:
     if text not in TextMode.__args__:  # type: ignore[attr-defined]
-        raise ValueError(f"text is {text!r}; it is 'strings' or 'ids'")
+        raise ValueError(
+            f"text is {text!r}; it is 'strings' or 'ids' (the option of the same name of some worlds goes into the id: "
+            f"{id.partition('?')[0]}?text={text})"
+        )
     world = _get_world(id, tuple(sorted(options.items())), num_envs)
     if render_mode not in (None, *_render_modes(world.env)):
         raise ValueError(

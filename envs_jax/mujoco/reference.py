@@ -12,6 +12,20 @@ from envs_jax.mujoco.env import MujocoEnv, MujocoState
 from envs_jax.physics.interface import require
 
 
+PHYSICAL = ("actuator_", "body_", "dof_", "eq_", "geom_", "jnt_", "site_", "tendon_", "qpos")
+"""Prefixes of a model's arrays that decide its motion."""
+OF_PICTURES = ("rgba", "matid", "group", "user")
+
+
+def _different(a: Any, b: Any) -> list[str]:
+    """Names of the physical arrays and options in which two compiled models differ."""
+    arrays = [n for n in dir(a) if n.startswith(PHYSICAL) and not n.endswith(OF_PICTURES)]
+    pairs = [(n, getattr(a, n), getattr(b, n)) for n in arrays]
+    pairs += [(f"opt.{n}", getattr(a.opt, n), getattr(b.opt, n)) for n in dir(a.opt) if not n.startswith("_")]
+    values = (int, float, np.ndarray)
+    return [n for n, x, y in pairs if isinstance(x, values) and not np.array_equal(x, y)]
+
+
 def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, MujocoState]:
     """The pair that `reset` would return, for the current state of one of Gymnasium's v5 environments.
 
@@ -34,6 +48,8 @@ def import_state(gymnasium_env: Any, env: Any, params: Any) -> tuple[jax.Array, 
             f"the models differ: nq, nv, nu, nbody, time step and frame_skip are {(*sizes[0], inner.frame_skip)} in "
             f"Gymnasium and {(*sizes[1], env.frame_skip)} here; make both of one xml_file and frame_skip"
         )
+    if names := _different(inner.model, env.model):
+        raise ValueError(f"the models differ in {', '.join(names)}: make both of one xml_file")
     physics, size = env.physics, env.observation_space(params).shape
     if inner.observation_space.shape != size:
         raise ValueError(

@@ -202,7 +202,7 @@ class Sokoban(Environment[SokobanState, SokobanParams]):
         """
         text = [row.replace(" ", "") for row in rows]
         board = np.array([[SYMBOLS.find(symbol) for symbol in row] for row in text if len(row) == self.width])
-        if board.shape != (self.height, self.width) or board.min() < 0:
+        if len(text) != self.height or board.shape != (self.height, self.width) or board.min() < 0:
             raise ValueError(f"the room {list(rows)} is not of {self.height} rows of {self.width} of {SYMBOLS}")
         inner = board[1:-1, 1:-1]
         count = [np.isin(inner, x).sum() for x in ((5, 6), (3, 4), (2, 3, 6))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,14 +175,19 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         """
         if getattr(inner, "s", None) is None:
             raise ValueError(f"the {self.reference} has no state yet; call its reset first")
-        index = int(inner.s)
-        for action, outcomes in inner.P.get(index, {}).items():
-            n = len(outcomes)
-            fields = self.table.prob, self.table.successor, self.table.reward, self.table.terminated
-            ours = np.array([field[index, action, :n] for field in fields])
-            if n != self.table.count[index, action] or not np.array_equal(ours, np.transpose(outcomes)):
-                raise ValueError(
-                    f"the {self.reference} has other outcomes of action {action} in state {index} than {self.id}: "
-                    f"{outcomes}; make both with the same options"
-                )
-        return index
+        self._check_outcomes(inner.P, 0)
+        return int(inner.s)
+
+    def _check_outcomes(self, outcomes: Mapping[int, Mapping[int, Any]], first: int) -> None:
+        """**Raises** `ValueError` if the reference's outcomes are not those of the rows from `first` on."""
+        table = self.table
+        for state, of_actions in outcomes.items():
+            for action, theirs in of_actions.items():
+                n, row = len(theirs), (first + state, action)
+                fields = table.prob, table.successor - first, table.reward, table.terminated
+                ours = np.array([field[row][:n] for field in fields])
+                if n != table.count[row] or not np.array_equal(ours, np.transpose(theirs)):
+                    raise ValueError(
+                        f"the {self.reference} has other outcomes of action {action} in state {state} than {self.id}: "
+                        f"{theirs}; make both with the same options"
+                    )

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import envs_jax
-from envs_jax.env import Environment, Wrapper
+from envs_jax.env import has_picture
 from envs_jax.spaces import Discrete
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.checks import at_least, check_seed, nearest
@@ -105,12 +105,6 @@ def arrows_of(names: tuple[str, ...]) -> dict[str, int]:
                 arrows[key] = indices[0]
                 break
     return arrows
-
-
-def has_picture(env: Any) -> bool:
-    """Return whether an environment draws its states."""
-    inner = env.unwrapped if isinstance(env, Wrapper) else env
-    return type(inner).render is not Environment.render
 
 
 class Game:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.env import Environment
+from envs_jax.env import Environment, has_picture
 from envs_jax.spaces import Discrete
 from llmrl_jax.agents.play import Episode
 from llmrl_jax.core.checks import COUNT, check_seed, in_interval
@@ -70,6 +70,8 @@ def evaluate(
     check_writable(folder, "the run's folder", folder=True)
     check_saved(folder, checkpoint)
     x = _experiment(folder, config)
+    if gif:
+        _check_pictures(x, "gif is set")
     state, update = restore(folder, config, x.learner, checkpoint)
     results = x.results(state, x.key(seed), episodes)
     before = larger_results(folder, update, episodes)
@@ -114,11 +116,11 @@ def play(
     if gif:
         check_writable(Path(gif), "the GIF")
     x = _experiment(folder, config)
+    if gif:
+        _check_pictures(x, f"gif is {gif}")
     state, update = restore(folder, config, x.learner, checkpoint)
     key = jax.random.fold_in(x.key(seed), 0)
     if x.conversation is not None:
-        if gif:
-            raise ValueError(f"gif is {gif}, but a conversation has no pictures: leave --gif out")
         print(f"{folder}, checkpoint of update {update}, {'sampled' if sampled else 'greedy'} replies")
         print(x.conversation(state, key, not sampled))
         return None
@@ -137,6 +139,14 @@ def _experiment(folder: Path, config: Any) -> Experiment:
     if x.env is None:
         raise ValueError(f"the run in {folder} has no environment to play in: train one with --env")
     return x
+
+
+def _check_pictures(x: Experiment, given: str) -> None:
+    """**Raises** `ValueError` for pictures of a conversation, or of an environment that has none."""
+    if x.conversation is not None:
+        raise ValueError(f"{given}, but a conversation has no pictures: leave --gif out")
+    if x.env is not None and not has_picture(x.env):
+        raise ValueError(f"{given}, but {x.env.unwrapped.id} has no picture: leave --gif out")
 
 
 def transcript(env: Environment, env_params: Any, episode: Episode) -> str:

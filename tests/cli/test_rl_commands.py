@@ -90,7 +90,7 @@ def test_other_worlds_are_played(env, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_several_seeds_are_evaluated_compared_and_resumed(tmp_path, capsys):
+def test_several_seeds_are_evaluated_compared_and_resumed(tmp_path, capsys, monkeypatch):
     options = ["--run.out", str(tmp_path), "--steps", "64"]
     assert main(command("ppo", "CartPole-v1", *options, "--run.name", "both", "--seeds", "2", "--run.seed", "3")) == 0
     assert main(command("ppo", "CartPole-v1", *options, "--run.name", "alone", "--run.seed", "4")) == 0
@@ -105,6 +105,11 @@ def test_several_seeds_are_evaluated_compared_and_resumed(tmp_path, capsys):
     at_end = (both / "eval-4.json").read_text()
     assert main(["eval", str(both), "--seed", "3"]) == 0 and (both / "eval-4.json").read_text() == at_end
     assert main(["play", str(both)]) == 0
+    with monkeypatch.context() as patched:  # before any episode
+        patched.setattr("llmrl_jax.workflows.evaluation.has_picture", lambda env: False)
+        patched.setattr("llmrl_jax.workflows.evaluation.restore", lambda *args: pytest.fail("it evaluates"))
+        capsys.readouterr()
+        assert main(["eval", str(both), "--gif"]) == 2 and "no picture" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["runs", "compare", str(both), str(alone), "--out", str(tmp_path / "a.png"), "--json"]) == 0
     (group, *others) = json.loads(capsys.readouterr().out)["groups"]

@@ -173,6 +173,10 @@ def test_spaces_and_starts(id):
 
 
 def test_import_refuses():
+    walker = gymnasium.make("Walker2d-v5", xml_file="walker2d.xml")  # the sizes of walker2d_v5.xml, another friction
+    walker.reset(seed=0)
+    with pytest.raises(ValueError, match="geom_friction.*xml_file"):
+        import_state(walker, *envs_jax.make("Walker2d-v5", physics="c"))
     env, params = envs_jax.make("Hopper-v5", physics="c")
     with pytest.raises(ValueError, match="reset"):
         import_state(gymnasium.make("Hopper-v5"), env, params)

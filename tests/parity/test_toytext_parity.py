@@ -336,6 +336,10 @@ def test_import_refuses():
     dry.reset(seed=0)
     with pytest.raises(ValueError, match="action 0.*state 0"):
         import_state(dry, lake, params)
+    shallow = gymnasium.make("FrozenLake-v1", desc=["SFFF", "FFFF", "FFFF", "FFFG"])  # equal around the start
+    shallow.reset(seed=0)
+    with pytest.raises(ValueError, match="map.*desc"):
+        import_state(shallow, lake, params)
     cab = gymnasium.make("Taxi-v4", fickle_passenger=True)
     cab.reset(seed=0)
     with pytest.raises(ValueError, match="fickle_passenger=True"):
@@ -350,3 +354,13 @@ def test_import_refuses():
         import_state(NimEnv(9), *make("Nim-v0"))
     with pytest.raises(ValueError, match="cells"):
         import_state(MazeEnv(), *make("maze-sample-3x3-v0", cells=((1, 2), (2, 4))))
+
+
+def test_the_maps_of_text_are_imported():
+    lakes, params = make("FrozenLakeText-v1")
+    theirs = gymnasium.make("FrozenLake-v1", desc=random_map(3, 4))
+    theirs.reset(seed=0)
+    for action in (1, 2, 1):
+        theirs.step(action)
+        _, state = import_state(theirs, lakes, params)
+        assert int(state.index) == 3 * 16 + theirs.unwrapped.s

@@ -110,7 +110,8 @@ def play(
             a digit that is a key, as 1 to 6 in Crafter, is no number.
         gif: File for an animation of the game; missing folders above it are created.
     """
-    from llmrl_jax.cli.play import Game, has_picture, typed
+    from envs_jax.env import has_picture
+    from llmrl_jax.cli.play import Game, typed
 
     live = not actions and sys.stdin.isatty() and sys.stdout.isatty()
     if picture == "auto":

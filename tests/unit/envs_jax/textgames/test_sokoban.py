@@ -191,3 +191,10 @@ def test_refusals(options, message):
 def test_rooms_that_are_none(rows):
     with pytest.raises(ValueError, match="the room"):
         make("SokobanText-v0")[0].state_of(rows)
+
+
+@pytest.mark.parametrize("row", ["###", "#########", "hello"])
+def test_a_row_of_another_width_is_refused(row):
+    env, _ = make("SokobanText-v0")
+    with pytest.raises(ValueError, match="rows of 6"):
+        env.state_of([*ROOM[:3], row, *ROOM[3:]])
