@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from envs_jax import tracing
 from llmrl_jax.core.checks import NonNegativeFloat, PositiveInt, Width, between
@@ -89,10 +89,11 @@ class Dynamics:
 
         return jnp.sum(jax.vmap(member_loss)(params, rows))
 
-    def errors(self, params: Any, rows: Batch) -> Float[Array, " K"]:
-        """The mean squared error of each member's mean on the same rows, `[B, ...]`."""
+    def errors(self, params: Any, rows: Batch, counts: Bool[Array, " B"]) -> Float[Array, " K"]:
+        """The mean squared error of each member's mean on the same rows, `[B, ...]`, of which some count."""
         prediction = jax.vmap(lambda net: self.member(net, rows.obs, rows.action))(params)
-        return jnp.mean((prediction.mean - _model_target(rows)) ** 2, axis=(1, 2))
+        squares = jnp.mean((prediction.mean - _model_target(rows)) ** 2, axis=2)
+        return jnp.mean(squares, axis=1, where=counts)
 
     def imagined(
         self, params: Any, elite: Int[Array, " E"], x: jax.Array, action: jax.Array, key: jax.Array, features: int
@@ -211,9 +212,9 @@ class COMBO(SoftActorCritic):
     def best(self, state: TrainState, context: Context) -> jax.Array:
         """Members of the smallest errors on the held-out steps."""
         count, gap = held_out(context.frozen.sizes[0])
-        index = jnp.arange(min(HELD_OUT, len(context.frozen.given[0]))) % count * gap
-        rows = batch_of(context.frozen.given[0].take(index), context.frozen.table)
-        return jnp.argsort(self.model.errors(state.params["model"], rows))[: self.config.elites]
+        number = jnp.arange(min(HELD_OUT, len(context.frozen.given[0])))
+        rows = batch_of(context.frozen.given[0].take(number % count * gap), context.frozen.table)
+        return jnp.argsort(self.model.errors(state.params["model"], rows, number < count))[: self.config.elites]
 
     def model_step(self, state: TrainState, context: Context, key: jax.Array) -> TrainState:
         """Gradient step of every member, on rows of its own."""

@@ -89,8 +89,8 @@ class DQNConfig(AdamConfig, RolloutConfig):
     learning_starts: NonNegativeInt = 0
     """Stored steps before the first gradient step; until then losses are reported as 0."""
     learn_after_reward: bool = False
-    """Whether gradient steps also wait for the first reward: for the first update after which the rewards of training
-    sum to 1 or more. Steps are stored all the while."""
+    """Whether gradient steps also wait for the first reward: for the first update after which the positive rewards of
+    training sum to 1 or more. Steps are stored all the while."""
     gamma: Fraction = 0.99
     """Discount per step."""
     n_step: PositiveInt = 1
@@ -124,8 +124,8 @@ class DQNConfig(AdamConfig, RolloutConfig):
     epsilon_steps: Annotated[PositiveInt, Needs("acting", "epsilon")] = 50_000
     """With `acting` epsilon: environment steps over which it falls linearly."""
     epsilon_after_reward: Annotated[bool, Needs("acting", "epsilon")] = False
-    """With `acting` epsilon: whether it falls from the first update after which the rewards of training sum to 1 or
-    more, instead of from the start."""
+    """With `acting` epsilon: whether it falls from the first update after which the positive rewards of training sum to
+    1 or more, instead of from the start."""
     guide_fraction: Annotated[Fraction, Needs("acting", "epsilon")] = 0.5
     """With a guide, as in `llmrl ellm explore`: the fraction of random actions that the guide chooses."""
     temperature: Annotated[PositiveFloat, Needs("acting", "softmax")] = 1.0

@@ -23,6 +23,7 @@ from flax import struct
 
 from envs_jax.tracing import RUNS
 from llmrl_jax.core.learner import Learner
+from llmrl_jax.parallel.memory import available, nbytes
 
 
 @struct.dataclass
@@ -76,6 +77,8 @@ def vmap_learners(
             state = learner.init(run_key)
             if states and _equal(states[0].frozen, state.frozen):
                 state = state.replace(frozen=states[0].frozen)  # so that one copy is in memory
+            if not states:
+                _check_room(state.replace(frozen=()), seeds)
             states.append(state)
         return stack_runs(states, learner.shared)
 
@@ -135,6 +138,16 @@ def equal_parts(states: Sequence[Any], parts: tuple[str, ...]) -> tuple[str, ...
         for is_part, leaves in zip(chosen, zip(*named))
         if is_part and all(_equal(leaves[0][1], x) for _, x in leaves)
     )
+
+
+def _check_room(state: Any, seeds: int) -> None:
+    """**Raises** `ValueError` if so many states are larger than the memory: replay buffers are there for each."""
+    needed, free = seeds * nbytes(state), available()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"the states of {seeds} seeds take {needed / 1e9:.1f} GB, but there are {free / 1e9:.1f} GB: lower --seeds "
+            "or the size of the replay buffer"
+        )
 
 
 def check_exchange(seeds: int) -> None:

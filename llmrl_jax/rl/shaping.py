@@ -207,7 +207,13 @@ class _Played:
         done = (steps.terminated | steps.truncated)[:-1]
         starts = jnp.where(done, jnp.arange(1, count)[:, None], -history.time)
         begin = jax.lax.cummax(jnp.concatenate([-history.time[None], starts]))
-        action = join(history.action, steps.action.astype(jnp.int32))
+        if steps.action.ndim == 2:
+            actions = steps.action.astype(jnp.int32)
+        elif window := history.action.shape[1]:
+            raise ValueError(f"a potential over {window} earlier actions needs discrete ones; these are vectors")
+        else:  # nothing reads them
+            actions = jnp.full(steps.reward.shape, NO_ACTION)
+        action = join(history.action, actions)
         return cls(
             features=jax.tree.map(join, history.features, features),
             action=action,

@@ -13,7 +13,8 @@ import pytest
 from llmrl_jax.data.transitions import Transitions
 from llmrl_jax.rl.actors import mlp
 from llmrl_jax.rl.combo import COMBO, HIGH, LOW, COMBOConfig, Dynamics, held_out, learned
-from llmrl_jax.rl.offline import make_offline
+from llmrl_jax.rl.gradient import TrainState
+from llmrl_jax.rl.offline import Context, make_offline
 from llmrl_jax.rl.offline_data import ActionKind, Batch, batch_of
 
 
@@ -56,8 +57,9 @@ def test_the_loss_of_the_model_by_hand():
     probability = 1 / (1 + np.exp(-logit))
     end = -np.mean(np.where(rows.terminated, np.log(probability), np.log(1 - probability)))
     np.testing.assert_allclose(found, gaussian + end + 0.01 * 3 * (HIGH - LOW), rtol=1e-4)
-    error = model.errors(params, rows)
-    np.testing.assert_allclose(error, [np.mean((mean - wanted) ** 2)], rtol=1e-4)
+    for counts in ([True] * 5, [True, True, False, True, False]):
+        error = model.errors(params, rows, jnp.array(counts))
+        np.testing.assert_allclose(error, [np.mean((mean - wanted)[counts] ** 2)], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -87,9 +89,8 @@ def test_the_model_comes_first_and_then_half_of_every_batch_is_its_own():
     asked = jnp.array([[0.9, 1.0, 0.0, 0.0], [-0.5, 1.0, 0.0, 0.0]]), jnp.array([[1.0], [0.0]])  # beyond 1, and not
     end = jax.vmap(lambda one: method.model.member(one, *asked).logit)(state.params["model"])
     assert (end[:, 0] > end[:, 1] + 2).all() and (end[:, 1] < -2).all()
-    errors = method.model.errors(  # on the tenth of the data that the model does not learn from
-        state.params["model"], batch_of(learner.frozen.given[0].take(jnp.arange(40) * 10), learner.frozen.table)
-    )
+    rows = batch_of(learner.frozen.given[0].take(jnp.arange(40) * 10), learner.frozen.table)
+    errors = method.model.errors(state.params["model"], rows, jnp.ones(40, bool))  # which the model does not learn from
     assert set(np.asarray(state.extra["elite"])) == set(np.argsort(errors)[:2])
 
 
@@ -112,6 +113,23 @@ def test_held_out_steps_are_spread_and_not_learned_from(count):
     assert some == max(1, min(count // 10, 1000)) and apart[-1] < count
     seen = np.asarray(learned(jnp.arange(count - some), count))
     assert sorted([*seen, *apart]) == list(range(count))
+
+
+def test_every_held_out_step_counts_once_for_the_best_members(monkeypatch):
+    config = dataclasses.replace(SMALL, gradient_steps=1)
+    combo, data = COMBO(config, LINE), record(155)
+    learner = make_offline(combo, config, data, LINE, table=TABLE)
+    state, chosen = learner.init(jax.random.key(0)), []
+
+    def errors(self, params, rows, counts):
+        chosen.append(np.asarray(rows.obs[:, 0])[np.asarray(counts)])
+        return jnp.zeros(config.members)
+
+    monkeypatch.setattr(Dynamics, "errors", errors)
+    context = Context(state.key, state.hparams, state.update, state.frozen)
+    combo.best(TrainState(state.params, state.target, state.opt_state, state.extra), context)
+    some, gap = (int(x) for x in held_out(155))
+    np.testing.assert_allclose(chosen[0], np.asarray(data.obs["state"])[np.arange(some) * gap, 0], rtol=1e-6)
 
 
 def test_the_loss_of_the_critics_by_hand():

@@ -14,6 +14,7 @@ import envs_jax
 from envs_jax.control.debug import DebugParams, Match
 from envs_jax.wrappers import EpisodeStatistics
 from llmrl_jax.core.learner import Exchange
+from llmrl_jax.parallel.memory import nbytes
 from llmrl_jax.rl.networks import NetworkConfig, NetworkPolicy
 from llmrl_jax.rl.ppo import PPOConfig
 from llmrl_jax.rl.registry import algorithm
@@ -106,6 +107,17 @@ class Biased(NetworkPolicy):
 
 
 @pytest.mark.slow
+def test_states_that_do_not_fit_together_are_refused(monkeypatch):
+    env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
+    policy = Biased(env.action_space(params), hidden=(8,))
+    learner = algorithm("ppo").make(PPOConfig(**SIZES["ppo"]), env, params, policy, None)
+    size = nbytes(learner.init(jax.random.key(0)).replace(frozen=()))
+    monkeypatch.setattr("llmrl_jax.rl.seeds.available", lambda: 3 * size - 1)
+    vmap_learners(learner, 2).init(jax.random.key(0))
+    with pytest.raises(ValueError, match="3 seeds.*--seeds"):
+        vmap_learners(learner, 3).init(jax.random.key(0))
+
+
 def test_a_frozen_part_that_is_drawn_is_each_seeds_own():
     env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
     policy = Biased(env.action_space(params), hidden=(8,))

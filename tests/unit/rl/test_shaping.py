@@ -199,3 +199,15 @@ def test_the_optimal_policy_is_that_of_the_world():
     np.testing.assert_allclose(with_shaping, plain - potential[:, None], atol=1e-3)
     assert (with_shaping.argmax(1) == plain.argmax(1)).all()
     assert abs(potential).mean() > abs(reward).mean()
+
+
+def test_a_potential_of_one_observation_knows_continuous_actions():
+    played = steps([[1], [2], [3]], [[1], [2], [4]], [[2], [3], [5]])
+    vectors = played.replace(action=jnp.ones((3, 1, 2)))
+    shaping = Shaping(OfObservation(lambda x: 10 * x))
+    state = shaping.init(jax.random.key(0), jnp.ones(1))
+    rewards = [jax.jit(shaping.reward)(state, x, 0.5)[1] for x in (played, vectors)]
+    np.testing.assert_array_equal(*rewards)
+    several = Shaping(Mixed(2))
+    with pytest.raises(ValueError, match="2 earlier actions"):
+        several.reward(several.init(jax.random.key(0), jnp.ones(1)), vectors, 0.5)
