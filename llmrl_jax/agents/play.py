@@ -257,7 +257,7 @@ def make_player(
             "action": step.action,
             "reward": step.reward,
             "terminated": step.terminated,
-            "truncated": step.truncated,
+            "truncated": step.truncated | (step.ended & ~step.terminated),
             "success": step.info.get("success", step.terminated),
             "extra": extra(step),
         }

@@ -247,8 +247,9 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     derived:
 
     * Flags may be numbers 0 and 1, rewards of any type of numbers; rewards, flags and whole-number actions `[N, 1]`.
-    * Without `truncated`, a step ends its episode where `episode` changes; else where its next observation is not the
-      observation of the following step. Such an end is a time-out if it is not terminal. So is that of the last step.
+    * A step ends its episode where `episode` changes. Without `episode` and `truncated`, it does where its next
+      observation is not the observation of the following step. Such an end is a time-out if it is not terminal. So is
+      that of the last step, without `truncated`.
     * Without `next_obs`, it is the following observation of the episode, as in D4RL's `qlearning_dataset`. The last
       step of an episode that timed out, or was not over when recording stopped, has none and is left out; the episode
       is then cut off after the step before. A terminal step, whose next observation targets do not read, gets its own
@@ -267,6 +268,9 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     if "truncated" not in typed:
         ends = _ends(typed, parts, source, has_next)
         typed["truncated"] = ends & (typed["terminated"] == 0)
+    elif EPISODE in typed:  # recording stopped within an episode, and went on with another
+        ends = _ends(typed, parts, source, has_next) & (typed["terminated"] == 0)
+        typed["truncated"] = typed["truncated"].astype(bool) | np.append(ends[:-1], False)
     return typed if has_next else _followed(typed, parts, source)
 
 

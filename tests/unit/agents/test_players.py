@@ -183,6 +183,16 @@ class Paid(Walk):
         return obs, state, reward * params, *rest
 
 
+def test_an_episode_that_a_limit_ends_is_cut_off():
+    env = Walk()
+    play = make_player(
+        env, None, lambda _: Actor(lambda obs, carry, first, keys: (first * 0, carry, ())), lambda o, s: o, max_steps=3
+    )
+    (episode,) = play((), key_pairs(jax.random.key(0), 1))
+    assert len(episode) == 3
+    assert episode.terminated.tolist() == [False] * 3 and episode.truncated.tolist() == [False, False, True]
+
+
 def test_an_evaluator_with_outcomes_and_parameters_of_its_own():
     run = make_evaluator(
         Paid(), jnp.float32(1), POLICY, episodes=5, lanes=2, outcomes=lambda step: {"last": step.reward}

@@ -336,3 +336,14 @@ def test_other_forms_are_refused_with_a_remedy(tmp_path):
         read_data(tmp_path / "broken.hdf5")
     with pytest.raises(FileNotFoundError, match="'broken.hdf5'"):
         read_data(tmp_path / "brokn.hdf5")
+
+
+@pytest.mark.parametrize("has_next", [False, True])
+def test_an_episode_that_was_left_ends_where_its_number_changes(tmp_path, has_next):
+    after = {"next_observations": AFTER} if has_next else {}
+    number = np.arange(N) >= 4
+    columns = flat(terminals=np.arange(N) == N - 1, timeouts=np.zeros(N), episode=number, **after)
+    data = read_data(write(tmp_path / "data.npz", columns))
+    assert len(data) == N - (not has_next), "without next_obs the last step before the change has none"
+    assert np.flatnonzero(data.truncated).tolist() == ([3] if has_next else [2])
+    assert to_trajectories(data).length.tolist() == ([4, N - 4] if has_next else [3, N - 4])
