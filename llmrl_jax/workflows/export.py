@@ -21,6 +21,10 @@ from llmrl_jax.workflows.experiment import kind_of_run
 from llmrl_jax.workflows.loading import load
 
 
+FROM_CHECKPOINTS = ("agent train",)
+"""Runs whose policy is in their checkpoints, also where they hold the model from which it began."""
+
+
 def write_model(
     source: str | Path, output: str | Path, *, adapter: str = "", checkpoint: int = -1, dtype: str = ""
 ) -> Path:
@@ -41,7 +45,7 @@ def write_model(
     if kind := _kind(run):
         if adapter:
             raise ValueError(f"adapter is {adapter}, but {run} is a run of llmrl {kind}: leave it out")
-        if (run / "model").is_dir():
+        if kind not in FROM_CHECKPOINTS and (run / "model").is_dir():
             source = run / "model"
         elif (run / "adapter").is_dir():
             adapter = str(run / "adapter")

@@ -18,6 +18,7 @@ from llmrl_jax.agents.babyai import NoisyExpert
 from llmrl_jax.core.activity import doing
 from llmrl_jax.core.learner import Learner
 from llmrl_jax.lm.small import EMBEDDED, refuse_unread_weights
+from llmrl_jax.multiturn.policy import TurnPolicy
 from llmrl_jax.multiturn.replies import FORMATS
 from llmrl_jax.run.folder import opened
 from llmrl_jax.run.loop import RunResult
@@ -51,8 +52,8 @@ def thought_of(text: Mapping[str, str], plan: str = "") -> str:
 
     **Arguments:** `text`, of an observation: `mission` and `text` (`Environment.describe`); `plan`, the name of the
     action that the expert holds best; empty: the thought has none."""
-    later, _, first = text["mission"].partition(" after you ")  # of two tasks, the one to be done first
-    goals = NOUN.findall(f"{first} {later}")
+    first = text["mission"].rpartition(" after you ")[2].partition(", then ")[0]
+    goals = NOUN.findall(first)
     phrases = [phrase.strip() for phrase in text["text"].split(",")]
     thought = [*goals[:1], NOWHERE]
     for goal, phrase in ((goal, phrase) for goal in goals for phrase in phrases if goal in phrase):
@@ -202,6 +203,19 @@ def check(config: CloneRun) -> None:
         )
 
 
+def check_rows(config: CloneConfig, policy: TurnPolicy) -> None:
+    """**Raises** `ValueError`, before anything is played, if texts may not fit into rows, or rows not be divided."""
+    tokens, chunk = config.episode_tokens, config.sft.head_chunk
+    policy.capacity(tokens)
+    if (longest := policy.longest_text or 0) > tokens:
+        raise ValueError(
+            f"episode_tokens is {tokens}, but a prompt and its reply have up to {longest} tokens: take "
+            f"--episode-tokens {longest} or more, or a smaller --window"
+        )
+    if chunk and tokens % chunk:
+        raise ValueError(f"sft.head_chunk is {chunk}; it must divide the {tokens} of episode_tokens")
+
+
 def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner, int]:
     """The learner that imitates the expert, and its number of updates."""
     length = config.episode_tokens
@@ -211,7 +225,8 @@ def lesson(agent: WritingAgent, config: CloneConfig, seed: int) -> tuple[Learner
     model = agent.policy.model.clone(lora=None)
     variables = {"params": agent.policy.base(jax.random.key(seed))}
     longest = agent.policy.longest_text
-    return make_sft(config.sft, model, variables, data, updates, take=True, longest=longest), updates
+    mesh = agent.policy.mesh
+    return make_sft(config.sft, model, variables, data, updates, mesh=mesh, take=True, longest=longest), updates
 
 
 def base_texts(agent: WritingAgent) -> tuple[tuple[int, ...], ChatTemplate | None]:
@@ -235,7 +250,7 @@ def make(config: CloneRun, agent: WritingAgent | None = None) -> Experiment:
     **Raises:** what `check`, `build` and `demonstrations` raise."""
     check(config)
     agent = build(config.agent) if agent is None else agent
-    agent.policy.capacity(config.clone.episode_tokens)  # raises before anything is played
+    check_rows(config.clone, agent.policy)
     learner, updates = lesson(agent, config.clone, config.run.seed)
 
     @functools.cache

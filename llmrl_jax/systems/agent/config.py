@@ -122,7 +122,8 @@ class CloneConfig(Checked):
     thoughts: bool = True
     """Whether the expert's replies have thoughts."""
     episode_tokens: PositiveInt = 512
-    """The most tokens of a demonstration, which is cut to whole turns."""
+    """The most tokens of a demonstration, which is cut to whole turns; with `reprompt` the tokens of a row of several
+    prompts with their replies, of which each must fit."""
     epochs: Annotated[float, In("(0, 1000]")] = 1.0
     """Passes over the demonstrations."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(batch_size=32, learning_rate=3e-3, warmup=0.1))

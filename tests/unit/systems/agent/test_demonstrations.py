@@ -11,8 +11,8 @@ import pytest
 
 from llmrl_jax import lm
 from llmrl_jax.systems.agent.build import build
-from llmrl_jax.systems.agent.clone import Demonstration, thought_of, write_model
-from llmrl_jax.systems.agent.config import DEMO
+from llmrl_jax.systems.agent.clone import Demonstration, make, thought_of, write_model
+from llmrl_jax.systems.agent.config import DEMO, CloneConfig, CloneRun
 from llmrl_jax.tuning import ChatTemplate
 
 
@@ -85,6 +85,8 @@ OBSERVATION = "You see a wall, You see a grey key 3 steps right, You see a red b
         ("pick up the key", "key right"),
         ("go to the red ball after you pick up the grey key", "grey key right"),
         ("go to the red ball, then pick up the grey key", "red ball left forward"),
+        ("go to the blue box, then pick up the grey key", "blue box nowhere"),
+        ("go to the red ball after you pick up the blue key", "blue key nowhere"),
     ],
 )
 def test_a_thought_names_the_goal_and_its_directions(mission, thought):
@@ -136,3 +138,13 @@ def test_a_phrase_of_a_mission_without_a_colour_is_found():
         "text": "You see a wall 1 step forward, You see a locked green door 1 step right",
     }
     assert thought_of(text, "turn right") == "door right so turn right"
+
+
+def test_rows_that_cannot_hold_a_text_are_refused_before_the_expert_plays(monkeypatch):
+    monkeypatch.setattr("llmrl_jax.systems.agent.clone.demonstrations", lambda *args: pytest.fail("it plays"))
+    config = CloneRun(agent=replace(DEMO, tune="full", memory="reprompt"), clone=CloneConfig(episode_tokens=40))
+    with pytest.raises(ValueError, match=r"episode_tokens is 40.*--episode-tokens \d+"):
+        make(config)
+    sft = replace(CloneConfig().sft, head_chunk=100)
+    with pytest.raises(ValueError, match="head_chunk is 100.*512"):
+        make(replace(config, clone=CloneConfig(episode_tokens=512, sft=sft)))
