@@ -8,7 +8,8 @@ The file (TOML, JSON or YAML) has
 * `grid`, flags with lists of values, of which every combination is a point;
 * `points`, a list of tables of flags, each a point; with a `grid`, each is combined with all of it;
 * `one_program`, whether jobs that differ in seeds and floats alone run in one program (the default): where the command
-  has it, each as a run of its own (`SHARES_PROGRAM`), else the seeds of a point as one run where it has `--seeds`;
+  has it, each as a run of its own (`SHARES_PROGRAM`), else the seeds of a point as one run where it has `--seeds` with
+  such settings;
 * `metrics`, the results to print; by default the main ones.
 
 A fixed option that only some points have, as those of one of two algorithms, is left out at the others. Every command
@@ -239,7 +240,7 @@ def _jobs(
     able = getattr(first, "SHARES_PROGRAM", False)
     consecutive = len(seeds) > 1 and seeds == tuple(range(seeds[0], seeds[0] + len(seeds)))
     shares = one_program and able and not first.mesh
-    several = one_program and not able and consecutive and hasattr(first, "seeds")
+    several = one_program and not able and consecutive and _joins_seeds(first)
     for group in [seeds] if several else [(seed,) for seed in seeds]:
         complete = {**fixed, **varied, "run.seed": group[0], **({"seeds": len(group)} if several else {})}
         settings = command.settings(arguments(complete)) if several else _with_run(first, seed=group[0])
@@ -249,6 +250,12 @@ def _jobs(
         location = {"run.name": name, "run.out": str(folder)}
         args = (*command.name.split(), *arguments({**complete, **location}))
         yield Job(point, group, folder / name, args, settings, _program(settings) if shares else "")
+
+
+def _joins_seeds(settings: Any) -> bool:
+    """Return whether the command has several seeds in one run, with these settings."""
+    is_able = isinstance(getattr(settings, "seeds", None), int) and not by_flag(settings).get("mesh")
+    return is_able and getattr(settings, "joins_seeds", True)
 
 
 def _program(settings: Any) -> str:

@@ -262,6 +262,8 @@ class Line:
     """Their folders."""
     steps: int
     """Of the shortest run."""
+    most_steps: int
+    """Of the longest run: each counts at its own end in `final`."""
     final: stats.Estimate
     steps_to_bar: tuple[float, ...]
     """The steps of each run that reached the bar."""
@@ -294,6 +296,7 @@ def lines(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> list[Line
                 label=label(group),
                 runs=tuple(run.folder for run in group),
                 steps=min(run.steps for run in group),
+                most_steps=max(run.steps for run in group),
                 final=final,
                 steps_to_bar=tuple(steps for steps in to_bar if math.isfinite(steps)),
                 efficiency=stats.run_interval(metric, [run.efficiency(horizon) for run in group]),
@@ -309,7 +312,8 @@ def table(groups: Sequence[Sequence[Run]], bar: float | None = 0.8) -> str:
     rows = [["run", "steps", f"final {groups[0][0].metric}", *to_bar, f"SE to {horizon_of(groups)}", "steps/s"]]
     for line in lines(groups, bar):
         reached = [] if bar is None else [line.reached()]
-        cells = [line.label, str(line.steps), str(line.final), *reached, str(line.efficiency)]
+        steps = " to ".join(str(n) for n in dict.fromkeys((line.steps, line.most_steps)))
+        cells = [line.label, steps, str(line.final), *reached, str(line.efficiency)]
         rows.append([*cells, f"{line.steps_per_second:.0f}"])
     return figures.text_table(rows)
 

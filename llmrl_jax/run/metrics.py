@@ -293,7 +293,8 @@ class WeightsAndBiases:
         run_id = id_file.read_text() if id_file.exists() else uuid.uuid4().hex[:12]
         options: dict[str, Any] = {"name": folder.name, "id": run_id, "dir": str(folder), "config": config}
         try:
-            self._run = wandb.init(project=project, resume="allow", **options)
+            # runs that share a program are threads of one process, each with a run of its own
+            self._run = wandb.init(project=project, resume="allow", reinit="create_new", **options)
         except Exception as error:  # no login, no network
             reason = " ".join(str(error).split())
             raise ValueError(

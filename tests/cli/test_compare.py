@@ -181,6 +181,12 @@ def test_rates_of_tasks_stay_between_0_and_1(tmp_path, metric, top):
     assert highs == pytest.approx([top] * 3, abs=1e-3)
 
 
+def test_seeds_of_different_lengths_are_shown_as_such(tmp_path):
+    runs = read(*(write_run(tmp_path / str(n), [0.5] * n, seed=n) for n in (10, 20)))
+    (line,) = compare.lines([runs])
+    assert f" {line.steps} to {line.most_steps} " in compare.table([runs]) and line.most_steps == 2 * line.steps
+
+
 def test_one_run_is_no_two_seeds(tmp_path, monkeypatch):
     a, b = write_run(tmp_path / "a", RISING, seed=3), write_run(tmp_path / "b", RISING, seed=4)
     (tmp_path / "link").symlink_to(a)

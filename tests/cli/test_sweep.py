@@ -231,6 +231,13 @@ def test_jobs_that_differ_in_seeds_and_floats_run_in_one_program(folder, capfd):
         assert [len(jobs) for jobs in sweep.unfinished(planned(text))] == [1] * 4
     (plan,) = planned('command = "bkrl train"\nseeds = 3\noptions = {steps = 100}').jobs
     assert plan.seeds == (0, 1, 2) and plan.settings.seeds == 3 and not plan.program, "seeds as one run"
+    for command, options in (
+        ("bkrl train", "mesh = 'data=1'"),
+        ("bkrl train", "alg = 'random', data = 'runs/collected'"),
+        ("ellm pretrain", "suggester = 'chat'"),
+    ):
+        plans = planned(f'command = "{command}"\nseeds = 3\noptions = {{steps = 100, {options}}}').jobs
+        assert [(plan.seeds, plan.settings.seeds) for plan in plans] == [((i,), 1) for i in range(3)], options
     planned(POINTS.replace("one_program = false", "").replace("[0, 1]", "[2, 3, 4]"))
     assert cli.main(["sweep", "--config", "mine.toml"]) == 0
     assert [[a for a in line if "seed" in a][:1] for line in started()] == [[f"--run.seed={i}"] for i in (2, 3, 4)] * 2

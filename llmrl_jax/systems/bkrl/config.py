@@ -167,7 +167,7 @@ class TrainRun(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.alg == "random" and self.seeds > 1:
+        if self.seeds > 1 and not self.joins_seeds:
             raise ValueError(
                 f"seeds is {self.seeds}, but --run.seed draws the random potential: leave --seeds out, and start a run "
                 "for each --run.seed"
@@ -188,6 +188,11 @@ class TrainRun(Checked):
             refuse_unread(self.shaping, unread, f"--alg {self.alg}", usual=SHAPING)
         if self.alg != "rnd" and self.agent.rnd not in (_PUBLISHED_RND, RNDConfig()):  # of the published presets
             refuse_unread(self.agent, ("rnd",), f"--alg {self.alg}")
+
+    @property
+    def joins_seeds(self) -> bool:
+        """Return whether several seeds may learn in one program."""
+        return self.alg != "random"
 
     def experiment(self) -> Any:
         """The learner of the run and its evaluation: an `llmrl_jax.workflows.experiment.Experiment`."""

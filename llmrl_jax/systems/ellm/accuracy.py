@@ -105,7 +105,8 @@ def category_counts(
 
 
 def visited_states(config: StatesConfig, seed: int) -> tuple[Ellm, VisitedStates]:
-    """The components of a run with the oracle's goals, and the states that an agent or random play visits."""
+    """The components of a run with the oracle's goals, and the states that an agent or random play visits. Whatever its
+    own goals were, the agent is given the oracle's there, also those that it has reached."""
     usual = EllmConfig()
     oracle: dict[str, Any] = {"suggester": "oracle", "once": False, "encoder": resolved(config.ellm.encoder)}
     oracle |= {name: getattr(usual, name) for name in ("goals", "uniform_goals", "fixed", "intrinsic")}

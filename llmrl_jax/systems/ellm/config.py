@@ -286,6 +286,11 @@ class PretrainRun(Checked):
     metrics with the number of a run as prefix, `0/loss`, its own. Steps are those of each."""
     run: RunConfig = field(default_factory=lambda: RunConfig(log_every=50, checkpoint_every=1000))
 
+    @property
+    def joins_seeds(self) -> bool:
+        """Return whether several seeds may learn in one program."""
+        return self.ellm.suggester != "chat"
+
     def experiment(self) -> Any:
         """Training and evaluation of the run: an `llmrl_jax.workflows.experiment.Experiment`."""
         from llmrl_jax.systems.ellm.train import experiment

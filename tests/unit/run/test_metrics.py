@@ -119,6 +119,7 @@ def test_wandb_continues_by_id(tmp_path, monkeypatch):
         sink.close()
     assert calls[0]["id"] == calls[3]["id"] and calls[0]["resume"] == "allow" and calls[0]["config"] == {"a": 1}
     assert calls[1] == ({"train/loss": 1.0}, 1) and calls[2] == "finished"
+    assert calls[0]["reinit"] == "create_new", "several runs of one process stay apart"
 
     def refuse(**options):
         raise RuntimeError("No API key\nconfigured")
