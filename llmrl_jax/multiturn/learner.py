@@ -354,7 +354,7 @@ class TurnLearner:
         # before each reply there is a token of the environment
         most = Room(length, read, read // 2 + 1 if by_turn else read)
         few = read // 2
-        return [*(Room(width, min(few, width), few // TURN if by_turn else few) for width in widths), most]
+        return [*(Room(width, min(few, width), max(1, few // TURN) if by_turn else few) for width in widths), most]
 
     def _report(self, record: Record, steps: Steps, before: jax.Array, replies: Any) -> dict[str, jax.Array]:
         """Metrics of the play: of the tokens behind `before`."""
