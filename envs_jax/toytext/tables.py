@@ -102,6 +102,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         its index)."""
         between("max_steps", max_steps, 1, NO_LIMIT)
         self.table, self.max_steps = table, max_steps
+        self._verified: dict[int, Any] = {}
         self.starts = np.asarray(starts, np.int32)
         size, self.num_actions, width = table.prob.shape
         self.observations = np.arange(size, dtype=np.int32) if observations is None else observations
@@ -180,14 +181,17 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
 
     def _check_outcomes(self, outcomes: Mapping[int, Mapping[int, Any]], first: int) -> None:
         """**Raises** `ValueError` if the reference's outcomes are not those of the rows from `first` on."""
+        if self._verified.get(first) is outcomes:
+            return
         table = self.table
+        fields = table.prob, table.successor - first, table.reward, table.terminated
         for state, of_actions in outcomes.items():
             for action, theirs in of_actions.items():
                 n, row = len(theirs), (first + state, action)
-                fields = table.prob, table.successor - first, table.reward, table.terminated
                 ours = np.array([field[row][:n] for field in fields])
                 if n != table.count[row] or not np.array_equal(ours, np.transpose(theirs)):
                     raise ValueError(
                         f"the {self.reference} has other outcomes of action {action} in state {state} than {self.id}: "
                         f"{theirs}; make both with the same options"
                     )
+        self._verified[first] = outcomes

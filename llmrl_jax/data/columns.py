@@ -268,9 +268,10 @@ def completed(columns: Mapping[str, np.ndarray], source: str) -> Columns:
     if "truncated" not in typed:
         ends = _ends(typed, parts, source, has_next)
         typed["truncated"] = ends & (typed["terminated"] == 0)
-    elif EPISODE in typed:  # recording stopped within an episode, and went on with another
+    elif EPISODE in typed and typed["truncated"].dtype == bool and typed["truncated"].ndim == 1:
+        # recording stopped within an episode, and went on with another
         ends = _ends(typed, parts, source, has_next) & (typed["terminated"] == 0)
-        typed["truncated"] = typed["truncated"].astype(bool) | np.append(ends[:-1], False)
+        typed["truncated"] = typed["truncated"] | np.append(ends[:-1], False)
     return typed if has_next else _followed(typed, parts, source)
 
 
@@ -278,7 +279,7 @@ def _typed(name: str, column: np.ndarray, axes: int) -> np.ndarray:
     """A column in the type that is needed. **Arguments:** `axes`, those of a reward."""
     flag, number = name in ("terminated", "truncated"), column.dtype.kind in "biuf"
     is_discrete = name == "action" and column.dtype.kind in "iu"
-    if (flag or is_discrete or name == "reward") and column.ndim == axes + 1 and column.shape[-1] == 1:
+    if (flag or is_discrete or name in ("reward", EPISODE)) and column.ndim == axes + 1 and column.shape[-1] == 1:
         column = column[..., 0]
     if flag and number and np.isin(column, (0, 1)).all():
         return column.astype(bool)

@@ -90,10 +90,9 @@ def read_parquet(path: str | Path, names: Mapping[str, str] | None = None) -> Tr
         array = _combined(pa, table.column(theirs), source)
         if name not in SPOKEN or not pa.types.is_string(array.type):
             columns[name] = _array(pa, array, meta.get("shapes", {}).get(name), source)
-    if names is not None:
-        columns = completed(columns, str(path))
-    data = from_columns(columns, str(path), table.column_names)
-    if is_ours and "episode" in columns and "step" in columns:
+    full = columns if names is None else completed(columns, str(path))
+    data = from_columns(full, str(path), table.column_names)
+    if is_ours and {"episode", "step", "terminated", "truncated"} <= columns.keys():
         _check_episodes(columns, str(path))
     return data  # type: ignore[return-value]  # no column is named length
 

@@ -45,6 +45,9 @@ TEMPLATE_SPECIALS = (*_SPECIALS, "unk_token", "sep_token", "cls_token", "mask_to
 class FastTokenizer:
     """`tokenizers.Tokenizer` with the ids of its special tokens."""
 
+    merges = True
+    """Whether the end of a text and the start of the next one may be one token."""
+
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
@@ -114,15 +117,17 @@ class FastTokenizer:
         encoded = []
         for i, part in enumerate(parts):
             if i:
-                encoded.append(self._after(parts[i - 1], part))
+                encoded.append(self.encode_after(parts[i - 1], part))
                 continue
             ids, offsets = self.encode_with_offsets(part)
             before = self.encode_start(part)[: -len(ids) or None] if start else []
             encoded.append((before + ids, [(0, 0)] * len(before) + offsets))
         return encoded
 
-    def _after(self, context: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of `text` after `context`, and their offsets in `text`."""
+    def encode_after(self, context: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of `text`, the part after `context` (`encode_parts`), and their offsets in `text`."""
+        if not self.merges:
+            return self.encode_with_offsets(text)
         # A tokenizer that puts a space before a text does not put it within one.
         for before in (context, "\n") if self._adds_space else (context,):
             head = self.encode(before)
@@ -279,6 +284,7 @@ class WordTokenizer(FastTokenizer):
     PAD, EOS = "<pad>", "<eos>"
     SPARE, MARKS = "<spare_{}>", ",.:;!?"
     _adds_space = False
+    merges = False
 
     def __init__(self, backend: tokenizers.Tokenizer):
         super().__init__(backend, eos_token=self.EOS, pad_token=self.PAD)
@@ -342,10 +348,6 @@ class WordTokenizer(FastTokenizer):
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`encode`, and where each word begins and ends in the text, in characters."""
         return self.encode(text), [word.span() for word in re.finditer(r"\S+", text)]
-
-    def _after(self, context: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`encode_with_offsets` of `text`: words of two parts are two words, also without white space between them."""
-        return self.encode_with_offsets(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel."""

@@ -306,9 +306,10 @@ def neighbour_distance(
     # the difference of large numbers: factors rounded to TF32 or bfloat16 would give other neighbours
     product = jnp.matmul(x, candidates.T, precision=jax.lax.Precision.HIGHEST)
     squared = jnp.sum(x**2, axis=-1)[:, None] + jnp.sum(candidates**2, axis=-1) - 2 * product
-    nearest = candidates[jax.lax.top_k(-squared, min(neighbours, candidates.shape[0]))[1]]
-    # of those few exactly: rounding of the squares would give equal rows a distance
-    return jnp.sort(jnp.linalg.norm(x[:, None] - nearest, axis=-1), axis=-1)
+    nearest = jax.lax.top_k(-squared, min(neighbours, candidates.shape[0]))[1]
+    # of those few exactly, one after the other: rounding of the squares would give equal rows a distance
+    exact = jax.lax.map(lambda index: jnp.linalg.norm(x - candidates[index], axis=-1), nearest.T)
+    return jnp.sort(exact.T, axis=-1)
 
 
 class APT:

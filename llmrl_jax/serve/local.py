@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -100,9 +101,9 @@ class LocalLlama:
             pass
 
     def _check_open(self) -> None:
-        """**Raises** `ChatError` after `close`."""
+        """**Raises** `_Closed` after `close`."""
         if self._closed.is_set():
-            raise ChatError(f"{self.name} was closed before its replies were complete")
+            raise _Closed
 
     def _opening(self, request: ChatRequest) -> str:
         """The tag with which a request's prompt begins thoughts; empty if it does not."""
@@ -132,6 +133,8 @@ class LocalLlama:
         outcomes: list[ChatReply | ChatError] = []
         indices: list[int] = []
         chosen: list[tuple[int, Ask, list[str]]] = []
+        closed = ChatError(f"{self.name} was closed before it replied")  # what is not answered until then
+        closed.calls = 0
         for i, request in enumerate(requests):
             body, extra = to_wire(self.served.name, request)
             texts = extra.pop(CHOICES, None)
@@ -148,8 +151,8 @@ class LocalLlama:
                 if texts is None:
                     asks += read
                     indices.append(i)
-                outcomes.append(ServerError(f"{self.name}: not answered"))
-        with self._lock:
+                outcomes.append(closed)
+        with self._lock, contextlib.suppress(_Closed):
             self._check_open()
             sampler, prefix = self._plan(asks)
             suffixes = asks if prefix is None else [_drop_tokens(ask, prefix.size) for ask in asks]
@@ -219,6 +222,10 @@ class LocalLlama:
         slots = self._wide.max_batch * sum(map(ladder.length, tokens))
         wide = slots * slot * jnp.dtype(model.dtype).itemsize <= WIDER_BYTES
         return self._wide if wide else self._sampler, prefix
+
+
+class _Closed(Exception):
+    """The model was closed while it replied."""
 
 
 def _ended_in_thoughts(outcome: ChatReply | ChatError) -> bool:

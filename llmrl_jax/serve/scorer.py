@@ -68,9 +68,11 @@ class Scorer:
             return self.pair(tokens, candidate)
         if not isinstance(prompt, str):
             return self.pair(tokens, self.served.tokenizer.encode(candidate))
-        self.served.refuse_early(prompt + candidate)
-        _, (added, _) = self.served.tokenizer.encode_parts([prompt, candidate])
-        return self.pair(tokens, added)
+        tokenizer = self.served.tokenizer
+        joined = self.served.encode(prompt + candidate) if tokenizer.merges else []
+        if joined[: len(tokens)] == tokens:
+            return self.pair(tokens, joined[len(tokens) :])
+        return self.pair(tokens, tokenizer.encode_after(prompt, candidate)[0])
 
     def run(self, pairs: Sequence[Pair]) -> Iterator[list[list[float]]]:
         """Log-probability of each token of each candidate, a piece at a time, in order.

@@ -13,7 +13,7 @@ import pytest
 
 from llmrl_jax.data.columns import D4RL_NAMES, from_columns, to_columns
 from llmrl_jax.data.parquet import read_parquet, write_parquet
-from llmrl_jax.data.reading import read_arrays, write_arrays
+from llmrl_jax.data.reading import read_arrays, read_data, write_arrays
 from llmrl_jax.data.transitions import (
     DataError,
     Transitions,
@@ -245,8 +245,9 @@ def test_bad_parquet(tmp_path):
     def refused(name, values, message):
         i = table.column_names.index(name)
         pyarrow.parquet.write_table(table.set_column(i, name, pa.array(values)), tmp_path / "b.parquet")
-        with pytest.raises(DataError, match=message):
-            read_parquet(tmp_path / "b.parquet")
+        for read in (read_parquet, read_data):
+            with pytest.raises(DataError, match=message):
+                read(tmp_path / "b.parquet")
 
     rewards = table.column("reward").to_pylist()
     refused("reward", pa.array([None, *rewards[1:]], pa.float32()), "reward has 1 missing values of 6")

@@ -347,3 +347,12 @@ def test_an_episode_that_was_left_ends_where_its_number_changes(tmp_path, has_ne
     assert len(data) == N - (not has_next), "without next_obs the last step before the change has none"
     assert np.flatnonzero(data.truncated).tolist() == ([3] if has_next else [2])
     assert to_trajectories(data).length.tolist() == ([4, N - 4] if has_next else [3, N - 4])
+
+
+@pytest.mark.parametrize(
+    "timeouts", [np.arange(N), np.where(np.arange(N) == 1, np.nan, 0.0), np.zeros((N, 2))], ids=["counts", "nan", "two"]
+)
+def test_flags_that_are_none_stay_refused_beside_episodes(tmp_path, timeouts):
+    columns = flat(timeouts=timeouts, episode=np.zeros((N, 1)), next_observations=AFTER)
+    with pytest.raises(DataError, match="truncated"):
+        read_data(write(tmp_path / "data.npz", columns))

@@ -106,7 +106,6 @@ class Biased(NetworkPolicy):
         return distribution, value + frozen["bias"]
 
 
-@pytest.mark.slow
 def test_states_that_do_not_fit_together_are_refused(monkeypatch):
     env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
     policy = Biased(env.action_space(params), hidden=(8,))
@@ -118,6 +117,7 @@ def test_states_that_do_not_fit_together_are_refused(monkeypatch):
         vmap_learners(learner, 3).init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_a_frozen_part_that_is_drawn_is_each_seeds_own():
     env, params = EpisodeStatistics(Match(3)), DebugParams(length=3)
     policy = Biased(env.action_space(params), hidden=(8,))
