@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from envs_jax.env import Environment
@@ -12,7 +11,7 @@ from envs_jax.reference import elapsed_steps
 from envs_jax.toytext.tables import TabularEnvironment, ToyTextState
 
 
-def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[jax.Array, ToyTextState]:
+def import_state(gymnasium_env: Any, env: Environment, params: Any) -> tuple[Any, ToyTextState]:
     """Import the state of a live toy text environment: Gymnasium's, ProPS's `NimEnv` or gym-maze's `MazeEnv`, after a
     reset.
 

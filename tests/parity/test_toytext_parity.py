@@ -363,4 +363,5 @@ def test_the_maps_of_text_are_imported():
     for action in (1, 2, 1):
         theirs.step(action)
         _, state = import_state(theirs, lakes, params)
-        assert int(state.index) == 3 * 16 + theirs.unwrapped.s
+        number, cell = divmod(int(state.index), lakes.cells)
+        assert lakes.maps[number] == tuple(random_map(3, 4)) and cell == theirs.unwrapped.s

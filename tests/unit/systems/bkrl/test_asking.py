@@ -256,7 +256,12 @@ def test_rank_correlation_leaves_the_end_of_a_truncated_episode_out():
 
 def test_asking_goes_on_where_the_budget_was_spent(data, tmp_path, monkeypatch):
     """Through the cache, as with a model that is not the scripted one."""
-    monkeypatch.setattr("llmrl_jax.serve.LocalLlama.load", lambda *args, **options: ScriptedJudge(world()))
+
+    class Local(ScriptedJudge):
+        def close(self):
+            pass
+
+    monkeypatch.setattr("llmrl_jax.serve.LocalLlama.load", lambda *args, **options: Local(world()))
 
     def run(name, calls, **options):
         chat = replace(PreferRun().chat, model="local:judge", max_calls=calls)

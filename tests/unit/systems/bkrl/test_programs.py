@@ -154,6 +154,9 @@ class Deterministic:
     def __init__(self, reply):
         self.reply, self.asked = reply, []
 
+    def close(self):
+        pass
+
     def complete(self, requests):
         found = []
         for request in requests:
