@@ -125,18 +125,14 @@ class FrozenLake(TabularEnvironment):
             self.book = Phrasebook(map(gaps[0].join, rows), separator=gaps[1], name="toytext.FrozenLake")
             self._captions = np.array([[rows.index(row) for row in lake] for lake in grids], np.int16)
 
-    def read(self, inner):
-        if getattr(inner, "s", None) is None:
-            return super().read(inner)
+    def _first_row(self, inner):
         theirs = tuple("".join(letter.decode() for letter in row) for row in inner.desc)
         if theirs not in self.maps:
             ours = self.maps[0] if len(self.maps) == 1 else f"{len(self.maps)} other maps"
             raise ValueError(
                 f"the {self.reference} has the map {theirs}, {self.id} has {ours}; give both the same desc"
             )
-        first = self.maps.index(theirs) * self.cells
-        self._check_outcomes(inner.P, first)
-        return first + int(inner.s)
+        return self.maps.index(theirs) * self.cells
 
     def _symbols(self, index: int) -> list[str]:
         """The map in RAGEN's symbols, row by row."""

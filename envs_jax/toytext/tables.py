@@ -103,6 +103,7 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         between("max_steps", max_steps, 1, NO_LIMIT)
         self.table, self.max_steps = table, max_steps
         self._verified: dict[int, Any] = {}
+        """The reference's outcomes that were last found to be those of the rows from one on."""
         self.starts = np.asarray(starts, np.int32)
         size, self.num_actions, width = table.prob.shape
         self.observations = np.arange(size, dtype=np.int32) if observations is None else observations
@@ -176,8 +177,13 @@ class TabularEnvironment(Environment[ToyTextState, ToyTextParams]):
         """
         if getattr(inner, "s", None) is None:
             raise ValueError(f"the {self.reference} has no state yet; call its reset first")
-        self._check_outcomes(inner.P, 0)
-        return int(inner.s)
+        first = self._first_row(inner)
+        self._check_outcomes(inner.P, first)
+        return first + int(inner.s)
+
+    def _first_row(self, inner: Any) -> int:
+        """The row of the table for the reference's state 0. **Raises:** `ValueError` if there is none."""
+        return 0
 
     def _check_outcomes(self, outcomes: Mapping[int, Mapping[int, Any]], first: int) -> None:
         """**Raises** `ValueError` if the reference's outcomes are not those of the rows from `first` on."""

@@ -53,8 +53,8 @@ def to_wire(model: str, request: ChatRequest, omitted: Collection[str] = ()) -> 
         body["seed"] = sample_seed(request.seed, request.sample)
     if request.stop:
         body["stop"] = list(request.stop)
-    kept = {*LIMITS, *(name for name in USUALLY_ONE if body.get(name) != 1)}
-    return {name: value for name, value in body.items() if name not in omitted or name in kept}, dict(request.extra)
+    required = {*LIMITS, *(name for name in USUALLY_ONE if body.get(name) != 1)}
+    return {name: value for name, value in body.items() if name not in omitted or name in required}, dict(request.extra)
 
 
 def _token_limit(omitted: Collection[str]) -> str:

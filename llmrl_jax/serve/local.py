@@ -95,7 +95,8 @@ class LocalLlama:
 
     def close(self) -> None:
         """Cancel the replies that are written, and wait for the device's current step or compilation: a process must
-        not end while another thread is in a compiled program. Callers that wait for a reply get a `ChatError`."""
+        not end while another thread is in a compiled program. Callers that wait for a reply get a `ChatError`, and so
+        do later ones."""
         self._closed.set()
         with self._lock:
             pass

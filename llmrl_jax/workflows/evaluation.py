@@ -70,7 +70,7 @@ def evaluate(
     check_writable(folder, "the run's folder", folder=True)
     check_saved(folder, checkpoint)
     x = _experiment(folder, config)
-    if gif:
+    if gif and x.video is None:
         _check_pictures(x, "gif is set")
     state, update = restore(folder, config, x.learner, checkpoint)
     results = x.results(state, x.key(seed), episodes)
